@@ -21,7 +21,6 @@ damaged elsewhere disturbs nobody.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
@@ -40,7 +39,6 @@ from fmm.config.checks import (
     object_of_texts,
     one_of,
     plain_text,
-    short_text,
     true_or_false,
     whole_number,
     wrong_value,
@@ -57,7 +55,6 @@ from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
     "ANY",
-    "SCHEMA",
     "ConfigError",
     "Entry",
     "Raw",
@@ -67,12 +64,9 @@ __all__ = [
     "checked_calibration",
     "checked_entry",
     "checked_section",
-    "config_text",
     "empty_section",
-    "read_document",
 ]
 
-SCHEMA = 1  # the version that is read and written
 PRODUCT: Operation = "product"  # the operation of most entries
 ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
 ANY = "any"  # the layout of entries that hold for rows and columns alike
@@ -301,30 +295,6 @@ def _inner(raw: Raw, name: str) -> Raw:
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-def read_document(content: str) -> dict[str, dict[str, Raw]]:
-    """The devices of a config: key -> type -> section, not yet checked."""
-    try:
-        raw = json.loads(content, parse_constant=_no_constant)
-    except RecursionError:
-        raise ConfigError("it is nested too deeply") from None
-    except ValueError as error:
-        raise ConfigError(f"it is not JSON: {error}") from None
-    if not isinstance(raw, dict) or not isinstance(raw.get("devices"), dict):
-        raise ConfigError("it is no fmm config: it has no devices")
-    if isinstance(raw.get("schema"), int) and raw["schema"] > SCHEMA:
-        raise ConfigError(f"its schema is {short_text(raw['schema'])}, of a later fmm; this one reads {SCHEMA}")
-    if raw.get("schema") is not SCHEMA and raw.get("schema") != SCHEMA:
-        raise ConfigError(f"its schema is {short_text(raw.get('schema'))}, this fmm reads {SCHEMA}")
-    for key, types in raw["devices"].items():
-        if not isinstance(types, dict):
-            raise ConfigError(f"the device {short_text(key)} has no types")
-    return dict(raw["devices"])
-
-
-def _no_constant(name: str) -> None:
-    raise ConfigError(f"it holds {name}, which is no number")
-
-
 # ---- writing
 
 
@@ -340,22 +310,3 @@ def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
     """A section that knows nothing yet."""
     nothing: dict[str, Raw] = dict.fromkeys(("conditions", "tuned", "calibration", "intervals", "error", "thresholds"))
     return {"versions": dict(versions), **nothing, "noise": None, "entries": []}
-
-
-def config_text(devices: Mapping[str, Mapping[str, Raw]]) -> str:
-    """A config's text: readable, an entry a line."""
-    return _json_lines({"schema": SCHEMA, "devices": devices}, 0) + "\n"
-
-
-def _json_lines(value: Raw, depth: int) -> str:
-    """JSON with objects of plain values on one line each; ValueError for NaN, with which it would be none."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    if depth > 2 and not any(isinstance(x, dict) for x in inner):
-        return json.dumps(value, allow_nan=False)
-    gap, end = "\n" + " " * (depth + 1), "\n" + " " * depth
-    if isinstance(value, dict) and value:
-        lines = [f"{json.dumps(str(name))}: {_json_lines(x, depth + 1)}" for name, x in value.items()]
-        return "{" + gap + f",{gap}".join(lines) + end + "}"
-    if isinstance(value, list | tuple) and value:
-        return "[" + gap + f",{gap}".join(_json_lines(x, depth + 1) for x in value) + end + "]"
-    return json.dumps(value, allow_nan=False)

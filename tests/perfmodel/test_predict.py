@@ -14,7 +14,8 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked_candidates

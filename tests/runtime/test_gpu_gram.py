@@ -159,7 +159,7 @@ def test_out_overlaps_the_operand(library: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognised at the second call of it too, and never taken for another product of that shape."""
-    monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
     monkeypatch.setattr("fmm.runtime.left_to_vendor.small_enough_for_vendor", lambda *sizes: False)
     monkeypatch.setattr(answer, "faster_as_half", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)

@@ -15,11 +15,6 @@ from functools import cached_property, lru_cache
 
 from fmm.kernels.plans.leaf import LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
 from fmm.kernels.plans.level import PlanLevel, parse_level
-from fmm.kernels.plans.levels.balanced import Balanced as Balanced
-from fmm.kernels.plans.levels.scheme_level import Level as Level
-from fmm.kernels.plans.levels.scheme_level import level as level
-from fmm.kernels.plans.levels.scheme_options import FRINGES as FRINGES
-from fmm.kernels.plans.levels.scheme_options import UNITS as UNITS
 from fmm.kernels.plans.plan_error import PlanError as PlanError
 from fmm.kernels.registry import depends_on_rows
 

@@ -19,9 +19,10 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.blocks import block_side, operand_blocks, side_cuts
 from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, ProductBatch, Sum, whole_matrix
+from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import PANEL, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]

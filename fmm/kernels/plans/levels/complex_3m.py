@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import sqrt
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from fmm.dtypes import COMPLEX, DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
@@ -31,12 +31,10 @@ from fmm.kernels.plans.level_steps import (
     whole_matrix,
 )
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 Order = Literal["stacked", "batched", "overlapped", "sequential"]
 ORDERS: tuple[Order, ...] = ("stacked", "batched", "overlapped", "sequential")

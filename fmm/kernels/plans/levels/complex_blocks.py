@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Matrix, separate_sums
 from fmm.kernels.algorithms.catalogue import considered_schemes, scheme
@@ -22,12 +21,10 @@ from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBat
 from fmm.kernels.plans.levels.complex_3m import CONJUGATED, OPERANDS, PARTS, WEIGHTS, Order, ThreeProducts
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
 from fmm.kernels.plans.levels.scheme_level import Level, level
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 MOST = 49  # products of a scheme: three times as many operands in one pass are as much as its kernels hold
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
 from fmm.kernels.plans.level_steps import Asked, LevelSteps, Place, Product, ProductBatch
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 MOST_CUTS = 9
 # Blocks begin at multiples of as many rows as these, if they are at least ROOM times as large: leaf products then read

@@ -13,6 +13,7 @@ from typing import Literal
 
 from fmm.dtypes import BYTE, DTYPES, RINGS
 from fmm.kernels.algorithms.residues import remainder_weights
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
@@ -33,7 +34,7 @@ from fmm.kernels.cuda.products.bytes.residues_source import (
 from fmm.kernels.cuda.products.float16.f16_planes import whole
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.wgmma import WgmmaOp, tiles_of, units_of
 from fmm.kernels.cuda.products.tiles.wgmma_source import LINE, WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_WORDS, TensorMap

@@ -9,12 +9,12 @@ from math import prod
 from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.tiles.tiled import GROUP, WIDE, lower_tiles
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.products.tiles.wgmma_source import LINE, WgmmaKernel, WgmmaSizes, wgmma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Lines, Piece, View
