@@ -26,13 +26,15 @@ from fmm.kernels.cuda.products.float16.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.tiles.small import small_launch
 from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiles.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
-from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op, with_added
 from fmm.kernels.cuda.products.tiles.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
 from fmm.kernels.cuda.products.tiles.wgmma import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp, mirror_launch
 from fmm.kernels.cuda.sums.rescale import Scaling, scaling_launch
-from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
+from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_launch
+from fmm.kernels.cuda.views import View, lies_along
+from fmm.kernels.plans.level_steps import APART
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan_error import PlanError
 
@@ -75,7 +77,8 @@ class Target:
     @cached_property
     def divides(self) -> Mapping[str, int]:
         """The power of two that divides each base's address."""
-        return dict(zip(BASES, self.alignment, strict=True))
+        found = dict(zip(BASES, self.alignment, strict=True))
+        return found | {APART: found["C"]}
 
 
 def select_launches(
@@ -105,7 +108,31 @@ def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ..
     name = op.use.leaf.selected_as
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
-    return SELECTORS[name](op, op.dtype, target)
+    if op.added is None:
+        return SELECTORS[name](op, op.dtype, target)
+    return _adding_in_place(op, op.added, target) or (
+        *_begun(op, op.added, target),
+        *SELECTORS[name](replace(op, added=None), op.dtype, target),
+    )
+
+
+def _adding_in_place(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
+    """Where the kernel of the op's leaf reads what is added where it lies, and no kernel that cannot is faster."""
+    if op.use.leaf.name != "tile" or not lies_along(added, op.dest_view):
+        return ()
+    if op.dtype not in SUMMING:
+        found = _by_warpgroups(op, op.dtype, target)
+        return (found,) if isinstance(found, Launch) else ()
+    plain = _with_open_tile(tile_op(replace(op, added=None), op.dtype, _summing_tile(op)), target)
+    if _by_engine(plain, target) is not None:
+        return ()
+    return tile_launches(with_added(plain, added), target.chip, target.divides, target.flagged)
+
+
+def _begun(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
+    """What is added, copied to where the result will stand."""
+    copy = copy_op("begin C", added, op.dest_view)
+    return (sum_launch(copy, target.divides, False),) if copy is not None else ()
 
 
 def _select_mirrored(op: MirroredOp, target: Target) -> tuple[Launch | VendorCall, ...]:
@@ -139,8 +166,7 @@ def _by_small_tiles(op: GemmOp, dtype: str, target: Target) -> tuple[Launch]:
 def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By tiles, or, for types whose sums are not inside, by the tensor cores; else by the vendor, who says why."""
     if dtype in SUMMING:
-        s = strategy_of(op.use) or SUMMING[dtype]
-        return _by_tiles(tile_op(op, dtype, s), target)
+        return _by_tiles(tile_op(op, dtype, _summing_tile(op)), target)
     found = _by_warpgroups(op, dtype, target)
     if isinstance(found, Launch):
         return (found,)
@@ -266,12 +292,19 @@ def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
 
 def _by_tiles(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
     """By the copy engine's kernel where it can do it and is faster; else by the tiled one."""
-    if isinstance(op, TileOp) and op.open:
-        op = op.with_strategy(target.tiles.fastest(op, target.chip))
+    op = _with_open_tile(op, target) if isinstance(op, TileOp) else op
     bulk = _by_engine(op, target)
     if bulk is not None:
         return (tma_launch(bulk, target.divides, target.flagged),)
     return tile_launches(op, target.chip, target.divides, target.flagged)
+
+
+def _summing_tile(op: GemmOp) -> TileSizes:
+    return strategy_of(op.use) or SUMMING[op.dtype]
+
+
+def _with_open_tile(op: TileOp, target: Target) -> TileOp:
+    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open else op
 
 
 def _by_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
