@@ -10,8 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 
-from fmm.perfmodel.papers import dalberto, huang, li, sforza, sforza_speedups
+from fmm.perfmodel.papers import dalberto, huang, sforza, sforza_speedups
 from fmm.perfmodel.papers.inventory import entry_table, inventory, shown_by
+from fmm.perfmodel.papers.li import tables as li
 from fmm.perfmodel.papers.sforza_speedups import Measured
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json

@@ -13,8 +13,9 @@ from itertools import product
 from typing import Final
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
+from fmm.perfmodel.papers.li import counts as li_counts
+from fmm.perfmodel.papers.li.curves import SECONDS, SECONDS_2048, reduction_curve
+from fmm.perfmodel.papers.li.ratios import FIGURE_37
 from fmm.problem import Problem
 from fmm.tuner.laboratory.bench import Bench, time_plans
 from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.level import Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
 from fmm.kernels.plans.level_steps import ADDED, PLAIN, LevelSteps, Product, whole_matrix
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 PIECES = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved
 

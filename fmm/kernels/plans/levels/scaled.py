@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.level import Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
 from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, Sum, temporary_sizes, whole_matrix
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.rescaling import find_exponents, rescale
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 Where = Literal["both", "inside", "outside"]
 WHERE: tuple[Where, ...] = ("both", "inside", "outside")
