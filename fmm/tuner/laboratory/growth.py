@@ -242,10 +242,11 @@ def draw_contract(axes: Any, results: Results) -> None:
 
 
 SAYS_GROWTH: Final = (
-    "What is expected of independent random numbers (column expected) holds for normal and uniform ones and for low "
-    "rank, to a factor of one and a half; on positive numbers Winograd's levels err much less, and on Kaporin's "
-    f"matrices all err more. {MARGIN:g} times what is expected on the data, and at least the vendor's error (column "
-    "promised), is never below what is measured, and at most five times above."
+    "What is expected of independent random numbers, or of ones of one sign if that is more (column expected), is not "
+    "exceeded by more than 3 percent on normal and uniform numbers and on low rank; on graded matrices it is by half, "
+    "on Kaporin's up to ten times. On positive numbers Winograd's levels err much less. "
+    f"{MARGIN:g} times what is expected on the data, and at least the vendor's error (column promised), is never below "
+    "what is measured, and at most eight times above."
 )
 
 

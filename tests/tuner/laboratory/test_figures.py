@@ -215,6 +215,21 @@ def test_the_contract_holds_in_all_samples() -> None:
             assert measured[key] <= growth.promised(x) <= 10 * measured[key], key
 
 
+# By how much what is measured exceeds what is expected without the data, as the figure says.
+EXCESS = {"normal": 1.03, "uniform [0,1]": 1.03, "uniform [-1,1]": 1.03, "low rank": 1.03, "graded": 1.6, "Kaporin": 11}
+
+
+def test_what_the_contracts_figure_says() -> None:
+    for results in map(read_results, samples_of("error-growth")):
+        measured, expected, on_data = (results.numbers(x) for x in ("growth", "expected", "on data"))
+        excess: dict[str, float] = {}
+        for key, x in measured.items():
+            excess[str(key[2])] = max(excess.get(str(key[2]), 0), x / expected[key])
+        assert set(excess) == set(EXCESS) and all(x <= EXCESS[family] for family, x in excess.items()), excess
+        assert max(growth.promised(x) / measured[key] for key, x in on_data.items()) < 8
+        assert {key[1] for key in measured} == set(growth.HOST_TYPES)
+
+
 def test_all_budgets_were_kept_in_all_samples() -> None:
     paths = samples_of("error-budget")
     assert paths
