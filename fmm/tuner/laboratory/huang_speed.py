@@ -173,8 +173,8 @@ FIGURES: Final = (
         "Huang et al., Figure 8: squares, rank-4096 updates and inner products",
         SWEEP,
         {"measured": quantity("tflops")},
-        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. An H200 has four times a "
-        "V100's rate in float32 and five times its bandwidth, so that break-even points need not be far from theirs.",
+        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. Of a processor, which has "
+        "no products with sums inside, there are the vendor's and both references.",
         unit="effective TFLOPS",
         logarithmic=False,
     ),
