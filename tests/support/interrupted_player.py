@@ -370,7 +370,7 @@ def refuse_candidates() -> int:
 
 def main(what: str) -> None:
     patch()
-    with watched(300):
+    with watched(1200):
         if what == "failures":
             print(fail_each_call())
         elif what == "refusals":
