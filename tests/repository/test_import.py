@@ -51,7 +51,7 @@ def test_import_costs_little_more_than_numpy() -> None:
 
     def times_numpy() -> float:
         pairs.extend([float(printed(CLOCK.format(name))) for name in ("numpy", "fmm")] for _ in range(6))
-        numpy, fmm = map(min, zip(*pairs, strict=True))
+        numpy, fmm = (min(pair[i] for pair in pairs) for i in (0, 1))
         return fmm / numpy - 1
 
     assert least_of_tries(times_numpy, MOST, tries=5) < MOST, pairs
