@@ -58,7 +58,7 @@ def never(*sizes: Any) -> bool:
     return False
 
 
-def force_torch() -> None:
+def force_torch(_: str = "") -> None:
     """The same in front of torch's kernels, once they are there."""
     hook = import_module("fmm.integrations.compiled_hook").loaded_hook()
     if hook is not None:

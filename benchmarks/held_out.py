@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from fmm.kernels.plans.old_names import todays_plan
+
 FILE = "held-out.jsonl"
 LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
 LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # below, plans have nothing to gain on a CPU
@@ -128,8 +130,17 @@ def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
         except ValueError:
             continue
         if "size" in raw and config in (None, raw["config"]):
-            found.append(Row(**{**raw, "size": tuple(raw["size"])}))
+            found.append(Row(**{**raw, "size": tuple(raw["size"]), **_named_as_today(raw)}))
     return found
+
+
+def _named_as_today(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that name plans."""
+    return {
+        "chosen": todays_plan(raw["chosen"]),
+        "seconds": {todays_plan(name): seconds for name, seconds in raw["seconds"].items()},
+        "untried": [todays_plan(name) for name in raw.get("untried", ())],
+    }
 
 
 def told_rows(path: Path) -> list[Row]:

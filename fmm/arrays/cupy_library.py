@@ -169,6 +169,9 @@ class CupyLibrary:
     def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         return updates.copied(cupy, x, shape, like.dtype)
 
+    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return cupy.broadcast_to(x, shape)
+
     def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return updates.updated(cupy, self.vendor(a, b), c, alpha, beta)
 

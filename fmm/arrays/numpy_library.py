@@ -194,6 +194,9 @@ class NumpyLibrary:
     def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         return updates.copied(np, x, shape, like.dtype)
 
+    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return np.broadcast_to(x, shape)
+
     def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return updates.updated(np, self.vendor(a, b), c, alpha, beta)
 

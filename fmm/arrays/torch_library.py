@@ -103,6 +103,9 @@ class _TorchTensors:
     def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_empty(shape).copy_(x)
 
+    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return x.expand(shape)
+
     def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return torch_update(a, b, c, alpha, beta, c)
 

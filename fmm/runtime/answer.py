@@ -107,7 +107,7 @@ def _answered(asked: Question) -> Call:
     decision, launches = _decided(asked, work.problem, limits)
     call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
-        call = _on_device(call, launches, work)
+        call = _on_device(call, launches, work, asked)
     elif on_host and (decision.plan != VENDOR or _not_the_librarys(asked, work)):
         call = _on_host(call, work, copied)
     else:
@@ -135,6 +135,8 @@ def _limits_left(limits: Limits, problem: Problem, copied: int) -> Limits:
 def _as_asked(asked: Question, work: Matrices) -> Problem:
     """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
     problem, kept = work.problem, asked.kept
+    if asked.added is not None:
+        problem = replace(problem, added=(asked.added[-2], asked.added[-1]))
     if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
@@ -163,12 +165,14 @@ def _on_host(call: Call, work: Matrices, copied: int) -> Call:
     return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *asked) + copies)
 
 
-def _on_device(call: Call, launches: LaunchList, work: Matrices) -> Call:
+def _on_device(call: Call, launches: LaunchList, work: Matrices, asked: Question) -> Call:
     """What a call on a device has besides: launches, addresses and memory."""
     vendors = GRAPH_SCRATCH * launches.vendor_lanes
     recurs = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
     needed = cublas_scratch(launches) + vendors if recurs else launches.workspace
-    return replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
+    added = work.added_offsets(asked.added) if asked.added is not None else ()
+    found = replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
+    return replace(found, added_offsets=added)
 
 
 def _recurs(launches: LaunchList, work: Matrices) -> bool:

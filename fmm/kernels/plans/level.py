@@ -114,6 +114,17 @@ class PlanLevel(ABC):
         """The level for operands of which these are to be conjugated; None where they must be conjugated before."""
         return None
 
+    @property
+    def whole(self) -> bool:
+        """Does a machine do it at once with all that is below it, as it does a leaf? Then it ends a plan's levels, and
+        its file registers the rows of what may be below it (fmm.kernels.plans.leaf.Ending)."""
+        return False
+
+    @property
+    def below(self) -> str:
+        """Of such a level: what may stand below it, in words."""
+        return ""
+
     # ---- what becomes of a product
 
     @property

@@ -7,6 +7,7 @@ from functools import lru_cache
 from fmm.kernels.algorithms.additions import Coefficient, updating_program
 from fmm.kernels.plans.level_steps import (
     COPY,
+    PLAIN,
     Asked,
     LevelSteps,
     Mirror,
@@ -47,6 +48,17 @@ def lower_level(
     if (alpha, beta) != (1, 0) and not first.takes_alpha_beta:
         return _updated(plan, m, k, n, alpha, beta)
     return first.lower(plan, m, k, n, alpha, beta)
+
+
+def opened_level(
+    plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = ""
+) -> LevelSteps | None:
+    """The steps of a level that a machine does whole, for whoever counts or explains them; None where there is none,
+    and where one half is computed, which is told as the machine does it."""
+    level = plan.leaf_use.leaf.level
+    if plan.levels or level is None or asked.op != "product":
+        return None
+    return level.opened(plan, (m, k, n), asked, itemsize, dtype)
 
 
 def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:

@@ -18,7 +18,7 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.blocks import Cut, block_side, operand_blocks
 from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, Sides, register_level
 from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, Sum, temporary_sizes
-from fmm.kernels.plans.levels.complex_3m import CONJUGATED, OPERANDS, PARTS, WEIGHTS, Order, ThreeProducts
+from fmm.kernels.plans.levels.complex_3m import CONJUGATED, OPERANDS, PARTS, WEIGHTS, RealProducts
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
 from fmm.kernels.plans.levels.scheme_level import Level, level
 from fmm.kernels.plans.plan import Plan
@@ -30,10 +30,9 @@ MOST = 49  # products of a scheme: three times as many operands in one pass are 
 
 
 @dataclass(frozen=True)
-class ThreeProductsOfBlocks(ThreeProducts):
+class ThreeProductsOfBlocks(RealProducts):
     """The two levels as one; its products are a batch."""
 
-    order: Order = "batched"
     scheme_level: Level = field(default_factory=lambda: level("strassen", "batched"))
 
     def __post_init__(self) -> None:
@@ -96,12 +95,8 @@ class ThreeProductsOfBlocks(ThreeProducts):
         return self.scheme
 
     @property
-    def lanes(self) -> int:
-        return 1
-
-    @property
-    def side_by_side(self) -> bool:
-        return False
+    def batched(self) -> bool:
+        return True
 
     @cached_property
     def cut(self) -> Cut:

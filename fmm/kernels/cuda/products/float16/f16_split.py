@@ -19,7 +19,6 @@ from fmm.kernels.cuda.products.float16.f16_planes import (
     exponent_room,
     matrix_room,
     plane_room,
-    whole,
 )
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
@@ -27,6 +26,7 @@ from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.wgmma_source import LINE
 from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.cuda.views import Factor, Piece
+from fmm.kernels.plans.memory_layout import whole
 
 THREADS = 256  # of a thread block that splits
 CLUSTER = 8  # thread blocks that share the lines of 64 positions
