@@ -17,19 +17,20 @@ READY_TUNE := $(VENV)/.ready-tune$(CUDA)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: test test-all lint tune bench gpu-check clean check-style check-format check-types check-tests check-slow \
-	check-quick-shared check-quick-timed check-slow-shared check-slow-timed
+.PHONY: test test-all lint tune bench gpu-check clean check-style check-format check-types check-shared check-timed
+
+CHECKS := check-style check-format check-types
 
 # --keep-going: a line too long does not hide what the tests say; any failure still fails the target.
 test: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going check-style check-format check-types check-tests
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-shared check-timed WHICH='not slow and '
 
-# The same, then the tests that are marked slow: none runs twice.
+# The same with the tests that are marked slow among the others.
 test-all: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going test check-slow
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-shared check-timed
 
 lint: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going check-style check-format check-types
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
 
 tune: $(READY_TUNE)
 	$(BIN)/fmm-tune $(TUNE_ARGS)
@@ -51,37 +52,28 @@ check-format: $(READY_TEST)
 	$(BIN)/ruff format --check .
 
 check-types: $(READY_TEST)
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
-# Tests that measure time come last, alone on the machine; the others are shared out, one process for each processor.
-SHARED := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# Which tests run: all, or those of a mark.
+WHICH :=
+# Each process takes the next of its own half, and when it has none left half of what the other still has to do.
+SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 
-check-tests: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going check-quick-shared check-quick-timed
+check-shared: $(READY_TEST)
+	$(BIN)/python -m pytest -m '$(WHICH)not timed' $(SHARED)
 
-check-slow: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going check-slow-shared check-slow-timed
-
-check-quick-shared: $(READY_TEST)
-	$(BIN)/python -m pytest -m 'not slow and not timed' $(SHARED)
-
-check-quick-timed: $(READY_TEST)
-	$(BIN)/python -m pytest -m 'not slow and timed'
-
-check-slow-shared: $(READY_TEST)
-	$(BIN)/python -m pytest -m 'slow and not timed' $(SHARED)
-
-check-slow-timed: $(READY_TEST)
-	$(BIN)/python -m pytest -m 'slow and timed'
+# What measures time, alone on the machine; files without such a test are not even read.
+check-timed: $(READY_TEST)
+	$(BIN)/python -m pytest -m '$(WHICH)timed' $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
 
 clean:
 	rm -rf $(VENV) .test-cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp per set of extras, written after the installation: an interrupted one is repeated.
+# One stamp per set of extras, written after the installation: an interrupted one is repeated. (Python compiles modules
+# when they are loaded; most never are.)
 $(VENV)/.ready-%: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip would, but on all processors
 	@touch '$@'
 
 $(VENV)/.created:

@@ -2,7 +2,9 @@
 
 import os
 import re
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -20,23 +22,31 @@ os.environ["FMM_TUNING_MODE"] = "off"
 os.environ.setdefault("CUPY_CACHE_DIR", str(ROOT / ".cupy-cache"))
 
 # No deadline: the first multiplication of a size allocates and starts threads; that time is not the code's.
-hypothesis.settings.register_profile("local", deadline=None, max_examples=40)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
+# Nor is that in which examples are drawn on a busy machine.
+PATIENT: Any = {"deadline": None, "max_examples": 40, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("local", **PATIENT)
+hypothesis.settings.register_profile("ci", **PATIENT, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# The files that take longest, in that order: begun first, so that no process still works when the others are done.
+# The files whose single tests take longest, in that order: begun first, so that no process still works when the others
+# are done.
 LONGEST = (
     "faults",
+    "interrupts",
+    "interrupted_launches",
+    "doubts",
+    "tuner",
     "sum_source",
+    "notebooks",
+    "wheel",
+    "compose",
+    "integers",
     "walk",
     "tiled",
     "sum_host",
-    "tuner",
-    "notebooks",
     "matmul",
     "host_memory",
-    "wheel",
     "side_by_side",
     "tma",
     "tma_races",
@@ -49,8 +59,16 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come before all others, in them the slow ones first: what is left for the end is short."""
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (place.get(item.path.stem, len(place)), -levels_at_once(item)))
+    slow = {item: item.get_closest_marker("slow") is not None for item in items}
+    long_files = {item.path for item in items if slow[item]}
+
+    def order(item: pytest.Item) -> tuple[bool, int, int, Path, bool]:
+        where = place.get(item.path.stem, len(place))
+        return item.path not in long_files, where, -levels_at_once(item), item.path, not slow[item]
+
+    items.sort(key=order)
 
 
 def levels_at_once(item: pytest.Item) -> int:

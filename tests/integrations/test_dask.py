@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fmm.kernels.plans.plan import PlanError
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
-products = pytest.importorskip("fmm.dask")
+products = import_module("fmm.dask")
 
 GRIDS = [
     ((64, 64, 64), (16, 16)),  # four by four equal chunks
@@ -113,9 +114,21 @@ def test_tasks_leave_their_operands_alone() -> None:
     assert (a == before[0]).all() and (b == before[1]).all()
 
 
+@pytest.mark.parametrize("weights", [(1, 1), (1, -1), (-1, 1), (-1, -1), (1, 1, -1), (-1, 1, 0.5), (2, 1), (1,), (-1,)])
+def test_chunks_are_summed_in_their_order(weights: tuple[float, ...]) -> None:
+    """Whatever is done in one pass, the chunks stay as they are."""
+    chunks = [np.random.default_rng(i).standard_normal((3, 2)) for i in range(len(weights))]
+    kept = [chunk.copy() for chunk in chunks]
+    expected = chunks[0] * weights[0]
+    for weight, chunk in zip(weights[1:], chunks[1:], strict=True):
+        expected = expected + weight * chunk
+    np.testing.assert_array_equal(combined_chunks(weights, chunks), expected)
+    np.testing.assert_array_equal(chunks, kept)
+
+
 @pytest.mark.timed
 def test_a_worker_that_is_lost_changes_no_bit() -> None:
-    """Two processes; one of them is killed while it multiplies."""
+    """Two processes; one of them is killed as soon as it has something to lose."""
     x, y = (da.random.default_rng(seed).standard_normal((1200, 1200), chunks=200) for seed in (5, 6))
     wanted = products.matmul(x, y, plan="winograd").compute(scheduler="sync")
     with (
@@ -124,9 +137,10 @@ def test_a_worker_that_is_lost_changes_no_bit() -> None:
     ):
         client.run(fmm.install, "numpy")
         future = client.compute(products.matmul(x, y, plan="winograd"))
-        first = next(iter(client.run(os.getpid).values()))
-        time.sleep(0.1)
-        os.kill(first, signal.SIGKILL)
-        found = future.result(timeout=60)
+        address, process = next(iter(client.run(os.getpid).items()))
+        while not client.has_what(workers=[address])[address]:
+            time.sleep(0.01)
+        os.kill(process, signal.SIGKILL)
+        found = future.result(timeout=240)
     assert (found == wanted).all()
     np.testing.assert_allclose(found, x.compute(scheduler="sync") @ y.compute(scheduler="sync"), atol=1e-9)

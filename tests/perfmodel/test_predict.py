@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from types import MappingProxyType
 
@@ -22,6 +22,7 @@ from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked_cand
 from fmm.perfmodel.predict import _vendors, predict, predict_vendor, predicted_seconds
 from fmm.perfmodel.work import WAITING, Work, access_bytes, counted_work, estimated_work, estimated_workspace
 from fmm.problem import Problem
+from tests.support.clock import least_seconds, plain_loop
 
 LARGE = Limits(1 << 62, 1e9)
 SIMPLE = Calibration("simple", "by hand", MappingProxyType({"float64": Rate(1e9, 0, 0)}), 1e9)
@@ -363,43 +364,21 @@ def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
 def test_choosing_is_deterministic_and_fast() -> None:
     calibration = datasheet("h200")
     choose(Problem(3000, 3000, 3000, "float32"), calibration, LARGE)  # reads the schemes
-    cold, loops = [], []
+    found: list[Choice] = []
+
+    def decide(problem: Problem) -> None:
+        choose.cache_clear()
+        found.append(choose(problem, calibration, LARGE))
+
+    seconds = []
     for i in range(41):
         problem = Problem(4000 + 97 * i, 3000 + 31 * i, 5000 + 13 * i, "float32")
-        found, seconds = [], []
-        for _ in range(3):
-            choose.cache_clear()
-            start = time.perf_counter()
-            found.append(choose(problem, calibration, LARGE))
-            seconds.append(time.perf_counter() - start)
-        assert found[0] == found[1] == found[2]
-        cold.append(min(seconds))
-        loops.append(_plain_loop())  # by turns: a slow or busy processor slows both
-    assert median(cold) < median(loops)  # about 2 ms where processors are fast
-    assert _cached(problem, calibration) < 1.5e-3 * median(loops)  # about 3 microseconds there
-
-
-def _plain_loop() -> float:
-    """Seconds of 18,000 rounds of a plain loop: a measure of the interpreter's speed, the best of three."""
-    seconds = []
-    for _ in range(3):
-        counts: dict[int, int] = {}
-        start = time.perf_counter()
-        for i in range(18_000):
-            counts[i % 97] = counts.get(i % 97, 0) + i * i
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
-def _cached(problem: Problem, calibration: Calibration) -> float:
-    """Seconds of a decision that was made before: the best of some repetitions."""
-    best = 1.0
-    for _ in range(20):
-        start = time.perf_counter()
-        for _ in range(200):
-            choose(problem, calibration, LARGE)
-        best = min(best, (time.perf_counter() - start) / 200)
-    return best
+        seconds.append(least_seconds(partial(decide, problem), plain_loop, turns=3))
+        assert found[-1] == found[-2] == found[-3]
+    cold, loops = map(median, zip(*seconds, strict=True))
+    assert cold < loops  # about 2 ms where processors are fast
+    kept, loop = least_seconds(lambda: [choose(problem, calibration, LARGE) for _ in range(200)], plain_loop)
+    assert kept < 200 * 1.5e-3 * loop  # about 3 microseconds each there
 
 
 def test_nothing_is_allocated() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module, util
 from pathlib import Path
 
@@ -67,16 +68,20 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert not list(missing(read(page)))
 
 
+CODE = (".py", ".cuh", ".txt")
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    files = [p for folder in ("fmm", "benchmarks", "tests") for p in (ROOT / folder).rglob("*") if p.suffix in CODE]
+    words = {word for path in files for word in re.findall(r"\w+", read(path))} | {path.stem for path in files}
+    return frozenset(words | {path.stem for folder in ("notebooks", "results") for path in (ROOT / folder).iterdir()})
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "results"], ids=named)
 def test_names_of_code_are_in_the_code(page: Path) -> None:
     """Functions and classes that stand in a page by their bare names; each is a word of some file of the code."""
-    files = [p for folder in ("fmm", "benchmarks", "tests") for p in (ROOT / folder).rglob("*") if p.suffix in CODE]
-    words = {word for path in files for word in re.findall(r"\w+", read(path))} | {path.stem for path in files}
-    words |= {path.stem for path in ROOT.rglob("notebooks/*")} | {path.name for path in (ROOT / "results").iterdir()}
-    assert not [name for name in NAMED_ALONE.findall(read(page)) if name not in words]
-
-
-CODE = (".py", ".cuh", ".txt")
+    assert not [name for name in NAMED_ALONE.findall(read(page)) if name not in words_of_the_code()]
 
 
 def test_what_is_not_there_is_found() -> None:

@@ -63,9 +63,10 @@ def wheel(built: Path) -> Path:
 def clean_bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a new environment in which the wheel and what it requires are installed."""
     folder = tmp_path_factory.mktemp("clean")
-    venv.create(folder / "env", with_pip=True)
+    venv.create(folder / "env")
     python = folder / "env" / "bin" / "python"
-    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel], folder)
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run([*pip, "install", "--quiet", "--no-compile", wheel], folder)
     return python.parent
 
 

@@ -19,23 +19,23 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no int
 @pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step_of_the_callers_code(every: int) -> None:
     """On the caller's thread, on ours, and with two products at a time; into an `out`, and into a new array."""
-    here, new, *apart = map(int, printed("-m", "tests.support.interrupted_host", str(every), seconds=400).split())
+    here, new, *apart = map(int, printed("-m", "tests.support.interrupted_host", str(every), seconds=1500).split())
     assert min(here, new) > 500 and min(apart) > 150, "as many steps as there were when this was written"
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step_of_an_exact_product(every: int) -> None:
-    printed("-m", "tests.support.interrupted_host", str(every), "digits", "int64", seconds=400)
+    printed("-m", "tests.support.interrupted_host", str(every), "digits", "int64", seconds=1500)
 
 
 def test_interrupts_forks_threads_and_faults_at_random() -> None:
-    assert "interrupts" in printed("-m", "tests.support.hostile_use", "--seconds", "1", "--seed", "1")
+    assert int(printed("-m", "tests.support.hostile_use", "--seconds", "1", "--seed", "1").split()[0]) > 0
 
 
 @pytest.mark.slow
-def test_two_minutes_of_hostile_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_most_of_a_minute_of_hostile_use(capsys: pytest.CaptureFixture[str]) -> None:
     seed = str(os.getpid())
-    counts = printed("-m", "tests.support.hostile_use", "--seconds", "120", "--seed", seed, seconds=300)
+    counts = printed("-m", "tests.support.hostile_use", "--seconds", "45", "--seed", seed)
     with capsys.disabled():
         print(f"\nhostile use, seed {seed}: {counts}")
     assert int(counts.split()[0]) > 200
@@ -52,15 +52,19 @@ a = np.ones((300, 300))
 out = np.full((300, 300), 7.0)
 multiply = np.matmul
 def slow(*given, **more):
+    global begun
+    if not begun:
+        begun = True
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
     time.sleep(0.05)
     return multiply(*given, **more)
+begun = False
 class Alarm(Exception):
     pass
 def ring(*_):
     raise Alarm
 signal.signal(signal.SIGALRM, ring)
 numpy_backend.matmul = slow
-signal.setitimer(signal.ITIMER_REAL, 0.1)
 try:
     fmm.matmul(a, a, out=out, plan="winograd > vendor")
 except Alarm:

@@ -37,6 +37,7 @@ with np.errstate(all="ignore"):  # what may overflow is NumPy's own product
     assert np.isinf(np.matmul(np.full((64, 64), 1e300), np.full((64, 64), 1e300), plan="winograd > vendor")).all()
 try: np.matmul(small, small)
 except ValueError as error: assert "mismatch in its core dimension" in str(error)
+else: raise AssertionError("no error")
 print("done")
 """
 
@@ -64,6 +65,7 @@ grown = torch.matmul(small.T.requires_grad_(), small)
 assert type(grown.grad_fn).__name__ == "MmBackward0"
 try: torch.matmul(small, small)
 except RuntimeError as error: assert "shapes cannot be multiplied" in str(error)
+else: raise AssertionError("no error")
 print("done")
 """
 

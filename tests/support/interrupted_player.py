@@ -191,7 +191,8 @@ def played(made: Any, bases: tuple[int, ...]) -> list[Note]:
 
 
 def addresses_at(bases: tuple[int, ...]) -> Any:
-    return player.Addresses(*bases, 1 << 20, 1 << 21)
+    a, b, c, workspace = bases
+    return player.Addresses(a, b, c, workspace, 1 << 20, 1 << 21)
 
 
 def is_ahead(made: Any, right: list[Note]) -> int:
@@ -371,7 +372,7 @@ def refuse_candidates() -> int:
 
 def main(what: str) -> None:
     patch()
-    with watched(300):
+    with watched(1200):
         if what == "failures":
             print(fail_each_call())
         elif what == "refusals":

@@ -19,7 +19,7 @@ from typing import Any
 from tests.support import ROOT
 
 
-def printed(*command: str, seconds: float = 60, quiet: bool = True) -> str:
+def printed(*command: str, seconds: float = 240, quiet: bool = True) -> str:
     """What another interpreter prints; it must end well, in time, and (`quiet`) say nothing of exceptions that were
     lost."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

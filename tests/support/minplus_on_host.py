@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.semirings.minplus import ENTRY
+from tests.support.host_launch import aligned, launch_words, told_words
 from tests.support.tiled_on_host import SHARED_BYTES, tiled_library
 
 DRIVER = """
@@ -33,19 +33,12 @@ def compiled(kernel: Kernel) -> Any:
     return tiled_library(kernel.source + DRIVER)
 
 
-def aligned(rows: int, cols: int, fill: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """A matrix whose memory begins at a multiple of 64 bytes, full of one number."""
-    count, item = rows * cols, np.dtype(dtype).itemsize
-    raw = np.full(count + 64, fill, dtype)
-    start = -raw.ctypes.data % 64 // item
-    return raw[start : start + count].reshape(rows, cols)
+def lines_of(rows: int, cols: int, fill: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """A matrix full of one number."""
+    return aligned(rows * cols, dtype, fill).reshape(rows, cols)
 
 
 def play(launches: list[Launch] | tuple[Launch, ...], memory: Memory) -> None:
     for launch in launches:
-        words = np.frombuffer(launch.parameters, np.int64).copy()
-        for slot in launch.slots:
-            words[slot.word] = memory[slot.base].ctypes.data + slot.offset
-        library = compiled(launch.kernel)
-        told = library.launch(words.ctypes.data_as(ctypes.c_void_p), launch.grid[0], launch.kernel.threads)
-        assert told == words.nbytes
+        words = told_words(launch.parameters, launch.slots, memory)
+        launch_words(compiled(launch.kernel).launch, words, launch.grid[0], launch.kernel.threads)

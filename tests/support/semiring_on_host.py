@@ -20,7 +20,7 @@ from fmm.kernels.cuda.products.semirings.minplus import (
 )
 from fmm.kernels.plans.closure_steps import MATRIX
 from fmm.runtime.semirings import semiring
-from tests.support.minplus_on_host import aligned, play
+from tests.support.minplus_on_host import lines_of, play
 
 Matrix = np.ndarray[Any, Any]
 POISON = 77
@@ -43,10 +43,10 @@ class HostDevice:
         self.rings.append(name)
         ring, (m, k), n = RINGS[name], a.shape, b.shape[1]
         memory = {base: self._wide(x) for base, x in (("A", a), ("B", b))}
-        memory |= {base: aligned(m, padded(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))}
+        memory |= {base: lines_of(m, padded(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))}
         left, launches = Rect("A", 0, m, k, padded(k)), []
         if ring.per_word > 1:
-            memory["twice"] = aligned(m, padded(k), POISON, np.uint32)
+            memory["twice"] = lines_of(m, padded(k), POISON, np.uint32)
             launches.append(doubling_launch(left, left._replace(base="twice")))
             left = left._replace(base="twice")
         dest = Rect("C", 0, m, n, padded(n))
@@ -59,17 +59,17 @@ class HostDevice:
         self.rings.append(name)
         n = len(d)
         found = closure_launches(RINGS[name], n, nodes is not None, 132)
-        values, numbers = aligned(n, padded(n), none, d.dtype), max(found.numbers, 1)
+        values, numbers = lines_of(n, padded(n), none, d.dtype), max(found.numbers, 1)
         values[:, :n] = d
-        memory = {MATRIX: values, WORKSPACE: aligned(1, numbers, POISON, d.dtype)}
-        memory[DOUBLED] = aligned(1, max(found.doubled_bytes, 4), POISON, np.uint8)
+        memory = {MATRIX: values, WORKSPACE: lines_of(1, numbers, POISON, d.dtype)}
+        memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
         if nodes is not None:
-            memory |= {ARGS + MATRIX: self._wide(nodes), ARGS + WORKSPACE: aligned(1, numbers, POISON, np.int32)}
+            memory |= {ARGS + MATRIX: self._wide(nodes), ARGS + WORKSPACE: lines_of(1, numbers, POISON, np.int32)}
         play(found.launches, memory)
         return values[:, :n].copy(), None if nodes is None else memory[ARGS + MATRIX][:, :n].copy()
 
     def _wide(self, x: Matrix) -> Matrix:
-        found = aligned(x.shape[0], padded(x.shape[1]), 0, x.dtype)
+        found = lines_of(x.shape[0], padded(x.shape[1]), 0, x.dtype)
         found[:, : x.shape[1]] = x
         return found
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, pointer_words
 from fmm.kernels.cuda.products.tiles.tiled_source import Access, TileKernel, tiled_source
 from tests.support.host_compiler import SANITIZER, header, shared_library
+from tests.support.host_launch import aligned, told_words
 
 FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
 SHARED_BYTES = 16 * 16384  # of host_cuda/turns.h
@@ -49,6 +52,10 @@ def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
 
 def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
     """NaN, from a multiple of 64 bytes on."""
-    raw = np.full(count + 32, np.nan, dtype)
-    start = -raw.ctypes.data % 64 // raw.itemsize
-    return raw[start : start + count]
+    return aligned(count, dtype, np.nan)
+
+
+def tile_words(op: TileOp | TileGroup, memory: Mapping[str, int | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Its parameters, with addresses in their places."""
+    slots = [(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    return told_words(op.parameters, slots, memory)

@@ -17,6 +17,7 @@ from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import header
+from tests.support.host_launch import aligned
 from tests.support.tiles import tiled_product
 
 SMS = 132
@@ -50,9 +51,7 @@ def described(x: TensorMap, start: int) -> list[int]:
 
 def memory(lines: int, leading: int) -> np.ndarray[Any, Any]:
     """NaN around and between the lines, from a multiple of 64 bytes on."""
-    raw = np.full(lines * leading + 64, np.nan, np.float32)
-    start = -raw.ctypes.data % 64 // 4
-    return raw[start : start + lines * leading + 16]
+    return aligned(lines * leading + 16, np.float32, np.nan)
 
 
 def check(

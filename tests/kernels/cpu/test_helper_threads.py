@@ -165,7 +165,7 @@ def test_one_that_does_not_begin_is_waited_for_once(no_threads: None, monkeypatc
     start = time.monotonic()
     for _ in range(50):
         Threads(4).run([lambda: None] * 4)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5  # of ten, if each time were waited
 
 
 def test_the_caller_does_its_tasks_alone(no_threads: None) -> None:

@@ -228,17 +228,23 @@ def test_the_window_is_bounded_and_in_order() -> None:
 @pytest.mark.timed
 @pytest.mark.parametrize(("share", "order"), [(8, ["sum", "check", "product"]), (64, ["sum", "product", "check"])])
 def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None:
-    flowing, log = TaskQueue(share * 128), list[str]()
+    flowing, log, done = TaskQueue(share * 128), list[str](), {name: threading.Event() for name in order}
     backend = SideBySide(Threads(1), flowing)
     x, y = np.ones((2, 4, 4))
 
+    def note(name: str) -> None:
+        log.append(name)
+        done[name].set()
+
     def check() -> None:
-        time.sleep(0.1)
-        log.append("check")
+        """Ends once all is done that need not wait for it, and a moment in which no more may be."""
+        assert done[order[order.index("check") - 1]].wait(10)
+        time.sleep(0.05)
+        note("check")
 
     backend.first([x], check)
-    flowing.add(Task([y], [y], lambda: log.append("sum")))
-    flowing.add(Task((x, y), (np.empty((4, 4)),), lambda: log.append("product"), flops=128))
+    flowing.add(Task([y], [y], lambda: note("sum")))
+    flowing.add(Task((x, y), (np.empty((4, 4)),), lambda: note("product"), flops=128))
     flowing.close()
     workers = [threading.Thread(target=flowing.work) for _ in range(2)]
     for worker in workers:
@@ -343,7 +349,7 @@ def test_without_threads_to_be_had_the_caller_does_it_all(when: str) -> None:
     """While the interpreter exits, no thread can be started any more."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     code = [sys.executable, "-c", AT_EXIT, when]
-    out = subprocess.run(code, env=env, check=True, timeout=30, capture_output=True, text=True).stdout
+    out = subprocess.run(code, env=env, check=True, timeout=120, capture_output=True, text=True).stdout
     assert out == "done 2\n"
 
 
@@ -367,4 +373,4 @@ assert library.count() == 2
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_has_its_threads_back() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", AFTER_FORK], env=env, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", AFTER_FORK], env=env, check=True, timeout=120)

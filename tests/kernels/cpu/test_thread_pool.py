@@ -270,7 +270,7 @@ done = []
 barrier = threading.Barrier(3)  # so that both threads of the pool have been started
 Threads(3).run([lambda: (barrier.wait(10), done.append(os.getpid()))] * 3)
 child = os.fork()
-signal.alarm(15)  # ends a child that waits for ever, which the test's own limit would not
+signal.alarm(60)  # ends a child that waits for ever, which the test's own limit would not
 Threads(3).run([lambda: done.append(os.getpid())] * 9)
 if child:
     _, status = os.waitpid(child, 0)
@@ -285,7 +285,7 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
     """The parent's threads do not exist in the child: a pool that was copied would wait for ever."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     code = [sys.executable, "-c", AFTER_FORK]
-    out = subprocess.run(code, env=env, check=True, text=True, capture_output=True, timeout=20).stdout
+    out = subprocess.run(code, env=env, check=True, text=True, capture_output=True, timeout=120).stdout
     assert sorted(out.splitlines()) == ["child 9", "parent 12"]
 
 

@@ -264,7 +264,7 @@ def test_the_old_file_is_kept_when_a_row_is_no_json(tmp_path: Path) -> None:
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "fmm.tuner.cli", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
 
 
 def test_the_module_is_the_command() -> None:

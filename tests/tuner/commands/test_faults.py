@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ import pytest
 from fmm.config import files, locate, store
 from fmm.config.identity import Identity
 from fmm.tuner.cli import main
-from fmm.tuner.commands import measure
+from fmm.tuner.commands import measure, one_type
 from fmm.tuner.commands import tune as commands_tune
 from fmm.tuner.commands.one_type import End, Job
 from fmm.tuner.devices import choose
 from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.trials.data_frame import frame
+from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trials
 from tests.support import ROOT
 from tests.support import configs as tuned
+from tests.support.busy_device import BusyDevice
 from tests.support.chips import H200
 
 
@@ -108,14 +111,14 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
     wait_until((tmp_path / "late").exists)
     time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=30)
+    _, said = running.communicate(timeout=55)  # it would sleep for longer
     assert running.returncode == 130, said
     assert "interrupted; the best so far is in" in said and "Traceback" not in said
     assert main(["validate", str(tmp_path)]) == 0
 
 
 def wait_until(ready: Any) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120  # a few seconds are usual
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -432,17 +435,22 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     assert printed_at_last.out == printed_at_last.err == ""
 
 
-@pytest.mark.timed
-def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Path) -> None:
-    fake.real_time = 0.2
-    start = time.monotonic()
-    assert main(["--time-limit", "0.5", "--quiet", "--output", str(tmp_path)]) == 1
-    assert time.monotonic() - start < 2.5
+@pytest.fixture
+def clocked(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevice:
+    """Tuned instead, by a clock of its own, which its samples move on."""
+    device = BusyDevice()
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
+    return device
 
 
-@pytest.mark.timed
-def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
-    fake.real_time = 1.0
+def test_the_time_limit_is_of_all_types_together(clocked: BusyDevice, tmp_path: Path) -> None:
+    assert main(["--time-limit", "1", "--quiet", "--output", str(tmp_path)]) == 1
+    began = {trial.dtype for tuning in Trials(tmp_path / "trials.jsonl").tunings() for trial in tuning.trials}
+    assert began == set(clocked.dtypes) and 0.9 < clocked.now < 1.3
+
+
+def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice, tmp_path: Path) -> None:
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
     counts = []
     for more in ([], ["--resume"], ["--resume"]):

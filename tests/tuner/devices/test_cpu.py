@@ -22,6 +22,7 @@ from fmm.tuner.commands.suites import fast_plan
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
 from fmm.tuner.devices.device import FailedError, Run
 from fmm.tuner.trials.journal import Journal, RoundLimits
+from tests.support.clock import least_of_tries
 
 WINOGRAD = Plan.parse("winograd > vendor")
 
@@ -79,12 +80,16 @@ def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.Monke
 
 @pytest.mark.timed
 def test_the_parts_take_less_than_the_whole() -> None:
-    journal = Journal("run", CpuDevice())
     runs = [Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(WINOGRAD, "products")]
-    with journal.open("probe", Problem(1200, 1200, 1200)) as timed:
-        samples = timed.rounds(runs, RoundLimits(5))
-    whole, sums, products = (min(samples[run]) for run in runs)
-    assert 0 < sums < products and sums + products < 1.3 * whole
+
+    def parts_of_whole() -> float:
+        with Journal("run", CpuDevice()).open("probe", Problem(1200, 1200, 1200)) as timed:
+            samples = timed.rounds(runs, RoundLimits(5))
+        whole, sums, products = (min(samples[run]) for run in runs)
+        assert sums > 0
+        return max((sums + products) / whole, 1.3 * sums / products)  # and sums take less than products
+
+    assert least_of_tries(parts_of_whole, 1.3) < 1.3
 
 
 def test_one_run_tells_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +112,12 @@ def test_a_real_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shapes").write_text("256 256 256\n")
-    arguments = ["--device", "cpu", "--effort", "quick", "--dtype", "float32", "--time-limit", "6"]
-    code = main([*arguments, "--output", str(tmp_path), "--json"])
-    found = json.loads(capsys.readouterr().out)
+    arguments = ["--device", "cpu", "--effort", "quick", "--dtype", "float32", "--output", str(tmp_path), "--json"]
+    for limit in ("6", "18"):  # the second for a machine so slow or busy that hardly anything was measured
+        code = main([*arguments, "--time-limit", limit])
+        found = json.loads(capsys.readouterr().out)
+        if found["section"]:
+            break
     assert found["section"]["calibration"]["rate"]["flops"] > 1e8
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")

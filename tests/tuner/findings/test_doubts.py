@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from math import log
 from types import MappingProxyType
 from typing import Any
@@ -180,6 +181,7 @@ GPU = Calibration(
 WORLDS = (TRUTH, LANES, replace(TRUTH, stream=4e9), GPU)
 
 
+@cache  # two tests look at the same ones
 def bad_tuning(seed: int) -> tuple[BusyDevice, dict[str, Any] | None]:
     """A tuning of a random device, with a random effort and limit, and random work beside it."""
     rng = random.Random(seed)

@@ -10,7 +10,7 @@ from tests.support.interrupts import printed
 @pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step(every: int) -> None:
     """A product is launched as a whole or not at all, a stack too; no call is told another one's addresses."""
-    found = printed("-m", "tests.support.interrupted_player", str(every), seconds=600)
+    found = printed("-m", "tests.support.interrupted_player", str(every), seconds=1500)
     steps = [count * every for count in map(int, found.split())]
     assert all(count >= least for count, least in zip(steps, (15000, 1500, 50), strict=True)), steps
 

@@ -3,7 +3,6 @@ on the host."""
 
 from __future__ import annotations
 
-import ctypes
 import re
 import struct
 from itertools import product
@@ -27,6 +26,7 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import A100, H200, V100
 from tests.support.host_compiler import header, required_compiler, shared_library
+from tests.support.host_launch import aligned, launch_words, told_words
 from tests.support.nvrtc import in_parallel, nvrtc, report
 from tests.support.sums_on_host import FLAGS, for_the_host
 
@@ -121,17 +121,8 @@ def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
     assert told is not None
     driver = DRIVER.format(entry=ENTRY, told=told[1])
     library = shared_library(header("sum_host.h") + header("f16_host.h") + text + driver, FLAGS)
-    parameters = np.frombuffer(launch.parameters, np.int64).copy()
-    for word, base, offset in launch.slots:
-        parameters[word] = bases[base].ctypes.data + offset
-    size = library.launch(parameters.ctypes.data_as(ctypes.c_void_p), *launch.grid[:2], launch.kernel.threads)
-    assert size == parameters.nbytes
-
-
-def aligned(count: int) -> Array:
-    """Bytes of 255 from a multiple of 64 on."""
-    raw = np.full(count + 64, 255, np.uint8)
-    return raw[-raw.ctypes.data % 64 :][:count]
+    words = told_words(launch.parameters, launch.slots, bases)
+    launch_words(library.launch, words, *launch.grid[:2], launch.kernel.threads)
 
 
 def largest(op: PlaneSums, x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from fmm.kernels.cuda.products.semirings.minplus_tiles import fastest_sizes
 from fmm.kernels.plans.closure_steps import MATRIX
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
-from tests.support.minplus_on_host import aligned, play
+from tests.support.minplus_on_host import lines_of, play
 from tests.support.nvrtc import ARCHITECTURES, in_parallel, report
 
 Matrix = np.ndarray[Any, Any]
@@ -47,7 +48,7 @@ def none_of(ring: Ring) -> Any:
 
 def matrix(rows: int, cols: int, ring: Ring, rng: np.random.Generator) -> Matrix:
     """Whole numbers, a fifth of them "no edge"; behind each row's end, numbers that would be the best."""
-    found = aligned(rows, padded(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
+    found = lines_of(rows, padded(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
     values = rng.integers(0 if "none negative" in ring.name else -50, 50, (rows, cols)).astype(float)
     values[rng.random((rows, cols)) < 0.2] = none_of(ring)
     found[:, :cols] = values
@@ -74,10 +75,10 @@ def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], noted: bool, k
     m, k, n = shape
     rng = np.random.default_rng(sum(shape))
     memory = {"A": matrix(m, k, ring, rng), "B": matrix(k, n, ring, rng), "O": matrix(m, n, ring, rng)}
-    memory |= {base: aligned(m, padded(n), POISON, kind) for base, kind in (("C", dtype_of(ring)), ("G", np.int32))}
+    memory |= {base: lines_of(m, padded(n), POISON, kind) for base, kind in (("C", dtype_of(ring)), ("G", np.int32))}
     left, launches = whole("A", memory["A"], k), []
     if ring.per_word > 1:
-        memory["A2"] = aligned(m, padded(k), POISON, np.uint32)
+        memory["A2"] = lines_of(m, padded(k), POISON, np.uint32)
         launches.append(doubling_launch(left, whole("A2", memory["A2"], k)))
         left = whole("A2", memory["A2"], k)
     old = whole("O", memory["O"], n) if kept else None
@@ -127,7 +128,7 @@ def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     """From the step on at which all that a warp has are negative: both infinities, NaN, and what is tiny too."""
     required_compiler()
     ring, (m, k, n), rng = RINGS["float32"], (33, 70, 40), np.random.default_rng(7)
-    memory = {base: aligned(rows, padded(cols), np.float32(-9), np.float32) for base, rows, cols in
+    memory = {base: lines_of(rows, padded(cols), np.float32(-9), np.float32) for base, rows, cols in
               (("A", m, k), ("B", k, n), ("C", m, n))}  # fmt: skip
     a, b = memory["A"][:, :k], memory["B"][:, :n]
     a[...], b[...] = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -150,16 +151,16 @@ def closed_by_launches(name: str, n: int, noted: bool) -> tuple[Matrix, Matrix, 
     edges[there] = rng.integers(1, 90, (n, n))[there]
     np.fill_diagonal(edges, 0)
     found = closure_launches(ring, n, noted, 132)
-    d = aligned(n, padded(n), none, dtype)
+    d = lines_of(n, padded(n), none, dtype)
     d[:, :n] = edges
-    memory = {MATRIX: d, WORKSPACE: aligned(1, max(found.numbers, 1), POISON, dtype)}
-    memory[DOUBLED] = aligned(1, max(found.doubled_bytes, 4), POISON, np.uint8)
+    memory = {MATRIX: d, WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, dtype)}
+    memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
     nodes = None
     if noted:
-        nodes = aligned(n, padded(n), -9999, np.int32)
+        nodes = lines_of(n, padded(n), -9999, np.int32)
         nodes[:, :n] = np.where(edges == none, -9999, np.arange(n)[:, None])
         nodes[range(n), range(n)] = -9999
-        memory |= {ARGS + MATRIX: nodes, ARGS + WORKSPACE: aligned(1, max(found.numbers, 1), POISON, np.int32)}
+        memory |= {ARGS + MATRIX: nodes, ARGS + WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, np.int32)}
     play(found.launches, memory)
     return edges, d[:, :n], None if nodes is None else nodes[:, :n]
 
@@ -199,9 +200,19 @@ def test_small_products_have_small_tiles() -> None:
 
 
 def compile_jobs(architecture: str, name: str, noted: bool) -> list[tuple[str, str, str]]:
+    """From the largest tiles to the smallest, then the kernel that closes a tile."""
     kernels = [MinplusKernel(name, s, noted) for s in sizes_for(RINGS[name], noted)]
     jobs = [(f"{name} {kernel.sizes.name}", minplus_source(kernel), architecture) for kernel in kernels]
     return [*jobs, (f"close {name}", close_source(name, tile_side(noted), noted), architecture)]
+
+
+def compiled_jobs(architecture: str, name: str, noted: bool) -> list[tuple[str, str, str]]:
+    """For Hopper all; for each of the others one of every variant, in turns. FMM_ALL_KERNELS=1: all."""
+    jobs = compile_jobs(architecture, name, noted)
+    if architecture == "sm_90" or os.environ.get("FMM_ALL_KERNELS") == "1":
+        return jobs
+    turn = list(RINGS).index(name) + ARCHITECTURES.index(architecture)
+    return [jobs[turn % len(jobs)]]
 
 
 @pytest.mark.parametrize("name", ["float32", "float32, none negative", "int16, none negative"])
@@ -217,8 +228,21 @@ def test_nothing_is_spilled_on_hopper(name: str) -> None:
 @pytest.mark.parametrize(("name", "noted"), VARIANTS)
 def test_every_architecture_compiles_all(name: str, noted: bool, architecture: str) -> None:
     """Without local memory, with as few registers as the thread blocks on a multiprocessor ask for."""
-    for found in in_parallel(report, compile_jobs(architecture, name, noted)):
+    for found in in_parallel(report, compiled_jobs(architecture, name, noted)):
         assert found.local == 0 and found.registers <= 255, found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_every_kind_are_compiled_everywhere(architecture: str) -> None:
+    """With and without arguments, of every type, tiles of every size and the closing of one."""
+    found = {
+        (noted, RINGS[name].word, job[0].removeprefix(f"{name} ").split()[0])
+        for name, noted in VARIANTS
+        for job in compiled_jobs(architecture, name, noted)
+    }
+    assert {kind for _, _, kind in found} == {"Square", "Medium", "Small", "Half", "close"}
+    assert {word for _, word, _ in found} == {ring.word for ring in RINGS.values()}
+    assert {noted for noted, _, _ in found} == {False, True}
 
 
 def test_numbers_are_written_twice_everywhere() -> None:

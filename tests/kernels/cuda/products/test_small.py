@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from fmm.kernels.cuda.gemm import GemmOp, gemm_op
 from fmm.kernels.cuda.products.tiles.small import ENTRY, THREADS, small_launch, small_source
 from fmm.kernels.cuda.views import View
+from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
 
@@ -38,11 +38,8 @@ def on_host(*given: Any) -> Any:
 
 def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:
     launch = small_launch(op, dtype)
-    words = np.frombuffer(launch.parameters, np.int64).copy()
-    for slot in launch.slots:
-        words[slot.word] = bases[slot.base].ctypes.data + slot.offset
-    pointer = words.ctypes.data_as(ctypes.c_void_p)
-    assert on_host(*launch.kernel.given).launch(pointer, launch.grid[0], launch.grid[2]) == words.nbytes
+    words = told_words(launch.parameters, launch.slots, bases)
+    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0], launch.grid[2])
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
@@ -51,12 +48,6 @@ def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generato
     inside = memory[:, :cols] if order == "C" else memory[:, :rows].T
     inside[...] = rng.integers(-9, 9, (rows, cols))
     return inside
-
-
-def view(base: str, x: Matrix) -> View:
-    rows, cols = x.shape
-    down, right = (step // x.itemsize for step in x.strides)
-    return View(base, 0, rows, cols, down, right, x.dtype.name)
 
 
 @pytest.mark.parametrize("half", ["", "lower", "full"])
@@ -72,7 +63,7 @@ def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
             c = matrix(n, n, dtype, "C", rng)
             old, memory = c.copy(), c.base
             wanted = alpha * (a @ b) + (beta * old if beta else 0)
-            op = gemm_op("small", [(view("A", a), view("B", b), view("C", c))], dtype, alpha, beta)
+            op = gemm_op("small", [(view_of("A", a), view_of("B", b), view_of("C", c))], dtype, alpha, beta)
             launched(GemmOp(**{**vars(op), "half": half}), dtype, {"A": a, "B": b, "C": c})
             below = np.tri(n, dtype=bool)
             np.testing.assert_array_equal(c[below], wanted[below])
@@ -86,7 +77,7 @@ def test_nothing_is_multiplied_by_what_lies_beyond_the_operands() -> None:
     a = np.ones((40, 37), np.float32)
     a[3, 36] = np.inf
     c = np.zeros((40, 40), np.float32)
-    op = gemm_op("small", [(view("A", a), view("B", a.T), view("C", c))], "float32")
+    op = gemm_op("small", [(view_of("A", a), view_of("B", a.T), view_of("C", c))], "float32")
     launched(GemmOp(**{**vars(op), "half": "full"}), "float32", {"A": a, "B": a, "C": c})
     np.testing.assert_array_equal(c, a @ a.T)
 
@@ -96,7 +87,7 @@ def test_a_batch() -> None:
     a, b = rng.integers(-9, 9, (3, 40, 20)).astype(np.float32), rng.integers(-9, 9, (3, 20, 40)).astype(np.float32)
     c = np.zeros((3, 40, 40), np.float32)
     bases = {"A": a, "B": b, "C": c}
-    views = [[view(x, y[i])._replace(offset=i * y[i].nbytes) for x, y in bases.items()] for i in range(3)]
+    views = [[view_of(x, y[i])._replace(offset=i * y[i].nbytes) for x, y in bases.items()] for i in range(3)]
     launched(gemm_op("small", [(x, y, z) for x, y, z in views], "float32"), "float32", bases)
     np.testing.assert_array_equal(c, a @ b)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import replace
 from itertools import product
@@ -15,7 +14,7 @@ from fmm.hardware.capability import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fitted_to_chip, fused_op, pointer_words
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fitted_to_chip, fused_op
 from fmm.kernels.cuda.products.tiles.tiled_source import (
     OPTIONS,
     Access,
@@ -34,9 +33,10 @@ from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
+from tests.support.host_launch import launch_words
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import ARCHITECTURES, EACH_ARCHITECTURE, in_parallel, nvrtc, report
-from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats
+from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats, tile_words
 from tests.support.tiles import tiled_product
 
 FLOAT32 = (*STRATEGIES, *TUNED)
@@ -134,12 +134,7 @@ def host() -> Any:
 
     def launch(op: TileOp | TileGroup, memory: Memory, access: Access | None = None) -> None:
         library = compiled_for_the_host(op.kernel, access or op.access)
-        parameters = np.frombuffer(op.parameters, np.int64).copy()
-        for word, piece in zip(pointer_words(op), op.pieces, strict=True):
-            parameters[word] = memory[piece.base].ctypes.data + piece.offset
-        blocks, _, products = op.grid
-        where = parameters.ctypes.data_as(ctypes.c_void_p)
-        assert library.launch(where, blocks, products) == parameters.nbytes
+        launch_words(library.launch, tile_words(op, memory), op.grid[0], op.grid[2])
 
     return launch
 

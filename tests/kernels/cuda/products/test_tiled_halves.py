@@ -13,13 +13,14 @@ import pytest
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.tiles.tiled import GROUP, TileOp, lower_tiles, pointer_words
+from fmm.kernels.cuda.products.tiles.tiled import GROUP, TileOp, lower_tiles
 from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, group_of
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Fill, Layout, Problem
 from tests.support.host_compiler import required_compiler
-from tests.support.tiled_on_host import compiled_for_the_host, floats, tiled_library
+from tests.support.host_launch import launch_words
+from tests.support.tiled_on_host import compiled_for_the_host, floats, tile_words, tiled_library
 from tests.support.tiles import tiled_product
 
 # Rows and columns of a tile, and how many rows of tiles are a group: of all strategies, and of the tensor cores.
@@ -65,11 +66,8 @@ def half_problem(n: int, k: int, orders: str, dtype: str, fill: Fill, alpha: flo
 
 def launched(op: TileOp, memory: dict[str, Any]) -> None:
     library = compiled_for_the_host(op.kernel, op.access)
-    parameters = np.frombuffer(op.parameters, np.int64).copy()
-    for word, piece in zip(pointer_words(op), op.pieces, strict=True):
-        parameters[word] = memory[piece.base][GUARD:].ctypes.data + piece.offset
-    blocks, _, products = op.grid
-    assert library.launch(parameters.ctypes.data_as(ctypes.c_void_p), blocks, products) == parameters.nbytes
+    words = tile_words(op, {name: x[GUARD:] for name, x in memory.items()})
+    launch_words(library.launch, words, op.grid[0], op.grid[2])
 
 
 def played(problem: Problem, leaf: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import replace
 from itertools import product
@@ -15,7 +14,7 @@ from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import GPU8, PRESETS, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import PATHS, TileOp, paths_of, pointer_words, strategy_of, updating_op
+from fmm.kernels.cuda.products.tiles.tiled import PATHS, TileOp, paths_of, strategy_of, updating_op
 from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
 from fmm.kernels.cuda.products.tiles.tiled_source import Path as Way
 from fmm.kernels.cuda.record import record_operations
@@ -26,9 +25,10 @@ from fmm.perfmodel.tile_choice import BLOCK_MODEL, best_for
 from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
+from tests.support.host_launch import launch_words
 from tests.support.launch_lists import play
 from tests.support.nvrtc import EACH_ARCHITECTURE, compile_cuda, nvrtc, report
-from tests.support.tiled_on_host import DRIVER, Memory, floats, tiled_library
+from tests.support.tiled_on_host import DRIVER, Memory, floats, tile_words, tiled_library
 from tests.support.tiles import tiled_product
 
 PRODUCTS = {name: kernel for name, kernel in kernel_table().items() if kernel.product}
@@ -57,10 +57,7 @@ class Host:
 
     def launch(self, op: TileOp, memory: Memory, access: Access) -> None:
         function = getattr(self.library, f"launch{self.numbers[op.kernel, access]}")
-        parameters = np.frombuffer(op.parameters, np.int64).copy()
-        for word, piece in zip(pointer_words(op), op.pieces, strict=True):
-            parameters[word] = memory[piece.base].ctypes.data + piece.offset
-        assert function(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
+        launch_words(function, tile_words(op, memory), op.grid[0], 1)
 
 
 def operation(

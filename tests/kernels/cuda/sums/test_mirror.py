@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from itertools import product
 from typing import Any
@@ -14,6 +13,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.sums.mirror import ENTRY, THREADS, MirrorOp, mirror_launch, mirror_source
 from fmm.kernels.cuda.views import View
+from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
 
@@ -37,13 +37,10 @@ def on_host(*given: Any) -> Any:
     return kernel_in_turns(mirror_source(*given), DRIVER, MORE)
 
 
-def launched(op: MirrorOp, bases: dict[str, int]) -> Launch:
+def launched(op: MirrorOp, bases: dict[str, Matrix]) -> Launch:
     launch = mirror_launch(op, FLAG in bases)
-    words = np.frombuffer(launch.parameters, np.int64).copy()
-    for slot in launch.slots:
-        words[slot.word] = bases[slot.base] + slot.offset
-    library = on_host(*launch.kernel.given)
-    assert library.launch(words.ctypes.data_as(ctypes.c_void_p), launch.grid[0]) == words.nbytes
+    words = told_words(launch.parameters, launch.slots, bases)
+    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0])
     return launch
 
 
@@ -54,11 +51,6 @@ def matrix(n: int, dtype: str, order: str, rng: np.random.Generator) -> tuple[Ma
     parts = [rng.integers(-9, 9, (n, n)) for _ in range(2)]
     inside[...] = parts[0] + 1j * parts[1] if DTYPES[dtype].is_complex else parts[0]
     return memory, inside
-
-
-def view(base: str, x: Matrix) -> View:
-    down, right = (step // x.itemsize for step in x.strides)
-    return View(base, 0, x.shape[0], x.shape[1], down, right, x.dtype.name)
 
 
 def expected(source: Matrix, dest: Matrix, alpha: float, beta: float, full: bool) -> Matrix:
@@ -80,8 +72,8 @@ def test_a_half_from_a_temporary(dtype: str, orders: str, full: bool, alpha: flo
     for n in (1, 16, 33, 70):
         (_, source), (memory, dest) = (matrix(n, dtype, order, rng) for order in orders)
         wanted = expected(source, dest, alpha, beta, full)
-        op = MirrorOp(view("W", source), view("C", dest), alpha, beta, full)
-        launched(op, {"W": source.ctypes.data, "C": dest.ctypes.data})
+        op = MirrorOp(view_of("W", source), view_of("C", dest), alpha, beta, full)
+        launched(op, {"W": source, "C": dest})
         np.testing.assert_array_equal(dest, wanted)
         assert (memory[:, n:] == -7).all()
 
@@ -96,7 +88,7 @@ def test_in_place(dtype: str, order: str) -> None:
         memory, x = matrix(n, dtype, order, rng)
         x[n - 1, 0], x[n // 2, n // 2] = np.inf, np.nan
         before = x.copy()
-        launched(MirrorOp(view("C", x), view("C", x)), {"C": x.ctypes.data})
+        launched(MirrorOp(view_of("C", x), view_of("C", x)), {"C": x})
         below = np.tri(n, k=-1, dtype=bool)
         np.testing.assert_array_equal(x[below], before[below])
         np.testing.assert_array_equal(x.T[below], before[below].conj())
@@ -111,7 +103,7 @@ def test_the_flag_is_raised_by_what_is_in_the_lower_half(entry: tuple[int, int] 
     if entry:
         x[entry] = np.inf
     flag = np.zeros(4, np.uint32)
-    launch = launched(MirrorOp(view("C", x), view("C", x)), {"C": x.ctypes.data, FLAG: flag.ctypes.data})
+    launch = launched(MirrorOp(view_of("C", x), view_of("C", x)), {"C": x, FLAG: flag})
     assert flag[0] == raised and launch.does == "sums"
 
 

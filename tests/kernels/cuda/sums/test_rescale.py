@@ -3,7 +3,6 @@ architecture."""
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from itertools import product
 from typing import Any
@@ -22,9 +21,9 @@ from fmm.kernels.cuda.sums.rescale import (
     rescale_launch,
     rescale_source,
 )
-from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.level_steps import whole_matrix
 from fmm.kernels.plans.rescaling import find_exponents, rescale
+from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
@@ -49,11 +48,8 @@ def on_host(*given: Any) -> Any:
 
 
 def play(launch: Launch, bases: dict[str, Matrix]) -> None:
-    words = np.frombuffer(launch.parameters, np.int64).copy()
-    for slot in launch.slots:
-        words[slot.word] = bases[slot.base].ctypes.data + slot.offset
-    library = on_host(*launch.kernel.given)
-    assert library.launch(words.ctypes.data_as(ctypes.c_void_p), launch.grid[0]) == words.nbytes
+    words = told_words(launch.parameters, launch.slots, bases)
+    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0])
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
@@ -69,11 +65,6 @@ def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generato
     return found
 
 
-def view(base: str, x: Matrix) -> View:
-    down, right = (step // x.itemsize for step in x.strides)
-    return View(base, 0, x.shape[0], x.shape[1], down, right, x.dtype.name)
-
-
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float64", "complex64", "complex128"]))
 def test_exponents_as_numpy_finds_them(dtype: str) -> None:
     rng = np.random.default_rng(3)
@@ -86,8 +77,8 @@ def test_exponents_as_numpy_finds_them(dtype: str) -> None:
         found, wanted = np.full((1, lines), 77, dtype), np.full((1, lines), 77, dtype)
         held = {"A": x, "S": shifts, "O": other, "D": found}
         op = ExponentsOp(
-            "x", view("A", x), view("D", found), axis, (view("S", shifts) if sign else None, sign),
-            view("O", other) if against else None,
+            "x", view_of("A", x), view_of("D", found), axis, (view_of("S", shifts) if sign else None, sign),
+            view_of("O", other) if against else None,
         )  # fmt: skip
         play(exponents_launch(op), held)
         vectors = [
@@ -112,8 +103,8 @@ def test_copies_as_numpy_scales_them(dtype: str) -> None:
         wanted = y.copy()
         rows, cols = (rng.integers(-9, 9, (1, count)).astype(dtype) for count in (m, n))
         held = {"A": x, "C": y, "R": rows, "Q": cols, FLAG: np.zeros(2, np.int32)}
-        given = [(view(name, held[name]) if sign else None, sign) for name, sign in zip("RQ", signs, strict=True)]
-        play(rescale_launch(RescaleOp("x", view("A", x), view("C", y), *given), flagged), held)
+        given = [(view_of(name, held[name]) if sign else None, sign) for name, sign in zip("RQ", signs, strict=True)]
+        play(rescale_launch(RescaleOp("x", view_of("A", x), view_of("C", y), *given), flagged), held)
         places = [(whole_matrix(name, 1, count) if sign else None, sign) for name, count, sign in
                   zip("RQ", (m, n), signs, strict=True)]  # fmt: skip
         step = rescale("x", whole_matrix("A", m, n), whole_matrix("C", m, n), *places)
@@ -125,7 +116,7 @@ def test_copies_as_numpy_scales_them(dtype: str) -> None:
 def test_an_inf_raises_the_flag() -> None:
     x, big = np.full((3, 3), 1.5e38, np.float32), np.full((1, 3), 4, np.float32)
     held = {"C": x, "R": big, FLAG: np.zeros(2, np.int32)}
-    play(rescale_launch(RescaleOp("x", view("C", x), view("C", x), (view("R", big), 1)), True), held)
+    play(rescale_launch(RescaleOp("x", view_of("C", x), view_of("C", x), (view_of("R", big), 1)), True), held)
     assert np.isinf(x).all() and held[FLAG][0] == 1
 
 

@@ -20,6 +20,7 @@ from fmm.kernels.plans.level_steps import APART
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
 from tests.support.sums_on_host import for_the_host
 
@@ -79,10 +80,9 @@ def operand(rows: int, cols: int, layout: Layout, kind: Any, shift: int = 0) -> 
     """A matrix of NaN bits in memory that starts `shift` elements after a multiple of 64 bytes, with a guard."""
     lines = rows if layout.order == "C" else cols
     count = lines * layout.leading
-    raw = np.full(count * kind.itemsize + 256, 0xFF, np.uint8)
-    start = -raw.ctypes.data % 64 + shift * kind.itemsize
-    flat = raw[start : start + count * kind.itemsize].view(kind).reshape(lines, layout.leading)
-    return Operand(raw[start:], flat[:, :cols] if layout.order == "C" else flat[:, :rows].T)
+    room = aligned(count * kind.itemsize + 256)[shift * kind.itemsize :]
+    flat = room[: count * kind.itemsize].view(kind).reshape(lines, layout.leading)
+    return Operand(room, flat[:, :cols] if layout.order == "C" else flat[:, :rows].T)
 
 
 def narrow(x: Any, kind: Any) -> Any:
