@@ -72,6 +72,7 @@ def _said(results: Results | None) -> tuple[str, ...]:
 # ---- a picture
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#999999")
+MARKERS = ("o", "s", "^", "v")  # of the first curve of each colour, the second, ...
 STYLES: Mapping[str, Mapping[str, Any]] = {
     "published": {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markersize": 6},
     "measured": {"linestyle": "-", "marker": "o", "markersize": 3.5, "linewidth": 1.2},
@@ -107,8 +108,15 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
             points = [(places[row[at]], row[column]) for row in rows if row[column] is not None]
             label = None if named or not points else ", ".join(map(str, curve))
             named = named or bool(points)
-            style = STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER)
-            axes.plot(*zip(*points, strict=True) if points else ((), ()), color=COLOURS[i % 8], label=label, **style)
+            style = dict(STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER))
+            if "marker" in style:
+                style["marker"] = MARKERS[i // len(COLOURS) % len(MARKERS)]
+            axes.plot(
+                *zip(*points, strict=True) if points else ((), ()),
+                color=COLOURS[i % len(COLOURS)],
+                label=label,
+                **style,
+            )
     if not all(map(_is_number, labels)):
         axes.set_xticks(list(places.values()), [str(x) for x in labels], rotation=30, ha="right", fontsize=7)
     elif figure.x in LOGARITHMIC and len(labels) > 1:
