@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -398,3 +399,25 @@ def test_a_small_half_is_written_where_it_is_read() -> None:
     expected = x @ x.T
     assert fmm.gram(x, out=x, rows=True) is x
     np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize("number", [1e200, np.inf, np.nan])
+def test_numpy_tells_of_an_overflow_in_a_large_half_too(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "LEAST_MIRRORED", 500)
+    x = np.random.default_rng(5).standard_normal((512, 448))
+    x[7, 9] = number
+    with np.errstate(all="ignore"):
+        expected = x @ x.T
+    with np.errstate(over="raise", invalid="raise"):
+        theirs, ours = (raised(lambda: x @ x.T), raised(lambda: fmm.matmul(x, x.T, out=np.empty((512, 512)))))
+    assert theirs == ours
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(fmm.matmul(x, x.T), expected)
+
+
+def raised(call: Callable[[], object]) -> type[BaseException] | None:
+    try:
+        call()
+    except FloatingPointError as error:
+        return type(error)
+    return None
