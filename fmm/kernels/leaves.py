@@ -88,7 +88,7 @@ TILE = Leaf(
     time_formula="tiles",
 )
 
-# No candidate: which halves it computes is a rule (fmm.runtime.decide).
+# No candidate: which halves it computes is a rule (fmm.runtime.decisions.decide).
 SMALL = Leaf(
     "small",
     "small halves in one launch, whatever their type and layout",

@@ -17,12 +17,14 @@ from fmm.kernels.cpu import half_product, numpy_backend
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import answer, call, devices, gram, host_run
-from fmm.runtime.answer import answer_question
-from fmm.runtime.decide import Decision
+from fmm.runtime import call, devices, gram
+from fmm.runtime.calls import answer
+from fmm.runtime.calls.answer import answer_question
+from fmm.runtime.calls.question import Call, Question
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import HALVES
-from fmm.runtime.limits import NO_WISHES
-from fmm.runtime.question import Call, Question
+from fmm.runtime.running import host_run
 from tests.support.chips import H200
 
 Matrix = np.ndarray[Any, Any]
