@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from fmm.kernels.plans.leaf import LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
+from fmm.kernels.plans.leaf import ENDINGS, LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
 from fmm.kernels.plans.level import PlanLevel, parse_level
 from fmm.kernels.plans.old_names import todays_ending
 from fmm.kernels.plans.plan_error import PlanError as PlanError
@@ -196,7 +196,8 @@ def _parse(text: str) -> Plan:
         raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
     found = tuple(_parse_level(part, text) for part in levels)
     if leaf_use(leaf).leaf.below_levels and not any(level.whole for level in found):
-        raise PlanError(f"{text!r}: {leaf} multiplies only where it says below what; valid: {valid_leaves()}")
+        kinds = " or ".join(ending.name for ending in ENDINGS if ending.leaf == leaf)
+        raise PlanError(f"{text!r}: {leaf} multiplies only below {kinds}; other leaves: {valid_leaves()}")
     try:
         return Plan(found, leaf)
     except PlanError as error:

@@ -59,7 +59,7 @@ def check_type(plan: Plan, dtype: str) -> None:
         if step.types is not None and dtype not in step.types:
             raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
         dtype = step.dtype_below(dtype)
-    kinds = ", ".join(plan.types)
+    kinds = ", ".join(plan.types) or "nothing below levels"
     raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}")
 
 

@@ -20,7 +20,7 @@ from fmm.kernels.plans.levels.residues import FromPlanes, IntoPlanes, NormExpone
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.old_names import OLD_ENDINGS, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import leaf_products, multiplications, workspace
+from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
@@ -84,8 +84,8 @@ WRONG = [
     ("residues(14) > residues(14) > bytes", "below residues"),
     ("residues(12) > bytes", "float64: 13, 14, 15, 16; float32: 7, 8, 9"),
     ("residues(14)", "ends in 'residues\\(14\\)'"),
-    ("bytes", "bytes multiplies only where it says below what"),
-    ("strassen > bytes", "bytes multiplies only where it says below what"),
+    ("bytes", "bytes multiplies only below residues"),
+    ("strassen > bytes", "bytes multiplies only below residues"),
     ("residues(14) > bytes.inner", "ends in 'bytes.inner'"),
 ]
 
@@ -104,6 +104,11 @@ def test_types() -> None:
     assert Plan.parse("residues > strassen > bytes").types == ("int16", "int32", "uint16", "uint32")
     for dtype in DTYPES:  # integers alone, where no level stands above
         assert not Plan.parse("strassen > residues > bytes").takes_type(dtype)
+
+
+def test_integers_below_levels_are_refused_in_words() -> None:
+    with pytest.raises(PlanError, match="residues > bytes multiplies nothing below levels there, not int32"):
+        check_type(Plan.parse("strassen > residues > bytes"), "int32")
 
 
 def test_halves_by_residues() -> None:
