@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,6 +34,7 @@ from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice
 from tests.support.chips import H200
+from tests.support.threads import at_once
 
 
 @pytest.fixture
@@ -313,11 +313,7 @@ def test_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         for j in range(5):
             store.add_entry(path, device, "float64", tuned.entry((i + 1, j + 1, 1)))
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    at_once([partial(write, i) for i in range(8)])
     assert len(files.read_config(path)["cpu-a"]["float64"]["entries"]) == 40
 
 
