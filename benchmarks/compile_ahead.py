@@ -54,8 +54,10 @@ FLAGGED = {
     "strassen.batched.pad16 > tile.half": ("float32",),
     "winograd.fused > tile.medium": ("float32",),
     # Of tests/kernels/cuda/products/test_gpu_residues.py.
-    **{name: ("float64",) for name in ("oz13x7", "oz14", "oz14x7", "oz14x49")},
-    **{name: ("float32",) for name in ("oz7", "oz8", "oz8x7", "oz9x7")},
+    "residues(13) > strassen > bytes": ("float64",),
+    **{f"residues(14){below} > bytes": ("float64",) for below in ("", " > strassen", " > strassen^2")},
+    **{f"residues({moduli}) > bytes": ("float32",) for moduli in (7, 8)},
+    **{f"residues({moduli}) > strassen > bytes": ("float32",) for moduli in (8, 9)},
 }
 FLAGGED_SIZES = ((130, 257, 191), (128, 128, 96), (300, 264, 280))
 

@@ -10,14 +10,13 @@ import sys
 from importlib import import_module
 from typing import Any
 
-import fmm.api
 from fmm.integrations import cupy_functions
 from fmm.integrations.on_import import after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import answer, left_to_vendor
+from fmm.runtime import answer, left_to_vendor, routes
 from fmm.runtime.decide import Decision
 from fmm.runtime.devices import Device
 
@@ -44,7 +43,7 @@ def force(text: str) -> None:
         (answer, "decide", decide),
         (left_to_vendor, "small_enough_for_vendor", never),
         (left_to_vendor, "SMALLEST_SIDE", 2),
-        (fmm.api, "SMALL_BYTES", 0),
+        (routes, "SMALL_BYTES", 0),
         (cupy_functions, "small_enough_for_vendor", never),
     ]
     if "torch" in sys.modules:
@@ -59,7 +58,7 @@ def never(*sizes: Any) -> bool:
     return False
 
 
-def force_torch() -> None:
+def force_torch(_: str = "") -> None:
     """The same in front of torch's kernels, once they are there."""
     hook = import_module("fmm.integrations.compiled_hook").loaded_hook()
     if hook is not None:

@@ -1,4 +1,4 @@
-"""Products by residues on a GPU: `python -m benchmarks.gpu_residues [--quick] [--sides 4096,8192] [--plans oz14]`.
+"""Products by residues on a GPU: `python -m benchmarks.gpu_residues [--quick] [--sides 4096,8192] [--plans PLAN]`.
 
 Whole calls of fmm.matmul, by what it chooses itself and by plans that are named, everything inside, against
 cupy.matmul, in shuffled rounds; the error of each on normal and uniform data against extended precision; and the time
@@ -29,15 +29,26 @@ from benchmarks.gpu import environment, results_folder
 from benchmarks.gpu_complex import paired_samples, speedup
 from fmm.kernels.cuda.launch.player import Addresses
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.bytes.residue_planes import LEAVES, PRODUCTS
+from fmm.kernels.plans.levels.residue_room import PRODUCTS
+from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
 SIDES, QUICK_SIDES = (4096, 8192, 16384, 24576), (4096, 8192)
 USUAL = {
-    "float64": ("oz13", "oz14", "oz14x7", "oz14x49", "oz15"),
-    "complex128": ("3m > oz14", "3m > oz14x7", "3m.batched > oz14x7"),
+    "float64": (
+        "residues(13) > bytes",
+        "residues(14) > bytes",
+        "residues(14) > strassen > bytes",
+        "residues(14) > strassen^2 > bytes",
+        "residues(15) > bytes",
+    ),
+    "complex128": (
+        "3m > residues(14) > bytes",
+        "3m > residues(14) > strassen > bytes",
+        "3m.batched > residues(14) > strassen > bytes",
+    ),
 }
 LONG = 12288  # a side from which a call takes a tenth of a second and more
 ROUNDS, QUICK_ROUNDS = 9, 3
@@ -90,7 +101,8 @@ def stages(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, float]:
 
 def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     """TOPS of the products of planes, as if none were saved."""
-    moduli, levels = LEAVES[leaf]
+    found = residue_endings()[leaf]
+    moduli, levels = found.level.moduli, found.depth
     spent = sum(ms for label, ms in times.items() if label.startswith("gemm_residues"))
     return float(moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
 
@@ -147,7 +159,7 @@ def measured(side: int, wanted: Wanted) -> dict[str, Any]:
     calls.clear()  # for the next matrices
     del a, b, c
     cupy.get_default_memory_pool().free_all_blocks()
-    alone = [plan for plan in dict.fromkeys((*wanted.plans, chosen)) if plan in LEAVES and not wanted.whole]
+    alone = [plan for plan in dict.fromkeys((*wanted.plans, chosen)) if plan in residue_endings() and not wanted.whole]
     found = {leaf: stages(wanted.dtype, side, leaf, wanted.rounds) for leaf in alone}
     return {
         "dtype": wanted.dtype,
@@ -188,7 +200,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     sides = tuple(map(int, given.sides.split(","))) if given.sides else QUICK_SIDES if given.quick else SIDES
-    plans = USUAL.get(given.dtype, ()) if given.plans is None else tuple(filter(None, given.plans.split(";")))
+    named = USUAL.get(given.dtype, ()) if given.plans is None else filter(None, given.plans.split(";"))
+    plans = tuple(str(Plan.parse(plan)) for plan in named)
     rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
     kinds, modes = (tuple(filter(None, x.split(","))) for x in (given.kinds, given.modes))
     wanted = Wanted(given.dtype, plans, rounds, kinds, modes, given.alone, given.whole)

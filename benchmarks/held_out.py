@@ -15,9 +15,16 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from fmm.kernels.plans.old_names import todays_plan
+
 FILE = "held-out.jsonl"
 LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
-COUNTS = {"middle": 60, "thin": 30, "large": 20}
+LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # below, plans have nothing to gain on a CPU
+HALVES = "gram"  # products of a matrix and its transpose, of which one half is enough
+COUNTS = {
+    "cpu": {"middle": 20, "thin": 10, "large": 12, HALVES: 6},
+    "cuda": {"middle": 60, "thin": 30, "large": 20},
+}
 OWN = "-ieee"  # behind a type whose products may not be made of products in another one
 IEEE = f"float32{OWN}"
 TYPES = {
@@ -92,14 +99,16 @@ def paired(base: Sequence[float], own: Sequence[float]) -> float:
 # ---- shapes
 
 
-def drawn_shapes(kind: str, count: int, largest: int, seed: int) -> Iterator[Size]:
+def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = LEAST) -> Iterator[Size]:
     """Sides spread evenly by logarithm, half of the shapes with odd ones; the same for one seed."""
     rng = random.Random(f"{kind} {seed}")
-    least, most = min(LEAST, largest), min(MIDDLE if kind == "middle" else largest, largest)
+    least, most = min(least, largest), min(MIDDLE if kind == "middle" else largest, largest)
     for i in range(count):
         sides = [math.exp(rng.uniform(math.log(least), math.log(most))) for _ in range(3)]
         if kind == "thin":
             sides[rng.randrange(3)] = math.exp(rng.uniform(math.log(min(THIN, least)), math.log(least)))
+        elif kind == HALVES:
+            sides[2] = sides[0]
         m, k, n = (int(x) | 1 if i % 2 else max(int(x) // 16 * 16, 16) for x in sides)
         yield m, k, n
 
@@ -121,8 +130,17 @@ def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
         except ValueError:
             continue
         if "size" in raw and config in (None, raw["config"]):
-            found.append(Row(**{**raw, "size": tuple(raw["size"])}))
+            found.append(Row(**{**raw, "size": tuple(raw["size"]), **_named_as_today(raw)}))
     return found
+
+
+def _named_as_today(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that name plans."""
+    return {
+        "chosen": todays_plan(raw["chosen"]),
+        "seconds": {todays_plan(name): seconds for name, seconds in raw["seconds"].items()},
+        "untried": [todays_plan(name) for name in raw.get("untried", ())],
+    }
 
 
 def told_rows(path: Path) -> list[Row]:

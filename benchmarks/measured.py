@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -10,6 +11,7 @@ from typing import Any
 
 from benchmarks.held_out import FILE, environment_of, grouped, summary, told_rows
 from benchmarks.held_out import Row as HeldOut
+from fmm.kernels.plans.old_names import todays_plan
 from fmm.kernels.plans.plan import Plan
 
 Row = dict[str, Any]
@@ -24,11 +26,15 @@ def load(path: Path) -> tuple[Row, list[Row]]:
     return content["environment"], content["rows"]
 
 
+PLAN = re.compile("`([^`]+)`")
+
+
 def table(columns: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[str]:
-    """A Markdown table."""
+    """A Markdown table; plans are spelled as they are today, whenever they were measured."""
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
-    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
+    lines = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    yield from (PLAN.sub(lambda named: f"`{todays_plan(named[1])}`", line) for line in lines)
 
 
 def times(size: Sequence[int]) -> str:

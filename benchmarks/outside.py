@@ -1,9 +1,9 @@
 """Other projects' own tests with fmm installed: `python -m benchmarks.outside SUITE FOLDER --out FILE`.
 
-FOLDER is a checkout of the project's sources, of the version that is installed (for sklearn, the folder in which it is
-installed, which holds its tests). They run twice, in processes side by side: as they are, and under `python -m fmm`;
-what fails only the second time is fmm's doing. With --plan every product of any size runs that plan, since products of
-tests are small, and would otherwise be left to the library.
+FOLDER is a checkout of the project's sources, of the version that is installed (for numpy, scipy and sklearn, the
+folder in which they are installed with their tests). They run twice, in processes side by side: as they are, and under
+`python -m fmm`; what fails only the second time is fmm's doing. With --plan every product of any size runs that plan,
+since products of tests are small, and would otherwise be left to the library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.tuner.trials.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scikit-learn"
+PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scipy", "scikit-learn"
 
 
 class Suite(NamedTuple):
@@ -55,7 +55,21 @@ SUITES = {
     "sklearn": Suite(
         "numpy",
         "sklearn",
-        ("decomposition/tests/test_pca.py", "linear_model/tests/test_ridge.py", "tests/test_kernel_ridge.py"),
+        (
+            *(f"decomposition/tests/test_{x}.py" for x in ("pca", "incremental_pca", "kernel_pca", "truncated_svd")),
+            "linear_model/tests/test_ridge.py",
+            "tests/test_kernel_ridge.py",
+            "metrics/tests/test_pairwise.py",
+            *(f"gaussian_process/tests/test_{name}.py" for name in ("gpc", "gpr", "kernels")),
+            "svm/tests/test_svm.py",
+        ),
+    ),
+    "scipy": Suite("numpy", "scipy", ("linalg/tests",)),
+    "numpy": Suite(
+        "numpy",
+        "numpy",
+        ("linalg/tests/test_linalg.py", "_core/tests/test_multiarray.py", "_core/tests/test_einsum.py"),
+        "test_linalg or matmul or dot or einsum",
     ),
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks import distributed_tables, measured, residue_tables, shortest_tables
+from benchmarks import distributed_tables, everywhere_tables, measured, residue_tables, shortest_tables
 from benchmarks.held_out import IEEE
 from benchmarks.measured import Row, digits, load, times
 
@@ -97,7 +97,7 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
         measured.cpu, measured.gpu, measured.no_workspace, measured.own_kernel, measured.host, measured.tuned,
         measured.held_out, measured.calls, measured.large, measured.emulation, measured.halves,
         measured.complex_products, measured.structured, measured.integers,
-        residue_tables.residues, distributed_tables.several_gpus,
+        residue_tables.residues, distributed_tables.several_gpus, everywhere_tables.gained, everywhere_tables.outside,
         shortest_tables.minplus_products, shortest_tables.shortest_paths, shortest_tables.paths_on_cpu,
         shortest_tables.whole_calls,
     )},

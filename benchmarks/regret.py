@@ -2,8 +2,10 @@
 
 What `fmm.matmul` does after a tuning, beside the best of all plans that were tried, and the vendor's product, all
 through the public call. Shapes are drawn by a seed that comes from the tuned config itself, after the model is frozen:
-`middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024), `large` (up to 8192 on a CPU, 20000 on a GPU);
-half of each have odd sides. `float32-ieee` and `float64-ieee` are these types with FMM_EMULATION=0.
+`middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024), `large` (3000 to 8192 on a CPU, where plans have
+something to gain, 1024 to 20000 on a GPU) and, on a CPU, `gram` (real matrices by their transposes, sides as of large
+ones); half of each have odd sides. On a CPU large complex ones have sides 0.63 as long: each is four times the work.
+`float32-ieee` and `float64-ieee` are these types with FMM_EMULATION=0.
 
 Of every *family* (so many products at each level, and the leaf) the plan is tried that the model likes best, unless it
 predicts far more time than for the best of all; of the first family, two more. `--all` tries every candidate. Each
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import sys
@@ -33,7 +36,10 @@ from benchmarks.held_out import (
     CALLS,
     COUNTS,
     FILE,
+    HALVES,
     LARGEST,
+    LEAST,
+    LEAST_LARGE,
     OWN,
     TYPES,
     Row,
@@ -46,7 +52,7 @@ from benchmarks.held_out import (
 from fmm.config import environment as settings
 from fmm.config import files, locate
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.candidates import candidate_plans
+from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.stability import expected_growth
@@ -68,6 +74,7 @@ PATIENCE = 4.0  # seconds of first calls, which compile, after which no other pl
 COMPILING = 25.0  # seconds that are waited for compilers before anything is measured, unless told
 ROOM = 32 << 30  # bytes of workspace that a plan may need whose kernels are compiled
 AHEAD = 240  # shapes for which they work: more are not measured in a minute
+SHORTER = 4 ** (-1 / 3)  # sides of complex products that are as much work as real ones
 DIGITS = 5  # of the seconds that are kept
 
 Shape = tuple[str, str, Size]  # type, kind, sides
@@ -82,8 +89,14 @@ class Machine(Protocol):
     def as_type(self, dtype: str) -> AbstractContextManager[object]:
         """Meanwhile numbers are of this type."""
 
+    patience: float  # seconds of first calls after which no other plan is tried on a shape
+    most: int  # plans that are tried on a shape
+
     def operands(self, size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
         """Random normal matrices, and the product of the library that they belong to."""
+
+    def place(self, a: Any, b: Any) -> Mapping[str, Any]:
+        """Where every call is to put its result, if that is not to be a new array."""
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
         """Of one of so many calls."""
@@ -96,6 +109,8 @@ class Machine(Protocol):
 
 
 class Cpu:
+    patience, most = math.inf, 4  # nothing is compiled; a product can take many seconds
+
     def as_type(self, dtype: str) -> AbstractContextManager[object]:
         return nullcontext()
 
@@ -105,6 +120,10 @@ class Cpu:
         parts = 2 if DTYPES[dtype].is_complex else 1
         a, b = (rng.standard_normal((rows, parts * cols), dtype=real).view(dtype) for rows, cols in ((m, k), (k, n)))
         return a, b, np.matmul
+
+    def place(self, a: Any, b: Any) -> Mapping[str, Any]:
+        """One array for all: on a virtual machine fresh pages can take as long as the product."""
+        return {"out": np.zeros((len(a), b.shape[1]), a.dtype)}
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
         start = time.perf_counter()
@@ -116,11 +135,13 @@ class Cpu:
         pass
 
     def forget(self) -> None:
-        fmm.release_workspace()
+        """What is kept is used again: fresh pages take as long as a product."""
 
 
 class Gpu:
     """CuPy's arrays, and torch's tensors for bfloat16."""
+
+    patience, most = PATIENCE, 1000
 
     @contextmanager
     def as_type(self, dtype: str) -> Iterator[None]:
@@ -149,6 +170,9 @@ class Gpu:
         kind = "float64" if element_type(dtype) == "float64" else "float32"
         a, b = (cupy.random.standard_normal(shape, dtype=kind) for shape in ((m, k), (k, n)))
         return a, b, cupy.matmul
+
+    def place(self, a: Any, b: Any) -> Mapping[str, Any]:
+        return {}
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
         from benchmarks.clock import elapsed
@@ -217,9 +241,13 @@ def shortlist(chosen: Plan, predicted: Mapping[Plan, float], everything: Sequenc
     return [p for p in dict.fromkeys([chosen, *ordered]) if p in wanted and p != VENDOR]
 
 
-def tried_plans(processor: str, size: Size, dtype: str, decision: Decision, whole: bool) -> list[Plan]:
+def tried_plans(
+    processor: str, size: Size, dtype: str, decision: Decision, whole: bool, half: bool = False
+) -> list[Plan]:
     """The plans that are tried on a shape beside the vendor's product."""
-    among = whole_list(processor, size, dtype)
+    among: Sequence[Plan] = whole_list(processor, size, dtype)
+    if half:
+        among = [plan for plan in half_candidates(processor) if plan.considered_for(dtype)]
     if whole:
         return [plan for plan in among if plan != VENDOR]
     return shortlist(decision.plan, {c.plan: c.time for c in decision.considered}, among)
@@ -228,13 +256,18 @@ def tried_plans(processor: str, size: Size, dtype: str, decision: Decision, whol
 # ---- measuring
 
 
-def measured(machine: Machine, processor: str, size: Size, dtype: str, rounds: int, whole: bool) -> Row:
+def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole: bool) -> Row:
     """The default call, the vendor's and the plans of the shortlist, in shuffled rounds; far slower ones leave."""
+    dtype, kind, size = shape
     a, b, vendor = machine.operands(size, dtype)
-    decision = fmm.explain(a, b)
-    plans = tried_plans(processor, size, dtype, decision, whole)
-    calls: dict[str, Callable[[], object]] = {"vendor": partial(vendor, a, b), "default": partial(fmm.matmul, a, b)}
-    calls |= {str(p): partial(fmm.matmul, a, b, plan=p) for p in plans}
+    half = kind == HALVES
+    b = a.T if half else b
+    into = machine.place(a, b)
+    product = partial(fmm.gram, a, rows=True, **into) if half else partial(fmm.matmul, a, b, **into)
+    decision = fmm.explain_gram(a, rows=True, **into) if half else fmm.explain(a, b, **into)
+    plans = tried_plans(processor, size, dtype, decision, whole, half)[: None if whole else machine.most]
+    calls: dict[str, Callable[[], object]] = {"vendor": partial(vendor, a, b, **into), "default": product}
+    calls |= {str(p): partial(product, plan=p) for p in plans}
     samples, untried = first_samples(machine, calls)
     repeats = max(int(SAMPLE / samples["vendor"][0]), 1)
     best = min(own[0] for own in samples.values())
@@ -244,7 +277,7 @@ def measured(machine: Machine, processor: str, size: Size, dtype: str, rounds: i
         for name in random.sample(kept, len(kept)):
             found[name].append(rounded(machine.seconds(calls[name], repeats)))
     others = {name: own for name, own in samples.items() if name not in found}
-    return Row(0, dtype, "", size, str(decision.plan), decision.step, {**found, **others}, untried)
+    return Row(0, dtype, kind, size, str(decision.plan), decision.step, {**found, **others}, untried)
 
 
 def first_samples(
@@ -254,7 +287,7 @@ def first_samples(
     samples: dict[str, list[float]] = {}
     began = time.monotonic()
     for name, call in calls.items():
-        if name not in CALLS and time.monotonic() - began > PATIENCE:
+        if name not in CALLS and time.monotonic() - began > machine.patience:
             break
         try:
             call()
@@ -282,13 +315,13 @@ def measured_rows(
             return
         try:
             with machine.as_type(dtype):
-                row = measured(machine, processor, size, dtype, options.rounds, options.all)
+                row = measured(machine, processor, (dtype, kind, size), options.rounds, options.all)
         except (MemoryError, RuntimeError) as error:  # the next shape may be measured
             print(f"  {dtype} {size}: {error}"[:150], file=sys.stderr)
             continue
         finally:
             machine.forget()
-        yield replace(row, kind=kind)
+        yield row
 
 
 # ---- the command
@@ -298,7 +331,7 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu (unless given), or the number of a CUDA device")
     parser.add_argument("--dtype", action="append", help="only this type (may be repeated)")
-    parser.add_argument("--kind", choices=COUNTS, action="append", help="only these shapes (may be repeated)")
+    parser.add_argument("--kind", choices=COUNTS["cpu"], action="append", help="only these shapes (may be repeated)")
     parser.add_argument("--count", type=int, help="shapes of each kind and type")
     parser.add_argument("--largest", type=int, help="side")
     parser.add_argument("--rounds", type=int, default=5)
@@ -314,10 +347,16 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
 def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> list[Shape]:
     """Types and kinds in turn, so that a run that is cut short has the same share of each."""
     largest, found = options.largest or LARGEST[processor], list[tuple[float, Shape]]()
-    for kind in options.kind or COUNTS:
-        count = options.count or COUNTS[kind]
-        for i, size in enumerate(drawn_shapes(kind, count, largest, seed)):
-            found += [((i + 0.5) / count, (dtype, kind, size)) for dtype in options.dtype or TYPES[processor]]
+    for kind in options.kind or COUNTS[processor]:
+        count, plans_pay = options.count or COUNTS[processor][kind], kind in ("large", HALVES)
+        for dtype in options.dtype or TYPES[processor]:
+            is_complex = DTYPES[element_type(dtype)].is_complex
+            if is_complex and kind == HALVES:
+                continue
+            part = SHORTER if is_complex and plans_pay else 1
+            least, most = round(part * (LEAST_LARGE[processor] if plans_pay else LEAST)), round(part * largest)
+            for i, size in enumerate(drawn_shapes(kind, count, most, seed, least)):
+                found.append(((i + 0.5) / count, (dtype, kind, size)))
     return [shape for _, shape in sorted(found, key=lambda x: x[0])]
 
 

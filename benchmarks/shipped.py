@@ -17,7 +17,7 @@ from statistics import median
 from types import MappingProxyType
 
 from benchmarks.held_out import FILE, OWN, recorded_rows
-from fmm.config import schema, store
+from fmm.config import document, schema, store
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
 from fmm.kernels.plans.plan import Plan
@@ -89,7 +89,7 @@ def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str,
         **schema.empty_section(dict(tunings[-1].header.versions)),
         "conditions": {"device": DEVICE},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "effort": "shipped", "run": runs},
-        "calibration": schema.calibration_fields(model.calibration, dtype),
+        "calibration": schema.calibration_fields(model.calibration, dtype, SHEET),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.fields for name, e in model.error.items()},
         "thresholds": thresholds(model.calibration, dtype).fields,
@@ -105,7 +105,7 @@ def main() -> int:
         types[dtype] = section(tunings, whole_calls(RESULTS, dtype), dtype, sheet)
         known = types[dtype]["calibration"]
         print(dtype, f"margin {known['margin']:.3f}, {known['tiled_margin']:.3f}", *types[dtype]["doubts"])
-    store.replace_file(SHIPPED, schema.config_text({KEY: types}))
+    store.replace_file(SHIPPED, document.config_text({KEY: types}))
     return 0
 
 

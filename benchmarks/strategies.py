@@ -39,7 +39,7 @@ from fmm.tuner.findings.conclude import paired_samples
 from fmm.tuner.search.race import explored_plans, within_limits
 from fmm.tuner.search.space import choices_of_plans, device_space
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.tuning import find_scale
+from fmm.tuner.stages.probes import find_scale
 from fmm.tuner.trials.environment import environment, source_commit, typed_command
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Header, Size, Trial, Trials

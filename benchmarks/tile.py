@@ -30,9 +30,10 @@ from cupy_backends.cuda.api import driver
 
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
 from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, pointer_words
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, OPTIONS, Access, TileKernel, tiled_source
+from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, tiled_source
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan

@@ -2,6 +2,9 @@
 
 The same data and the same start for all runs but the second, whose start differs by what rounding might do: how far its
 losses are from the first one's is the noise within which those of fmm are to be. Seconds of each run stand beside.
+
+The file is written after each run. With --seconds, all runs together are to take no longer: steps are left out, as many
+of each run, by what a few of torch's took.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from fmm.integrations.report import begin_report, end_report
 from fmm.tuner.trials.environment import environment
 
 WARM_UP = 5  # steps that are not timed
+RUNS = "torch", "torch, nearby", "fmm"
 JITTER = {"float32": 2.0**-20, "bfloat16": 2.0**-8}  # relative, of the second start
 
 
@@ -54,7 +58,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
         return self.head(self.blocks(self.embedded(words)))
 
 
-def trained(given: argparse.Namespace, dtype: str, jitter: float = 0.0) -> tuple[list[float], float]:
+def trained(given: argparse.Namespace, dtype: str, steps: int, jitter: float = 0.0) -> tuple[list[float], float]:
     """The loss at each step, and the seconds of the steps after the first few."""
     torch.manual_seed(1)
     model = Transformer(given).to(given.device, getattr(torch, dtype))
@@ -66,8 +70,8 @@ def trained(given: argparse.Namespace, dtype: str, jitter: float = 0.0) -> tuple
     torch.manual_seed(2)
     text = torch.randint(given.words, (16, given.batch, given.length + 1), device=given.device)
     losses, began = [], 0.0
-    for step in range(given.steps):
-        if step == min(WARM_UP, given.steps - 1):
+    for step in range(steps):
+        if step == min(WARM_UP, steps - 1):
             settle(given.device)
             began = time.perf_counter()
         words = text[step % len(text)]
@@ -81,27 +85,38 @@ def trained(given: argparse.Namespace, dtype: str, jitter: float = 0.0) -> tuple
     return [float(x) for x in losses], time.perf_counter() - began
 
 
+def steps_within(given: argparse.Namespace, dtype: str, seconds: float) -> int:
+    """So many steps of each run as take no longer, by a few of torch's; all that are wanted without a limit."""
+    if not seconds:
+        return int(given.steps)
+    began = time.perf_counter()
+    few = WARM_UP + 2
+    _, timed = trained(given, dtype, few)
+    left = seconds - (time.perf_counter() - began)
+    return max(min(int(given.steps), int(left / len(RUNS) / (timed / (few - WARM_UP)))), few)
+
+
 def settle(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def measured(given: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """Three runs: torch's, torch's from a start nearby, fmm's; the farthest that losses are apart."""
+def measured(given: argparse.Namespace, dtype: str, seconds: float) -> Iterator[dict[str, Any]]:
+    """Three runs, one after the other: what is known after each; at last the farthest that losses are apart."""
     place = "torch" if given.device == "cuda" else "torch-cpu"
+    steps = steps_within(given, dtype, seconds)
     runs: dict[str, tuple[list[float], float]] = {}
-    for name in ("torch", "torch, nearby", "fmm"):
+    for name in RUNS:
         with fmm.installed(place) if name == "fmm" else nullcontext():
-            runs[name] = trained(given, dtype, JITTER[dtype] if name == "torch, nearby" else 0.0)
-    first = runs["torch"][0]
-    apart = {name: max(abs(x - y) for x, y in zip(first, losses, strict=True)) for name, (losses, _) in runs.items()}
-    return {
-        "losses": {name: losses for name, (losses, _) in runs.items()},
-        "seconds": {name: seconds for name, (_, seconds) in runs.items()},
-        "noise": apart["torch, nearby"],
-        "apart": apart["fmm"],
-        "products": products_of_a_step(given, dtype, place),
-    }
+            runs[name] = trained(given, dtype, steps, JITTER[dtype] if name == "torch, nearby" else 0.0)
+        told: dict[str, Any] = {
+            "losses": {name: losses for name, (losses, _) in runs.items()},
+            "seconds": {name: timed for name, (_, timed) in runs.items()},
+        }
+        yield told
+    first, nearby, ours = (runs[name][0] for name in RUNS)
+    apart = [max(abs(x - y) for x, y in zip(first, losses, strict=True)) for losses in (nearby, ours)]
+    yield told | {"noise": apart[0], "apart": apart[1], "products": products_of_a_step(given, dtype, place)}
 
 
 def products_of_a_step(given: argparse.Namespace, dtype: str, place: str) -> list[str]:
@@ -109,7 +124,7 @@ def products_of_a_step(given: argparse.Namespace, dtype: str, place: str) -> lis
     report = begin_report()
     try:
         with fmm.installed(place):
-            trained(argparse.Namespace(**{**vars(given), "steps": 1}), dtype)
+            trained(given, dtype, 1)
     finally:
         end_report()
     return str(report).splitlines()
@@ -120,22 +135,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--seconds", type=float, default=0.0, help="for all runs together; 0: as long as it takes")
     for name, usual in (
         ("steps", 200),
         ("layers", 2),
-        ("width", 4096),
+        ("width", 2048),
         ("batch", 8),
-        ("length", 1024),
+        ("length", 512),
         ("words", 8192),
     ):
         parser.add_argument(f"--{name}", type=int, default=usual)
     given = parser.parse_args(arguments)
-    runs: dict[str, dict[str, Any]] = {}
-    for dtype in given.dtypes.split(","):
-        run = runs[dtype] = measured(given, dtype)
-        told = {"runs": runs, "torch": torch.__version__}
-        told["environment"] = environment(["python -m benchmarks.training", *(arguments or sys.argv[1:])])
-        given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    dtypes, runs = given.dtypes.split(","), dict[str, dict[str, Any]]()
+    end = time.perf_counter() + given.seconds
+    for i, dtype in enumerate(dtypes):
+        left = max(end - time.perf_counter(), 1.0) / (len(dtypes) - i) if given.seconds else 0.0
+        for run in measured(given, dtype, left):
+            runs[dtype] = run
+            told = {"runs": runs, "torch": torch.__version__}
+            told["environment"] = environment(["python -m benchmarks.training", *(arguments or sys.argv[1:])])
+            given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        run = runs[dtype]
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in run["seconds"].items())
         print(f"{dtype}: {seconds}; losses apart by {run['apart']:.2e}, noise {run['noise']:.2e}")
         print(*run["products"], sep="\n", flush=True)

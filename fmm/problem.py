@@ -53,6 +53,9 @@ class Problem:
     fill: Fill = "full"
     componentwise: bool = False  # is every entry to be right beside its own size, not beside the largest ones alone?
     kept: Literal["", "A", "B"] = ""  # behind which matrix stands what a leaf has made of it
+    # Where beta's matrix is not what C holds: elements from one of its rows, one of its columns to the next, zero along
+    # an axis along which all are the same.
+    added: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -61,6 +64,8 @@ class Problem:
             raise ValueError(f"unknown operation {self.op!r}; valid: {', '.join(OPERATIONS)}")
         if self.fill not in FILLS or (self.fill != "full" and not self.halved):
             raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
+        if self.added is not None and (self.halved or not self.beta):
+            raise ValueError("only what a whole product is added to can lie elsewhere")
         if self.halved and self.m != self.n:
             raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
         for name, side in zip("mkn", self.size, strict=True):

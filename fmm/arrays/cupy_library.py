@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays import cupy_gemm, halves, updates
+from fmm.arrays import cupy_gemm
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.arrays.kinds import kind_of, two_devices
 from fmm.arrays.library import (
@@ -22,6 +22,7 @@ from fmm.arrays.library import (
     occupied_bytes,
     product_shape,
 )
+from fmm.arrays.numpy_like import NumpyLike
 from fmm.dtypes import INTEGERS, STORED
 
 try:  # cupy.matmul, also where somebody has put another in its place: `cupy.matmul = fmm.matmul`
@@ -36,9 +37,10 @@ _TYPES = {name: np.dtype(name) for name in (*STORED, *INTEGERS) if name != "bflo
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
-class CupyLibrary:
+class CupyLibrary(NumpyLike):
     """CuPy, as a library of `fmm.arrays.library`; with the options of cupy.matmul that a call has."""
 
+    module = cupy
     name, vendor_name = "CuPy", "cupy.matmul"
     differentiable, gemm_name = False, ""
     processor: Processor = "cuda"
@@ -147,33 +149,6 @@ class CupyLibrary:
 
     def pointer(self, x: Any) -> int:
         return int(x.data.ptr)
-
-    def adjoint(self, x: Any) -> Any:
-        return halves.adjoint(cupy, x)
-
-    def transposed(self, x: Any) -> Any:
-        return cupy.swapaxes(x, -1, -2)
-
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
-        return cupy.zeros(shape, like.dtype)
-
-    def conjugated(self, x: Any) -> Any:
-        return cupy.conj(x)
-
-    def is_complex(self, x: Any) -> bool:
-        return bool(x.dtype.kind == "c")
-
-    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        return updates.promoted(cupy, a, b, c)
-
-    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        return updates.copied(cupy, x, shape, like.dtype)
-
-    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        return updates.updated(cupy, self.vendor(a, b), c, alpha, beta)
-
-    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        halves.finish_half(cupy, product, out, alpha, beta, fill)
 
     def accepts(self, a: Any, b: Any) -> bool:
         try:

@@ -197,6 +197,10 @@ class Library(Protocol):
         """A new array of this shape, and of the type of `like`, that holds x, broadcast."""
         ...
 
+    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """The array, broadcast to this shape in its own memory."""
+        ...
+
     @property
     def gemm_name(self) -> str:
         """Its own function for alpha a b + beta c; empty if it has none."""

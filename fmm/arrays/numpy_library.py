@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from fmm.arrays import halves, host_memory, updates
+from fmm.arrays import host_memory
 from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied_bytes
+from fmm.arrays.numpy_like import NumpyLike
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_products import matmul
@@ -27,9 +28,10 @@ SYRK = "b is a transposed in place: NumPy calls syrk, which does half the work"
 ndarray = np.ndarray
 
 
-class NumpyLibrary:
+class NumpyLibrary(NumpyLike):
     """NumPy, as a library of `fmm.arrays.library`; with the options of numpy.matmul that a call has."""
 
+    module = np
     name, vendor_name = "NumPy", "numpy.matmul"
     differentiable, gemm_name = False, ""
     processor: Processor = "cpu"
@@ -173,32 +175,8 @@ class NumpyLibrary:
     def pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
 
-    def adjoint(self, x: Any) -> Any:
-        return halves.adjoint(np, x)
-
-    def transposed(self, x: Any) -> Any:
-        return np.swapaxes(x, -1, -2)
-
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
-        return np.zeros(shape, like.dtype)
-
-    def conjugated(self, x: Any) -> Any:
-        return np.conj(x)
-
-    def is_complex(self, x: Any) -> bool:
-        return bool(x.dtype.kind == "c")
-
     def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        return updates.promoted(np, np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
-
-    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        return updates.copied(np, x, shape, like.dtype)
-
-    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        return updates.updated(np, self.vendor(a, b), c, alpha, beta)
-
-    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        halves.finish_half(np, product, out, alpha, beta, fill)
+        return super().promoted(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
     def accepts(self, a: Any, b: Any) -> bool:
         """Asked of the operands without a's rows and b's columns: NumPy takes or rejects them alike."""

@@ -13,8 +13,9 @@ from typing import Any, Self
 
 import torch
 
-from fmm.arrays import halves, host_memory
+from fmm.arrays import host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.numpy_like import whole_factor
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -103,6 +104,9 @@ class _TorchTensors:
     def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_empty(shape).copy_(x)
 
+    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return x.expand(shape)
+
     def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return torch_update(a, b, c, alpha, beta, c)
 
@@ -110,7 +114,7 @@ class _TorchTensors:
         if out.dtype is not product.dtype:  # torch casts no product
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
         if not (product.is_floating_point() or product.is_complex()):
-            alpha, beta = halves.whole_factor(alpha), halves.whole_factor(beta)
+            alpha, beta = whole_factor(alpha), whole_factor(beta)
             check_whole(product, alpha, beta)
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value

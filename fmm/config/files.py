@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from fmm.config.document import read_document
 from fmm.config.environment import (
     componentwise_wanted,
     emulation_allowed,
@@ -21,7 +22,7 @@ from fmm.config.environment import (
 )
 from fmm.config.identity import Identity
 from fmm.config.locate import SHIPPED, search_path
-from fmm.config.schema import ConfigError, Raw, Tuned, checked_section, read_document
+from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
 
 LARGEST_FILE = 16 << 20
 

@@ -21,7 +21,6 @@ damaged elsewhere disturbs nobody.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
@@ -40,7 +39,6 @@ from fmm.config.checks import (
     object_of_texts,
     one_of,
     plain_text,
-    short_text,
     true_or_false,
     whole_number,
     wrong_value,
@@ -51,13 +49,13 @@ from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Fitted
 from fmm.kernels.plans.leaf import leaf_uses
+from fmm.kernels.plans.old_names import todays_ending, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, Rate, datasheet_rates
 from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
     "ANY",
-    "SCHEMA",
     "ConfigError",
     "Entry",
     "Raw",
@@ -67,12 +65,9 @@ __all__ = [
     "checked_calibration",
     "checked_entry",
     "checked_section",
-    "config_text",
     "empty_section",
-    "read_document",
 ]
 
-SCHEMA = 1  # the version that is read and written
 PRODUCT: Operation = "product"  # the operation of most entries
 ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
 ANY = "any"  # the layout of entries that hold for rows and columns alike
@@ -163,9 +158,9 @@ def size(value: Raw, where: str) -> Size:
 
 def plan_text(value: Raw, where: str) -> str:
     """Only the form: schemes are proved when they are read, which takes longer than a config may."""
-    if plain_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
+    if todays_ending(plain_text(value, where).rpartition(">")[2].strip()) not in leaf_uses():
         raise wrong_value(where, "a plan that ends in its leaf, such as vendor", value)
-    return str(value)
+    return todays_plan(str(value))
 
 
 POSITIVE = bounded_number(1e-30, 1e30)
@@ -234,20 +229,31 @@ def checked_entry(raw: Raw, where: str) -> Entry:
 
 
 def checked_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
-    """The model's numbers for one type; `name` is the device's, `source` says where they are from."""
+    """The model's numbers for one type; `name` is the device's, `source` says where they are from.
+
+    Leaves with a rate of their own have it in `leaf_rates`, or else, if `datasheet` names one, the rate that follows
+    from that."""
     checks, optional = _numbers(Calibration)
     rates, rate_optional = _numbers(Rate)
-    allowed = {**checks, **_RETIRED, "rate": anything, "leaf_rates": anything}
-    found = checked_fields(raw, where, allowed, optional | _RETIRED.keys() | {"leaf_rates"})
+    allowed = {**checks, **_RETIRED, "rate": anything, "leaf_rates": anything, "datasheet": plain_text}
+    found = checked_fields(raw, where, allowed, optional | _RETIRED.keys() | {"leaf_rates", "datasheet"})
     found = {name: value for name, value in found.items() if name not in _RETIRED}
     given: dict[str, tuple[str, Raw]] = {dtype: ("rate", found.pop("rate"))}
     for leaf, numbers in _object(found.pop("leaf_rates", {}), f"{where}.leaf_rates").items():
-        given[leaf] = f"leaf_rates.{leaf}", numbers
+        given[todays_ending(leaf)] = f"leaf_rates.{leaf}", numbers
     known = {
         name: Rate(**checked_fields(numbers, f"{where}.{place}", rates, rate_optional))
         for name, (place, numbers) in given.items()
     }
-    return Calibration(name, source, MappingProxyType(known), **found)
+    assumed = _assumed_rates(found.pop("datasheet", ""), dtype, where)
+    return Calibration(name, source, MappingProxyType({**assumed, **known}), **found)
+
+
+def _assumed_rates(sheet: str, dtype: str, where: str) -> Mapping[str, Rate]:
+    try:
+        return datasheet_rates(sheet, dtype) if sheet else {}
+    except ValueError as error:
+        raise ConfigError(f"{where}.datasheet: {error}") from None
 
 
 def _object(raw: Raw, where: str) -> dict[str, Raw]:
@@ -301,61 +307,22 @@ def _inner(raw: Raw, name: str) -> Raw:
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-def read_document(content: str) -> dict[str, dict[str, Raw]]:
-    """The devices of a config: key -> type -> section, not yet checked."""
-    try:
-        raw = json.loads(content, parse_constant=_no_constant)
-    except RecursionError:
-        raise ConfigError("it is nested too deeply") from None
-    except ValueError as error:
-        raise ConfigError(f"it is not JSON: {error}") from None
-    if not isinstance(raw, dict) or not isinstance(raw.get("devices"), dict):
-        raise ConfigError("it is no fmm config: it has no devices")
-    if isinstance(raw.get("schema"), int) and raw["schema"] > SCHEMA:
-        raise ConfigError(f"its schema is {short_text(raw['schema'])}, of a later fmm; this one reads {SCHEMA}")
-    if raw.get("schema") is not SCHEMA and raw.get("schema") != SCHEMA:
-        raise ConfigError(f"its schema is {short_text(raw.get('schema'))}, this fmm reads {SCHEMA}")
-    for key, types in raw["devices"].items():
-        if not isinstance(types, dict):
-            raise ConfigError(f"the device {short_text(key)} has no types")
-    return dict(raw["devices"])
-
-
-def _no_constant(name: str) -> None:
-    raise ConfigError(f"it holds {name}, which is no number")
-
-
 # ---- writing
 
 
-def calibration_fields(found: Calibration, dtype: str) -> dict[str, Raw]:
-    """A calibration as it stands in a section: what `calibration` reads back."""
+def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, Raw]:
+    """A calibration as it stands in a section: what `calibration` reads back; without what follows from a datasheet, if
+    one is named."""
     own = {name: getattr(found, name) for name in _numbers(Calibration)[0]}
     rates = {x: {name: getattr(rate, name) for name in _numbers(Rate)[0]} for x, rate in found.rates.items()}
-    others = {name: rate for name, rate in rates.items() if name != dtype}  # of leaves that have their own
-    return {**own, "rate": rates[dtype], **({"leaf_rates": others} if others else {})}
+    assumed = datasheet_rates(sheet, dtype) if sheet else {}
+    # Of leaves that have their own.
+    others = {x: rate for x, rate in rates.items() if x != dtype and found.rates[x] != assumed.get(x)}
+    named = {"datasheet": sheet} if assumed else {}
+    return {**own, "rate": rates[dtype], **({"leaf_rates": others} if others else {}), **named}
 
 
 def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
     """A section that knows nothing yet."""
     nothing: dict[str, Raw] = dict.fromkeys(("conditions", "tuned", "calibration", "intervals", "error", "thresholds"))
     return {"versions": dict(versions), **nothing, "noise": None, "entries": []}
-
-
-def config_text(devices: Mapping[str, Mapping[str, Raw]]) -> str:
-    """A config's text: readable, an entry a line."""
-    return _json_lines({"schema": SCHEMA, "devices": devices}, 0) + "\n"
-
-
-def _json_lines(value: Raw, depth: int) -> str:
-    """JSON with objects of plain values on one line each; ValueError for NaN, with which it would be none."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    if depth > 2 and not any(isinstance(x, dict) for x in inner):
-        return json.dumps(value, allow_nan=False)
-    gap, end = "\n" + " " * (depth + 1), "\n" + " " * depth
-    if isinstance(value, dict) and value:
-        lines = [f"{json.dumps(str(name))}: {_json_lines(x, depth + 1)}" for name, x in value.items()]
-        return "{" + gap + f",{gap}".join(lines) + end + "}"
-    if isinstance(value, list | tuple) and value:
-        return "[" + gap + f",{gap}".join(_json_lines(x, depth + 1) for x in value) + end + "]"
-    return json.dumps(value, allow_nan=False)

@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from fmm.config.document import config_text
 from fmm.config.files import read_config
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Entry, Raw, checked_entry, config_text, empty_section
+from fmm.config.schema import ConfigError, Entry, Raw, checked_entry, empty_section
 
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:

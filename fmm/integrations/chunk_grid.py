@@ -153,11 +153,16 @@ def _number(c: Coefficient) -> float | complex:
 def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
     """The weighted sum, as large as the largest of them."""
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
-    total = np.zeros_like(chunks[0], shape=shape) if chunks[0].shape != shape else None
-    for weight, chunk in zip(weights, chunks, strict=True):
-        if total is None:
-            total = chunk * chunk.dtype.type(weight)
-            continue
+    terms = list(zip(weights, chunks, strict=True))
+    if chunks[0].shape != shape:
+        total = np.zeros_like(chunks[0], shape=shape)
+    elif len(terms) > 1 and chunks[1].shape == shape and set(weights[:2]) <= {1, -1} and 1 in weights[:2]:
+        (first, x), (second, y) = terms[:2]
+        total = x + y if first == second else x - y if first == 1 else y - x  # one pass, not two
+        terms = terms[2:]
+    else:
+        total, terms = chunks[0] * chunks[0].dtype.type(weights[0]), terms[1:]
+    for weight, chunk in terms:
         part = total[: chunk.shape[0], : chunk.shape[1]]
         if weight == 1:
             part += chunk

@@ -20,6 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from fmm.api import plan as decided
 from fmm.dtypes import DTYPES
 from fmm.integrations.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.kernels.distributed.levels_above import levels_over_blocks
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import usual_growth
@@ -65,12 +66,7 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
 
 
 def _grid_plan(text: str) -> Plan:
-    """Levels over chunks. PlanError for what only numbers can do: kernels with sums inside, real parts, halves."""
-    found = Plan.parse(text if text == "vendor" or text.endswith("> vendor") else f"{text} > vendor")
-    for level in found.levels:
-        if not level.splits or level.needs_fusing_leaf or level.itemsize_below(8) != 8:
-            raise PlanError(f"{level} is no level over chunks; valid: schemes and step tables, such as 'winograd'")
-    return found
+    return levels_over_blocks(text, "over chunks")
 
 
 def _largest_chunks(x: Any, y: Any) -> tuple[int, int, int]:

@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_waiting: dict[str, list[Callable[[], None]]] = {}
+Act = Callable[[str], None]  # told the module's name
+
+_waiting: dict[str, list[Act]] = {}
+_told: set[str] = set()  # modules whose loading we have seen, and told of
+_lock = threading.Lock()  # of these two; nothing is imported under it
 
 
-def after_import(module: str, act: Callable[[], None]) -> None:
-    """Once the module has been loaded by whoever imports it, `act` is called; once, however often it is said."""
-    acts = _waiting.setdefault(module, [])
-    if act not in acts:
-        acts.append(act)
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
+def is_loaded(module: str) -> bool:
+    """Has it been loaded as a whole? Another thread, or a caller of ours, may be in the midst of it."""
+    found = sys.modules.get(module)
+    return found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False)
+
+
+def after_import(module: str, act: Act) -> bool:
+    """Once the module has been loaded by whoever imports it, `act` is called; once, however often it is said. False,
+    and nothing will be called, if that has just been done."""
+    with _lock:
+        if module in _told and module in sys.modules:
+            return False
+        _told.discard(module)
+        acts = _waiting.setdefault(module, [])
+        if act not in acts:
+            acts.append(act)
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.insert(0, _FINDER)
+        return True
+
+
+def _next_acts(module: str) -> list[Act]:
+    """Who waits for a module that has been loaded; if nobody does, whoever comes is told so."""
+    with _lock:
+        acts = _waiting.pop(module, [])
+        if not acts:
+            _told.add(module)
+            if not _waiting and _FINDER in sys.meta_path:
+                sys.meta_path.remove(_FINDER)
+        return acts
 
 
 class _Finder(MetaPathFinder):
@@ -30,7 +58,10 @@ class _Finder(MetaPathFinder):
         if fullname not in _waiting:
             return None
         for finder in sys.meta_path:
-            found = None if finder is self else finder.find_spec(fullname, path, target)
+            find = getattr(finder, "find_spec", None)  # (Python too passes over finders without)
+            found: ModuleSpec | None = None
+            if find is not None and finder is not self:
+                found = find(fullname, path, target)
             if found is not None and found.loader is not None:
                 found.loader = _Loader(found.loader)
                 return found
@@ -55,11 +86,9 @@ class _Loader(Loader):
             module.__spec__.loader = self.own
         module.__loader__ = self.own
         self.own.exec_module(module)
-        acts = _waiting.pop(module.__name__, [])
-        if not _waiting and _FINDER in sys.meta_path:
-            sys.meta_path.remove(_FINDER)
-        for act in acts:
-            act()
+        while acts := _next_acts(module.__name__):  # more may come while some are called
+            for act in acts:
+                act(module.__name__)
 
 
 _FINDER = _Finder()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fmm.config.environment import log_once
-from fmm.integrations.on_import import after_import
+from fmm.integrations.on_import import after_import, is_loaded
 
 Undo = Callable[[], None]
 VARIABLE = "FMM_INSTALL"
@@ -109,26 +109,33 @@ def _named(names: tuple[str, ...]) -> list[Place]:
     return [PLACES[name] for name in dict.fromkeys(names or USUAL)]
 
 
-def _settle(place: Place) -> None:
-    """Gets in, or out, as is wanted now."""
+def _settle(place: Place, loaded: bool = False) -> None:
+    """Gets in, or out, as is wanted now; `loaded`: it is known that the library is.
+
+    Not where another thread is in the midst of loading it: that one comes here when it has done so. To wait for it
+    while we hold the lock that it will ask for would be to wait forever.
+    """
     if not place.wanted and place.undo is not None:
         undo, place.undo = place.undo, None
         undo()
     elif place.wanted and place.undo is None:
-        if place.library in sys.modules:
+        if loaded or is_loaded(place.library):
             _get_in(place)
+        elif sys.modules.get(place.library) is not None:
+            if not after_import(place.library, settle_loaded):
+                _get_in(place)
         elif importlib.util.find_spec(place.library) is None:
             log_once(f"nothing is installed for {place.library}: there is no such library here")
         else:
-            after_import(place.library, settle_all)
+            after_import(place.library, settle_loaded)
 
 
-def settle_all() -> None:
+def settle_loaded(library: str) -> None:
     """Once a library has been loaded: whoever waited for it gets in, if that is still wanted."""
     for place in PLACES.values():
         with _lock:
-            if place.library in sys.modules:
-                _settle(place)
+            if place.library == library:
+                _settle(place, loaded=True)
 
 
 def _get_in(place: Place) -> None:

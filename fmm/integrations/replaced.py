@@ -22,8 +22,15 @@ class Replaced:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # for isinstance(numpy.matmul, numpy.ufunc)
+        return type(self.__wrapped__)
+
     def __reduce__(self) -> str:
         return str(self.__wrapped__.__name__)  # pickled by its name, as the function itself would be
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return self.__reduce__()
 
     def __repr__(self) -> str:
         return f"{self.__wrapped__!r}, by fmm where a plan pays"

@@ -1,41 +1,139 @@
-"""Running a program with fmm installed for its libraries: what `python -m fmm` does."""
+"""Running a program with fmm installed for its libraries: what `python -m fmm` does.
+
+The program finds what it would find if Python itself ran it: its own module as `__main__`, as long as the process lives
+(what it pickles, and threads that go on after its last line, look there), its arguments, its folder first among the
+paths. What it raises is shown without our frames, and ends the process as it would without us.
+"""
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import builtins
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+from zipfile import is_zipfile
 
 from fmm.integrations.places import PLACES, USUAL, VARIABLE, install
-from fmm.integrations.report import begin_report
+from fmm.integrations.report import Report, begin_report
 
-USAGE = "python -m fmm [--report] [--install NAMES] (script.py | -m module) [arguments of the program]"
+USAGE = "python -m fmm [--report] [--install NAMES] (script.py | -m module | -c code | -) [arguments of the program]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it as Python itself would; what it raises is Python's to show."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options, program, rest = _parsed(given)
-    report = begin_report() if options.report else None
+    """Runs it as Python itself would."""
+    options, program, rest = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+    if options.report:
+        # What is registered first is called last: when the program's threads and its own such calls have ended.
+        atexit.register(_print_report, begin_report(), os.getpid())
     names = tuple(name.strip() for name in options.install.split(",") if name.strip())
     install(*names)
     os.environ[VARIABLE] = ",".join(names)  # for processes that the program starts
+    work = _prepared(options, program, rest)
     try:
-        if options.module:
-            sys.argv = [program, *rest]
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = [program, *rest]
-            sys.path[0] = str(Path(program).resolve().parent)
-            runpy.run_path(program, run_name="__main__")
-    finally:
-        if report is not None:
-            print(report, file=sys.stderr)
+        work()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = _own_frames_left_out(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook = _shown_already  # and the rest is Python's: the status, or the signal's end
+        raise
     return 0
+
+
+def _print_report(report: Report, process: int) -> None:
+    """Not in a process that was forked off."""
+    if os.getpid() == process:
+        print(report, file=sys.stderr)
+
+
+def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _shown_already(*_: object) -> None: ...
+
+
+# ---- the program
+
+
+def _prepared(options: argparse.Namespace, program: str, rest: list[str]) -> Callable[[], object]:
+    """What runs it, all that it may look at being in its place."""
+    if options.module:
+        sys.argv = [program, *rest]
+        _main_module()
+        return partial(_run_module, program)  # which finds the module, and says so if there is none
+    if options.code:
+        _put_first("")
+        sys.argv = ["-c", *rest]
+        return partial(_run_source, _main_module(), program, "<string>")
+    sys.argv = [program, *rest]
+    if program == "-":
+        _put_first("")
+        return partial(_run_source, _main_module("<stdin>"), sys.stdin.read(), "<stdin>")
+    return _prepared_file(program)
+
+
+def _prepared_file(program: str) -> Callable[[], object]:
+    """A script; a folder or an archive with a module `__main__`; what a compiler made of a script."""
+    path = Path(program).absolute()
+    if path.is_dir() or is_zipfile(path):
+        sys.path.insert(0, str(path))
+        if not sys.flags.safe_path:
+            del sys.path[1]
+        _main_module()
+        return partial(_run_module, "__main__", False)
+    _put_first(str(path.resolve().parent))
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        why = f"[Errno {error.errno}] {error.strerror}"
+        print(f"{sys.executable}: can't open file {str(path)!r}: {why}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if source.startswith(MAGIC_NUMBER):
+        return partial(runpy.run_path, program, run_name="__main__")
+    module = _main_module(str(path), SourceFileLoader("__main__", str(path)))
+    return partial(_run_source, module, source, str(path))
+
+
+def _run_module(name: str, changes_arguments: bool = True) -> None:
+    """As the interpreter itself does it, by the function that it calls for that."""
+    run: Callable[[str, bool], Any] = vars(runpy)["_run_module_as_main"]
+    run(name, changes_arguments)
+
+
+def _run_source(module: ModuleType, source: str | bytes, name: str) -> None:
+    exec(compile(source, name, "exec", dont_inherit=True), vars(module))
+
+
+def _main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
+    """The module `__main__`, as a program finds it."""
+    module = ModuleType("__main__")
+    found: dict[str, Any] = {"__annotations__": {}, "__builtins__": builtins, "__loader__": loader}
+    vars(module).update(found | ({"__file__": file, "__cached__": None} if file else {}))
+    sys.modules["__main__"] = module
+    return module
+
+
+def _put_first(folder: str) -> None:
+    """In the place of the current folder, which `python -m fmm` has put first, unless it was told to put nothing
+    there."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+# ---- our own arguments
 
 
 def _parsed(given: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
@@ -44,6 +142,7 @@ def _parsed(given: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
     parser.add_argument("--report", action="store_true", help="at the end, say which products ran by plans")
     parser.add_argument("--install", default=",".join(USUAL), help=f"between commas: {', '.join(PLACES)}")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
+    parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(given)
     if not options.program:

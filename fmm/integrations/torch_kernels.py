@@ -35,7 +35,7 @@ from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import noted, reporting
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import call
-from fmm.runtime.gemm import Update, gemm_product
+from fmm.runtime.gemm import Update, gemm_product, update_wishes
 from fmm.runtime.left_to_vendor import SMALL, SMALL_HALF, SMALL_UNALIGNED, just_left_to_vendor, remember_vendor
 from fmm.runtime.left_to_vendor import small_enough_for_vendor as small_enough
 from fmm.runtime.limits import NO_WISHES
@@ -194,26 +194,23 @@ class Answers:
     def sum_with_product(self, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """beta * added + alpha * a @ b, or None.
 
-        Alpha is a factor of the plan's last sums, and so is beta where the sum takes the place of what is added. Else
-        that is added in one pass over the product.
+        Alpha and beta are factors of the plan's last sums, which read what is added where it lies, a row for all rows
+        of the product perhaps. Without beta it is not looked at, be it inf or NaN.
         """
         if self._not_now() or not (_can_be_added(added, a, b) and _are_factors(alpha, beta, a)):
             return None
-        if beta and out is not None and _same_place(added, out):
-            return self._answer(a, b, out, Update(alpha, beta))
-        c = self._answer(a, b, out if beta == 0 else None, Update(alpha))
-        if c is None or beta == 0:
-            return c
-        return torch.add(c, added, alpha=beta, out=c if out is None else out)
+        return self._answer(a, b, out, Update(alpha, beta), added if beta else None)
 
-    def _answer(self, a: Any, b: Any, out: Any, update: Update = PRODUCT) -> Any:
-        """alpha a b + beta out, or None."""
+    def _answer(self, a: Any, b: Any, out: Any, update: Update = PRODUCT, added: Any = None) -> Any:
+        """alpha a b + beta added, or None."""
         if self.hook is None and not reporting() and self._quick_no(a, b):
             return None
         if not plain_operands(a, b) or not (out is None or takes(out, a, b)):
             return None
         a, b = without_marks(a, b)
-        wishes = NO_WISHES._replace(asked=update.asked) if update != PRODUCT else NO_WISHES
+        if added is not None and added is not out:
+            added = without_marks(added, added)[0]
+        wishes = update_wishes(self.library, a, b, added, out, update) if update != PRODUCT else NO_WISHES
         noted(f"torch.{'mm' if a.dim() == 2 else 'bmm'}", a, b, lambda: call.explained(self.library, a, b, out, wishes))
         ready = prepared(self.library, a, b, out, wishes)
         if ready.plan is None or (ready.plan == VENDOR and ready.decision.trial is None):
@@ -223,7 +220,7 @@ class Answers:
         if update == PRODUCT:
             return call.product(self.library, a, b, out, wishes)
         with own_kernels_answer():  # whatever torch is asked for meanwhile
-            return gemm_product(self.library, a, b, out if update.beta else None, out, update, NO_WISHES)
+            return gemm_product(self.library, a, b, added, out, update, NO_WISHES)
 
     def _not_now(self) -> bool:
         """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls? Then it is not
@@ -352,8 +349,3 @@ def _are_factors(alpha: Any, beta: Any, a: Any) -> bool:
     """Numbers by which torch would multiply such a matrix."""
     factors = alpha, beta
     return not any(isinstance(x, bool) or (isinstance(x, complex) and not a.is_complex()) for x in factors)
-
-
-def _same_place(x: Any, y: Any) -> bool:
-    """Are they one matrix, in the same memory?"""
-    return bool(x.shape == y.shape and x.stride() == y.stride() and x.data_ptr() == y.data_ptr())

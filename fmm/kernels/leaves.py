@@ -14,22 +14,11 @@ lie in memory, for all leaves.)
 
 from __future__ import annotations
 
-from functools import partial
 from math import sqrt
 
-from fmm.dtypes import COMPLEX, DTYPES, FLOATS, INTEGERS, RINGS
+from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
-from fmm.kernels.cuda.products.bytes.residue_planes import (
-    DOUBLE_LEAVES,
-    PRODUCTS,
-    SINGLE_LEAVES,
-    SUMMED,
-    WHOLE_LEAVES,
-    residue_scratch,
-    whole_scratch,
-)
-from fmm.kernels.cuda.products.bytes.residue_planes import kept_room as kept_residues
 from fmm.kernels.cuda.products.float16.f16_planes import f16x3_scratch, kept_room
 from fmm.kernels.cuda.products.tiles.tile_sizes import PRESETS, SMALL_TYPES, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
@@ -141,72 +130,15 @@ DIGITS = Leaf(
     rate=DIGITS_RATE,
 )
 
-# Of which prepared operands keep planes: with levels below there would be more, and others for A than for B.
-KEEPING = "oz14"
-# Errors of the leaves of residues against DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200: 0.5 to
-# 0.7 with 14 moduli; every one more or less is a factor of 15. (Uniform data: 0.03.) Of float32 0.17 to 0.26 with 7
-# and 0.013 to 0.023 with 8; with more no less than rounding C takes.
-USUAL_MODULI = {"float64": (14,), "float32": (8,)}
-RESIDUE_ERRORS = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
-# Norms have at least 2^49.7, 2^53.5, ... units, of which either operand's number loses half a one (2^26.2, 2^30.1,
-# 2^34.0 with 7, 8 and 9 moduli); what is known of a float64 number ends at 2^-53, of a float32 number at 2^-24.
-RESIDUE_BOUNDS = {
-    **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
-    **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
-}
-
-
-def _residue_leaf(name: str, dtype: str, moduli: int, levels: int) -> Leaf:
-    below = f", with {PRODUCTS**levels} in the place of {8**levels} by Strassen's algorithm" if levels else ""
-    return Leaf(
-        name,
-        f"{dtype} by products of 8-bit integers modulo {moduli} numbers{below}",
-        ("cuda",),
-        (dtype,),
-        call="four launches",
-        starts=4,
-        scratch=partial(residue_scratch, DTYPES[dtype].itemsize, moduli, levels),
-        orders=(),
-        # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
-        # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
-        forms=("alone",) if moduli in USUAL_MODULI[dtype] and levels < 2 else (),
-        halves=() if levels or dtype != "float64" else (dtype,),
-        unprobed=("alone",) if dtype == "float32" else (),  # for who asks for less than the vendor's error
-        relative_error=RESIDUE_ERRORS.get(moduli, 1.0),
-        emulates=True,
-        norm_bound=RESIDUE_BOUNDS[moduli],
-        keeps=partial(kept_residues, moduli) if name == KEEPING else None,
-        rate=name,
-    )
-
-
-RESIDUES = tuple(
-    _residue_leaf(name, dtype, *counts)
-    for dtype, leaves in (("float64", DOUBLE_LEAVES), ("float32", SINGLE_LEAVES))
-    for name, counts in leaves.items()
+BYTES = Leaf(
+    "bytes",
+    "this package's own products of 8-bit integers, whose sums are reduced modulo a number each",
+    ("cuda",),
+    (BYTE.name,),
+    orders=(),
+    forms=(),
+    below_levels=True,
 )
 
-
-def _whole_leaf(name: str, levels: int) -> Leaf:
-    below = f", with {PRODUCTS**levels} in the place of {8**levels} by Strassen's algorithm" if levels else ""
-    return Leaf(
-        name,
-        "integers exactly, by products of 8-bit integers modulo as many numbers as their type and the inner dimension "
-        f"need{below}",
-        ("cuda",),
-        (),
-        types_alone=SUMMED if levels else INTEGERS,
-        call="one to four launches",
-        starts=4,
-        scratch_of=partial(whole_scratch, levels),
-        orders=(),
-        forms=("alone",),
-        unprobed=("alone",),
-        rate=f"{name}-{{}}",
-    )
-
-
-WHOLE = tuple(_whole_leaf(name, levels) for name, levels in WHOLE_LEAVES.items())
-
-for _row in (VENDOR, LT, TILE, SMALL, F16X3, *WHOLE, *RESIDUES, VENDOR3M, DIGITS):
+for _row in (VENDOR, LT, TILE, SMALL, F16X3, BYTES, VENDOR3M, DIGITS):
     register_leaf(_row)

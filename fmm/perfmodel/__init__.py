@@ -4,7 +4,7 @@ from fmm.hardware.datasheets import Device, device, device_names
 from fmm.perfmodel.calibration import Calibration, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, choose
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.papers.li_counts import A, T, V
+from fmm.perfmodel.papers.li.counts import A, T, V
 from fmm.perfmodel.predict import Prediction, predict
 from fmm.perfmodel.stability import error_bound, expected_growth
 from fmm.problem import Problem

@@ -11,16 +11,12 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.cuda.products.bytes.residue_planes import (
-    DOUBLE_LEAVES,
-    PRODUCTS,
-    SINGLE_LEAVES,
-    SUMMED,
-    WHOLE_LEAVES,
-    whole_moduli,
-)
 from fmm.kernels.cuda.products.float16.f16_planes import PIECE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
+from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.levels.residue_room import PRODUCTS
+from fmm.kernels.plans.levels.residues import residue_endings
+from fmm.kernels.registry import depends_on_rows
 
 
 @dataclass(frozen=True)
@@ -134,12 +130,17 @@ FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex
 CPU_STREAM = 10e9
 # NumPy's loops over every second number do not use vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
 CPU_PARTS = 0.5
+# Syrk's time, with our mirror, as a share of gemm's: float64 0.545 and 0.51 at 4096 and 8192, float32 0.65 at 4096.
+CPU_HALF = {"float64": 0.53, "float32": 0.65}
 BUILT_IN = "built-in recursion point, device not tuned"
 
 
 def cpu(threads: int) -> Calibration:
     """The built-in calibration of a CPU: conservative ratios, nominal seconds."""
-    rates = {t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0) for t, r in FLOPS_PER_BYTE.items()}
+    rates = {
+        t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0, half=CPU_HALF.get(t, Rate.half))
+        for t, r in FLOPS_PER_BYTE.items()
+    }
     stream = CPU_STREAM * min(threads, SUM_THREADS)
     name = f"cpu, {threads} threads"
     return Calibration(name, BUILT_IN, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS)
@@ -259,10 +260,8 @@ def datasheet(name: str) -> Calibration:
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
-        for dtype, leaves in (("float64", DOUBLE_LEAVES), ("float32", SINGLE_LEAVES)):
-            for name, counts in leaves.items():
-                rates[name] = _residue_products(rates["float16"], stream, *counts, DTYPES[dtype].itemsize)
         rates |= dict(_integers(rates, stream))
+        rates |= dict(_by_residues(rates["float16"], stream))
     elif "float16" in rates and float(gpu.capability) >= PAIRS:
         planes = _planes_by_vendor(rates["float16"], stream)
         if planes.flops > rates["float32"].flops:
@@ -311,17 +310,30 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item:
     return replace(found, half_by_tiles=share, half_edge=edge)
 
 
+def _by_residues(half: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
+    """Of every row of residues, by the name that it has in a calibration; of integers modulo as many numbers as long
+    products of their type need."""
+    for row in ending_rows():
+        if (found := residue_endings().get(row.name)) is not None:
+            for name in (*row.types, *row.types_alone):
+                moduli, itemsize = found.moduli(name, LONG), DTYPES[name].itemsize
+                yield row.rate.format(name), _residue_products(half, stream, moduli, found.depth, itemsize)
+
+
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
-    """Integers by the library's own kernels, and by residues, modulo as many numbers as long products of their type
-    need."""
-    half = rates["float16"]
+    """Integers by the library's own kernels."""
     for name in INTEGERS:
-        itemsize = DTYPES[name].itemsize
-        yield name, Rate(rates["float32"].flops * OWN_LOOPS[itemsize], half.fill, PIPE, tile=SIDE)
-        for leaf, levels in WHOLE_LEAVES.items():
-            if name in SUMMED or not levels:
-                found = _residue_products(half, stream, whole_moduli(name, LONG), levels, itemsize)
-                yield f"{leaf}-{name}", found
+        flops = rates["float32"].flops * OWN_LOOPS[DTYPES[name].itemsize]
+        yield name, Rate(flops, rates["float16"].fill, PIPE, tile=SIDE)
+
+
+@depends_on_rows
+@lru_cache(maxsize=16)
+def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
+    """Of what multiplies this type with a rate of its own, by a device's datasheet."""
+    known = datasheet(name).rates
+    own = dict.fromkeys(row.rate for row in ending_rows() if row.rate and dtype in row.types)
+    return MappingProxyType({rate: known[rate] for rate in own if rate in known})
 
 
 def _peak(gpu: Device, dtype: str) -> float:

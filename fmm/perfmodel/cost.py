@@ -22,7 +22,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import batch_scratch
 from fmm.kernels.registry import depends_on_rows
-from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level
+from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level, opened_counts
 from fmm.problem import Fill, Operation, Shape
 
 Leaves = tuple[tuple[Shape, int], ...]
@@ -75,11 +75,13 @@ def cost(
     op: Operation = "product",
     fill: Fill = "full",
     batched: bool = False,
+    opened: bool = True,
 ) -> Cost:
     """The cost of C = alpha A B + beta C; a problem with an empty side costs nothing at all.
 
     The leaf products of a level that the plan calls batched are one launch; `batched` counts those of stacked levels
-    so too, one launch for every shape.
+    so too, one launch for every shape. A level that a machine does whole, with all that is below it, is counted by the
+    steps that it comes to, or, unless it is `opened`, as one leaf product.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
@@ -87,7 +89,7 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally(plan, (m, k, n), Asked(alpha, beta, op, fill), _Units(itemsize, transaction, batched))
+    t = _tally(plan, (m, k, n), Asked(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
     flops += 2 * sum(half_elements(rows) * inner * times for (rows, inner, _), times in t.halves)
     numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
@@ -101,6 +103,7 @@ class _Units(NamedTuple):
     itemsize: int
     transaction: int
     batched: bool
+    opened: bool
 
     def traffic(self, rectangles: Mapping[Moved, int], itemsize_below: int) -> tuple[int, int]:
         """Bytes and transactions of rectangles."""
@@ -127,20 +130,36 @@ class _Tally(NamedTuple):
 def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     level = _fused(plan, shape, asked.beta) if plan.fused else counted_level(plan, shape, asked)
     if level is None:
+        if units.opened and (found := _opened(plan, shape, asked, units)) is not None:
+            return found
         return _leaf(shape, units, plan.leaf_use.leaf.room(units.itemsize, *shape, 1), asked.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
-    calls = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
-    start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, wanted, inside), times) for (p, size, wanted), times in level.calls.items()]
+    calls = level.launches - _saved(plan, level, inner, units.batched)
+    start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     total = _total(start, inner, level.lanes)
     if plan.levels and plan.levels[0].batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
         scratch = max((batch_scratch(*size) for size in sizes), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
     return total
+
+
+def _opened(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally | None:
+    """What a machine does whole; its planes are one batch. None for a leaf."""
+    leaf = plan.leaf_use.leaf
+    level = opened_counts(plan, shape, units.itemsize, asked)
+    if level is None or leaf.level is None:
+        return None
+    below = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
+    read, loads = units.traffic(level.read, below.itemsize)
+    written, stores = units.traffic(level.written, below.itemsize)
+    launches, room = level.launches + 1 - sum(level.calls.values()), leaf.room(units.itemsize, *shape, 1)
+    start = _Tally(level.additions, read, written, 0, loads + stores, launches, room, ())
+    return _total(start, [(_tally(p, size, w, below), times) for (p, size, w), times in level.calls.items()], 1)
 
 
 def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
@@ -188,8 +207,8 @@ def _merged(found: Sequence[tuple[Leaves, int]]) -> Leaves:
     return tuple(leaves.items())
 
 
-def _saved(plan: Plan, level: LevelCounts, batched: bool) -> int:
-    """Launches that batching saves where a level's products are leaves: all but one of every shape."""
+def _saved(plan: Plan, level: LevelCounts, inner: Sequence[tuple[_Tally, int]], batched: bool) -> int:
+    """Launches that batching saves where a level's products are leaves: all but one product's of every shape."""
     if not plan.levels or plan.rest.levels:
         return 0
     first = plan.levels[0]
@@ -198,4 +217,4 @@ def _saved(plan: Plan, level: LevelCounts, batched: bool) -> int:
         return max(calls - first.launches, 0)
     if not (first.batched or (batched and first.independent)):
         return 0
-    return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
+    return sum((times - 1) * tally.launches for tally, times in inner)

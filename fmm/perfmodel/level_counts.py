@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restr
 from fmm.kernels.plans.blocks import Cut
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.level_steps import OPERANDS, Asked, LevelSteps, Mirror, Place, ProductWithSums, Sum
-from fmm.kernels.plans.lower import lower_level
+from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.rescaling import LineExponents
 from fmm.kernels.registry import depends_on_rows
@@ -57,6 +57,12 @@ def counted_level(plan: Plan, shape: Shape, asked: Asked) -> LevelCounts | None:
         if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.at(shape, plan.rest)
     steps = _uncached(plan, *shape, *asked)
+    return None if steps is None else _counted(steps)
+
+
+def opened_counts(plan: Plan, shape: Shape, itemsize: int, asked: Asked) -> LevelCounts | None:
+    """The same of a level that a machine does whole, all its products in one launch."""
+    steps = opened_level(plan, *shape, itemsize, asked)
     return None if steps is None else _counted(steps)
 
 

@@ -10,7 +10,7 @@ from math import prod
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiles.tiled import TileOp, lower_tiles
-from fmm.kernels.cuda.products.tiles.tma import ALONE, BEGIN, IN_TURN, Part, makespan, parts_of
+from fmm.kernels.cuda.products.tiles.tma_parts import ALONE, BEGIN, IN_TURN, Part, makespan, parts_of
 from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
 from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launch_seconds, resident_blocks
 

@@ -110,7 +110,7 @@ def counted_work(plan: Plan, problem: Problem) -> Work:
 
 def _counts(plan: Plan, problem: Problem) -> tuple[tuple[Leaf, ...], float, float]:
     """The leaf products, the elements that the sums move, and how many passes those are."""
-    counts = cost(plan, *problem.size, problem.itemsize)
+    counts = cost(plan, *problem.size, problem.itemsize, opened=False)
     leaves = tuple((*size, float(times), _together(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
     return leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes

@@ -32,6 +32,7 @@ from fmm.runtime.decide import (
     without_layouts,
 )
 from fmm.runtime.devices import Device, chip_as_tuned
+from fmm.runtime.left_to_vendor import SMALLEST_SIDE
 from fmm.runtime.operands import (
     LibraryAnswersError,
     Matrices,
@@ -64,15 +65,29 @@ def _as_gram(asked: Question) -> Call | None:
     problem = call.decision.problem
     if call.plan is None or problem is None or (call.plan == VENDOR and not _vendor_has_half(asked, problem)):
         return None
-    worth = asked.device.threads or faster_as_half(call.decision, call.limits, asked.device)
-    return call if worth else None
+    if asked.device.threads:
+        own = call.plan == VENDOR
+        return replace(call, decision=replace(call.decision, reason=MIRRORED_BY_US)) if own else call
+    return call if faster_as_half(call.decision, call.limits, asked.device) else None
+
+
+MIRRORED_BY_US = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
 
 
 def _vendor_has_half(asked: Question, problem: Problem) -> bool:
-    """Is there a function of the vendor's that a library's own product does not call? NumPy's product does; of 16-bit
-    types there is none, so that a half would be a whole product and a pass besides."""
+    """Is there a function of the vendor's that a library's own product does not call? Of 16-bit types there is none, so
+    that a half would be a whole product and a pass besides. NumPy's product calls it, and mirrors by itself."""
     ranks = problem.dtype in VENDOR.leaf_use.leaf.rank_updates
-    return not asked.device.threads and ranks and problem.k >= LEAST_OF_RANK
+    if asked.device.threads:
+        large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE  # a shorter inner side is NumPy's unasked
+        return ranks and bool(asked.setting.vendor_better) and large
+    return ranks and problem.k >= LEAST_OF_RANK
+
+
+# NumPy mirrors the half that BLAS computed number by number, in one thread; we do it in tiles, in all threads, which
+# costs more to begin. Two cores, NumPy's time over ours, float64 and float32: 0.40 and 0.25 with 300 rows, 0.89 and
+# 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096; 1.07 with 8192 (float64).
+LEAST_MIRRORED = 3000
 
 
 # The vendor's functions for halves are slow where the inner side is short: on an H200, that of float32 took 2.2 and 2.4
@@ -92,7 +107,7 @@ def _answered(asked: Question) -> Call:
     decision, launches = _decided(asked, work.problem, limits)
     call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
-        call = _on_device(call, launches, work)
+        call = _on_device(call, launches, work, asked)
     elif on_host and (decision.plan != VENDOR or _not_the_librarys(asked, work)):
         call = _on_host(call, work, copied)
     else:
@@ -120,6 +135,8 @@ def _limits_left(limits: Limits, problem: Problem, copied: int) -> Limits:
 def _as_asked(asked: Question, work: Matrices) -> Problem:
     """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
     problem, kept = work.problem, asked.kept
+    if asked.added is not None:
+        problem = replace(problem, added=(asked.added[-2], asked.added[-1]))
     if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
@@ -130,7 +147,14 @@ def _as_asked(asked: Question, work: Matrices) -> Problem:
 def _not_the_librarys(asked: Question, work: Matrices) -> bool:
     """Is it no product that the library has? A stack times one matrix is a single product for the vendor too, where its
     library does not see that."""
-    return work.problem.halved or work.problem.updates or (work.folds and not asked.setting.folds_stacks)
+    halved = work.problem.halved and not _is_numpys_half(asked, work.problem)
+    return halved or work.problem.updates or (work.folds and not asked.setting.folds_stacks)
+
+
+def _is_numpys_half(asked: Question, problem: Problem) -> bool:
+    """Is it just what NumPy's product of a small matrix and its transpose in place computes?"""
+    numpys = asked.setting.adjoint and bool(asked.setting.vendor_better)
+    return numpys and asked.asked == Asked(op=asked.asked.op) and problem.m < LEAST_MIRRORED
 
 
 def _on_host(call: Call, work: Matrices, copied: int) -> Call:
@@ -141,12 +165,14 @@ def _on_host(call: Call, work: Matrices, copied: int) -> Call:
     return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *asked) + copies)
 
 
-def _on_device(call: Call, launches: LaunchList, work: Matrices) -> Call:
+def _on_device(call: Call, launches: LaunchList, work: Matrices, asked: Question) -> Call:
     """What a call on a device has besides: launches, addresses and memory."""
     vendors = GRAPH_SCRATCH * launches.vendor_lanes
     recurs = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
     needed = cublas_scratch(launches) + vendors if recurs else launches.workspace
-    return replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
+    added = work.added_offsets(asked.added) if asked.added is not None else ()
+    found = replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
+    return replace(found, added_offsets=added)
 
 
 def _recurs(launches: LaunchList, work: Matrices) -> bool:

@@ -56,11 +56,14 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     return c
 
 
-def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: Wishes) -> Any:
-    """C by a call's plan or another one, in `target` if that is given; None if the library must multiply."""
-    c = _attempt(library, call, a, b, target, wishes)
+def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: Wishes, added: Any = None) -> Any:
+    """C by a call's plan or another one, in `target` if that is given; None if the library must multiply.
+
+    `added`: what is added, of C's shape, where C does not hold it (then `wishes.added` are its strides).
+    """
+    c = _attempt(library, call, a, b, target, wishes, added)
     if isinstance(c, Failure):  # what the failed attempt had allocated is given back now that the exception is gone
-        c = _product_instead(library, call, a, b, target, wishes, c)
+        c = _product_instead(library, call, a, b, target, wishes, c, added)
     return c
 
 
@@ -74,10 +77,11 @@ class Failure:
 OUT_OF_MEMORY, CANNOT_RUN = Failure(leaner_plans), Failure(other_plans)
 
 
-def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes, added: Any) -> Any:
     """C by the call's plan, None if the library must multiply, or a Failure, unless the caller insists on the plan."""
+    more = () if added is None else (added,)
     try:
-        return _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None)
+        return _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None, *more)
     except library.out_of_memory:
         if wishes.insists:
             raise
@@ -88,7 +92,9 @@ def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wis
         return CANNOT_RUN
 
 
-def _product_instead(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes, failed: Failure) -> Any:
+def _product_instead(
+    library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes, failed: Failure, added: Any
+) -> Any:
     """C by other plans of the model's; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
@@ -97,7 +103,7 @@ def _product_instead(library: Library, call: Call, a: Any, b: Any, out: Any, wis
         for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
             own = wishes._replace(plan=plan, replaceable=True, asked=asked)
             other = prepared(library, a, b, out, own)
-            c = failed if other.plan is None else _attempt(library, other, a, b, out, own)
+            c = failed if other.plan is None else _attempt(library, other, a, b, out, own, added)
             if not isinstance(c, Failure):
                 return c
     except MemoryError:

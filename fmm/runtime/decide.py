@@ -67,7 +67,10 @@ class Decision:
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
-            table = explained_table(self.plan, *self.problem.size, self.problem.itemsize, _asked(self.problem))
+            problem = self.problem
+            table = explained_table(
+                self.plan, *problem.size, problem.itemsize, _asked(problem), problem.dtype if problem.type.exact else ""
+            )
             lines += ["", table]
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]

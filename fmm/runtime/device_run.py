@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext, suppress
+from itertools import repeat
 from typing import Any
 
 import cupy
@@ -42,22 +43,33 @@ PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
 
-def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
+def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, added: Any = None) -> Any:
     """C by the call's plan, on the library's current stream; None if the vendor must multiply.
 
-    `given`: the caller named the plan, which then runs even after products that had to be computed again.
+    `given`: the caller named the plan, which then runs even after products that had to be computed again. `added`: what
+    is added, where C does not hold it, of C's shape.
 
     PlanError, before anything is launched, where the plan cannot run on operands that lie like these.
     """
     device = call.setting.device
     stream, context = library.current_stream(device)
     if context is None:
-        return _run(library, call, a, b, out, given, device, stream)
+        return _run(library, call, a, b, out, given, device, stream, added)
     with context:
-        return _run(library, call, a, b, out, given, device, stream)
+        return _run(library, call, a, b, out, given, device, stream, added)
 
 
-def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, device: int, stream: int) -> Any:
+def _run(
+    library: DeviceLibrary,
+    call: Call,
+    a: Any,
+    b: Any,
+    out: Any,
+    given: bool,
+    device: int,
+    stream: int,
+    added: Any = None,
+) -> Any:
     """Everything that may run out of memory is allocated before the first launch. Whatever leaves, `out` is untouched,
     or complete once the stream has come so far."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
@@ -74,14 +86,14 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     if out is not None:
         library.written(out)
     try:
-        ready.run(p, q, r, workspace, seen=out is not None)
+        ready.run(p, q, r, workspace, 0 if added is None else library.pointer(added), seen=out is not None)
     except PlanError:  # nothing was launched
         raise
     except Exception:
         # A launch has failed: what the others wrote is written over, if the device still can.
         if out is not None:
             with suppress(Exception):
-                _completed(library, call, a, b, out)
+                _completed(library, call, a, b, out, added)
         raise
     del kept  # given back in the stream's order: what is launched next may have it
     return c
@@ -104,14 +116,19 @@ def _recomputes(call: Call) -> bool:
     return call.launches is not None and may_differ(call.launches.plan)
 
 
-def _completed(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any) -> None:
-    """What is asked of a call, by the library's own functions; but if something was added to `out`, nobody knows to
-    what."""
+def _completed(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, added: Any) -> None:
+    """What is asked of a call, by the library's own functions; but if something was added to what `out` held, nobody
+    knows to what."""
     problem = call.launches.problem if call.launches else None
-    if problem is None or problem.beta or call.launches is None or any(call.launches.plan.conjugates):
+    if problem is None or call.launches is None or any(call.launches.plan.conjugates):
         return
     alpha = problem.alpha
-    if problem.halved:
+    if added is not None:
+        library.copy(added, out)
+        library.updated(a, b, out, alpha, problem.beta)
+    elif problem.beta:
+        return
+    elif problem.halved:
         library.finish_half(library.vendor(a, b), out, complex(alpha).real, 0.0, problem.fill)
     elif alpha != 1:
         library.updated(a, b, out, alpha, 0)
@@ -142,7 +159,8 @@ class StreamCall:
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, *bases: int, seen: bool = True) -> None:
-        """With A, B, C and the workspace at these addresses. Does the caller see C, should an exception leave?"""
+        """With A, B, C, the workspace and what is added at these addresses. Does the caller see C, should an exception
+        leave?"""
         if self.replays is not None:
             replay = self.replays.made(self._latest)
             if type(replay) is not _Replay or replay.bases != bases:
@@ -150,12 +168,15 @@ class StreamCall:
             if replay is not None:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
                 return
-        self._launch(Addresses(*bases, *self.told), self.stream, seen)
+        self._launch(self._addresses(bases), self.stream, seen)
+
+    def _addresses(self, bases: tuple[int, ...]) -> Addresses:
+        return Addresses(*bases[:4], *self.told, *bases[4:])
 
     def _replay(self, bases: tuple[int, ...]) -> _Replay | None:
         """The graph for these addresses, if the call came often enough and the graph can have them."""
         assert self.replays is not None
-        addresses = Addresses(*bases, *self.told)
+        addresses = self._addresses(bases)
         key = self._latest = self._key(addresses)
         found: _Replay | None = self.replays.find(key, addresses)
         return found if found is not None and (found.bases == bases or found.reaches(addresses)) else None
@@ -180,9 +201,11 @@ class StreamCall:
 
     def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
         """Each product of the call: who plays it, and its addresses."""
-        a, b, c, *rest = addresses
-        for x, y, z in self.call.offsets:
-            own = Addresses(a + x, b + y, c + z, *rest) if x | y | z else addresses
+        a, b, c, workspace, flag, count, d = addresses
+        for (x, y, z), w in zip(self.call.offsets, self.call.added_offsets or repeat(0), strict=False):
+            own = addresses
+            if x | y | z | w:
+                own = Addresses(a + x, b + y, c + z, workspace, flag, count, d + w)
             yield self.player(own.alignment), own
 
     def _key(self, addresses: Addresses) -> Hashable:
@@ -191,7 +214,7 @@ class StreamCall:
         fixed = self._fixed.get(alignment)
         if fixed is None:
             fixed = self._fixed[alignment] = self.player(alignment).launches.vendor_bases
-        aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses[:4])
+        aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses.places)
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int, seen: bool) -> None:
@@ -243,14 +266,14 @@ class _Replay:
         self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
     ) -> None:
         self.call, self.counters = call, counters
-        self.bases: tuple[int, ...] | None = addresses[:4]  # None: some kernels may have one call's, some another's
+        self.bases: tuple[int, ...] | None = addresses.places  # None: some kernels may have one call's, some another's
         self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def reaches(self, addresses: Addresses) -> bool:
         """Can the graph be given these addresses?"""
         self.bases = None
         if self.graph.move(self.call.nodes(addresses, self.counters)):
-            self.bases = addresses[:4]
+            self.bases = addresses.places
         return self.bases is not None
 
 

@@ -1,13 +1,15 @@
 """C = alpha op(A) op(B) + beta C of any library's arrays: by a plan, whose last sums do the update, or by the library.
 
-Every plan can do it: alpha and beta are coefficients of its last sums, which are done in place. What C held is kept
-where a result with inf or NaN may have to be computed again (fmm.kernels.cuda.record).
+Every plan can do it: alpha and beta are coefficients of its last sums. What is added may be what C holds, and they are
+done in place; or it lies elsewhere, one row for all of C's perhaps, and is read there. What C held is kept where a
+result with inf or NaN may have to be computed again (fmm.kernels.cuda.record).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 from fmm.arrays.library import Library, product_shape
@@ -40,7 +42,8 @@ class Update(NamedTuple):
 
 class Operands(NamedTuple):
     """The factors as they lie in memory, which of them are to be conjugated, and the array that C is computed in; None:
-    a new one. If something is added, it holds that, or is given `added` at last: whoever refuses leaves it as it is."""
+    a new one. What is added is `added`, of C's shape, which is read where it lies; or, if that is None, what the target
+    holds."""
 
     a: Any
     b: Any
@@ -55,7 +58,7 @@ def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Upd
     found = _operands(library, a, b, c, out, update)
     small = wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(found.a, found.b)
     compute = _by_library if small else _computed
-    result = compute(library, found, wishes._replace(asked=update.asked))
+    result = compute(library, found, wishes._replace(asked=update.asked, added=added_strides(library, found.added)))
     if out is None or result is out:
         return result
     library.copy(result, out)
@@ -65,7 +68,8 @@ def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Upd
 def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
     """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
     a, b, c = library.promoted(a, b, c if update.beta else None)
-    found, wishes = Operands(*turned_operands(library, a, b, update), out), wishes._replace(asked=update.asked)
+    found, wishes = _explained_operands(library, a, b, c, out, update), wishes._replace(asked=update.asked)
+    wishes = wishes._replace(added=added_strides(library, found.added))
     call = prepare(library, found.a, found.b, found.target, wishes)
     if any(found.conjugated):
         plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
@@ -104,13 +108,57 @@ def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update
     if c is None:
         raise ValueError("beta is a factor of c, which was not given")
     _check_broadcast(tuple(c.shape), shape)
-    if out is None or any(_meet(library, x, out) for x in (a, b)):
+    if out is not None and _same_array(library, c, out) and not any(_meet(library, x, out) for x in (a, b)):
+        return Operands(a, b, conjugated, out)
+    added = readable_there(library, a, b, c, shape)
+    if added is None:
         return Operands(a, b, conjugated, library.copied(c, shape, a))
-    if not _same_array(library, c, out):
-        if _meet(library, c, out):
-            return Operands(a, b, conjugated, library.copied(c, shape, a))
-        return Operands(a, b, conjugated, out, c)
-    return Operands(a, b, conjugated, out)
+    elsewhere = out is None or any(_meet(library, x, out) for x in (a, b, c))
+    return Operands(a, b, conjugated, None if elsewhere else out, added)
+
+
+READABLE = 16  # bytes: kernels read as many at a time
+
+
+def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
+    """What is added, broadcast to C's shape in its own memory, if plans can read it there; else None.
+
+    Not of a stack times one matrix, which is one product of all its rows.
+    """
+    if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
+        return None
+    if library.processor == "cuda" and (library.pointer(c) % READABLE or not _on_one_device(library, a, c)):
+        return None
+    found = library.expanded(c, shape)
+    return found if library.operand(found).strides is not None else None
+
+
+def _on_one_device(library: Library, a: Any, c: Any) -> bool:
+    return library.device_number(a) == library.device_number(c)
+
+
+def added_strides(library: Library, added: Any) -> tuple[int, ...] | None:
+    """As a question has them: zero where there is only one number along an axis."""
+    if added is None:
+        return None
+    strides = library.operand(added).strides
+    assert strides is not None
+    return tuple(0 if n == 1 else step for n, step in zip(added.shape, strides, strict=True))
+
+
+def update_wishes(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Wishes:
+    """What `gemm_product` asks a prepared call for, if the caller asks for nothing else."""
+    found = _explained_operands(library, a, b, c, out, update)
+    return NO_WISHES._replace(asked=update.asked, added=added_strides(library, found.added))
+
+
+def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Operands:
+    """Nothing is copied to be explained."""
+    found = Operands(*turned_operands(library, a, b, update), out)
+    shape = product_shape(tuple(found.a.shape), tuple(found.b.shape))
+    if not update.beta or c is None or shape is None or (out is not None and _same_array(library, c, out)):
+        return found
+    return found._replace(added=readable_there(library, found.a, found.b, c, shape))
 
 
 def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -144,13 +192,12 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
         return _by_library(library, found, wishes)
     there = found.target is None or writes_there(library, call, found.a, found.b, found.target)
     if not there:
-        old = found.target if found.added is None else found.added
-        old = library.copied(old, tuple(found.target.shape), found.a) if wishes.asked.beta else None
-        return _computed(library, found._replace(target=old, added=None), wishes)
+        old = found.target if wishes.asked.beta and found.added is None else None
+        old = library.copied(old, tuple(old.shape), found.a) if old is not None else None
+        return _computed(library, found._replace(target=old), wishes)
     if any(found.conjugated):
         return _of_conjugates(library, call, found, wishes)
-    found = _holding(library, found)
-    c = by_plan(library, call, found.a, found.b, found.target, wishes)
+    c = by_plan(library, call, found.a, found.b, found.target, wishes, found.added)
     return _by_library(library, found, wishes) if c is None else c
 
 
@@ -163,10 +210,10 @@ def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes
     plan = call.plan.conjugating(*found.conjugated)
     if plan is None:
         return _computed(library, _conjugated_copies(library, found), wishes)
-    found, own = _holding(library, found), wishes._replace(plan=plan, replaceable=False)
+    own = wishes._replace(plan=plan, replaceable=False)
     try:
         ready = prepared(library, found.a, found.b, found.target, own)
-        c = by_plan(library, ready, found.a, found.b, found.target, own)
+        c = by_plan(library, ready, found.a, found.b, found.target, own, found.added)
     except (library.out_of_memory, PlanError):
         if wishes.insists:
             raise
@@ -176,8 +223,11 @@ def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes
 
 def _holding(library: Library, found: Operands) -> Operands:
     """The same, the target holding what is added."""
-    if found.added is not None:
-        library.copy(found.added, found.target)
+    if found.added is None:
+        return found
+    if found.target is None:
+        return found._replace(added=None, target=library.copied(found.added, tuple(found.added.shape), found.a))
+    library.copy(found.added, found.target)
     return found._replace(added=None)
 
 

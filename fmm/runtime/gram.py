@@ -56,7 +56,9 @@ def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramReques
 
 def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
     """The same of an array on a device, where nothing else is asked and a call like it was made a moment ago: no
-    question is asked but whether memory is shared. None: the usual way."""
+    question is asked but whether memory is shared; and of a small one of NumPy's, by NumPy. None: the usual way."""
+    if library.processor == "cpu":
+        return _small_gram(library, a, out, rows) if fill == "full" else None
     found = library.half_key(a, out)
     if found is None:
         return None
@@ -76,6 +78,20 @@ def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> An
     return c if out is None else None if c is None else out
 
 
+def _small_gram(library: Library, a: Any, out: Any, rows: bool) -> Any:
+    """A product of a few rows by the library itself, where that calls BLAS's function for halves."""
+    if type(a) is not np.ndarray or a.ndim != 2 or a.dtype not in REAL_BLAS or max(a.shape) > SMALL_SIDE:
+        return None
+    left, right = (a, a.T) if rows else (a.T, a)
+    if out is not None and (out.shape != (len(left), len(left)) or out.dtype != a.dtype):
+        return None
+    return library.vendor(left, right, out)
+
+
+REAL_BLAS = (np.dtype("float32"), np.dtype("float64"))
+SMALL_SIDE = 1024  # no plan for halves was seen to win up to here, and to ask for one costs 50 microseconds
+
+
 def _kept_gram(library: Library, a: Any, out: Any, request: GramRequest) -> KeptCall:
     """The call that does all that is asked, and until when it is good; one without a plan where there is none."""
     if not library.is_complex(a) and (out is not None or request.fill == "full"):
@@ -92,6 +108,8 @@ def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequ
     """What `gram_product` would do, and why."""
     found = _operands(library, a, b, out, request)
     call, chosen = _chosen(library, found, wishes, prepare)
+    if call.plan is None and _is_librarys_own(call, found):
+        return replace(call.decision, kernels=(f"{library.vendor_name}: BLAS's syrk, one half, and NumPy's mirror",))
     decision = replace(call.decision, kernels=kernel_lines(library, call, chosen.left, chosen.right, chosen.out))
     if chosen is found:
         return decision
@@ -140,6 +158,8 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
         c = by_plan(library, call, left, right, chosen.out, wishes._replace(asked=chosen.asked))
     if c is not None and chosen is found:
         return c
+    if c is None and _is_librarys_own(call, found):
+        return library.vendor(found.left, found.right, found.out)
     return _finished(library, found, library.vendor(left, right) if c is None else c)
 
 
@@ -182,6 +202,12 @@ def _can_write_there(library: Library, call: Call, found: Operands) -> bool:
     again = library.processor == "cpu" or (may_differ(call.plan) and updates)
     kept = found.asked == _whole(found.asked) or not again
     return kept and writes_there(library, call, found.left, found.right, found.out)
+
+
+def _is_librarys_own(call: Call, found: Operands) -> bool:
+    """Does the library's own product compute one half, and mirror it, where it is wanted? NumPy's of a real matrix and
+    its transpose in place does."""
+    return found.asked == _whole(found.asked) and call.setting.adjoint and bool(call.setting.vendor_better)
 
 
 def _whole(asked: Asked) -> Asked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,9 @@ class _LeftToVendorError(Exception):
     """The vendor must multiply, since numbers may overflow, or for want of room; what has been done is written over."""
 
 
-def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
-    """C by the call's plan; None if the vendor must multiply, because numbers may overflow.
+def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, added: Any = None) -> Any:
+    """C by the call's plan; None if the vendor must multiply, because numbers may overflow. `added`: what is added,
+    where C does not hold it, of C's shape.
 
     `out` is complete or untouched, whatever leaves. So nothing that a signal could interrupt writes there: a thread of
     ours does, for which the caller waits within one call of C, or a copy from an array that nobody else sees. (NumPy's
@@ -53,13 +55,13 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
     if out is not None:
         library.written(out)
-    multiplier = _Multiplier(call)
+    multiplier = _Multiplier(call, None if added is None else library.as_numpy(added))
     try:
         if call.plan == VENDOR and not (multiplier.half or multiplier.updates):
             multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
-            completes = out is not None and not (multiplier.half and multiplier.updates) and not multiplier.asked.beta
-            whole = _whole_by_vendor(library.vendor_call(a, b, out), z, multiplier.asked) if completes else []
+            completes = out is not None and multiplier.can_be_completed
+            whole = _whole_by_vendor(library.vendor_call(a, b, out), z, multiplier) if completes else []
             _fill_apart(multiplier, x, y, z, whole, given)
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)
@@ -72,12 +74,15 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     return library.returned(c) if out is None else out
 
 
-def _whole_by_vendor(multiply: Callable[[], Any], c: Array, asked: Asked) -> list[Callable[[], Any]]:
-    """C = alpha A B in steps each of which is one call of C."""
-    alpha = complex(asked.alpha)
-    if alpha == 1:
-        return [multiply]
-    return [multiply, partial(np.multiply, c, c.dtype.type(alpha if c.dtype.kind == "c" else alpha.real), out=c)]
+def _whole_by_vendor(multiply: Callable[[], Any], c: Array, multiplier: _Multiplier) -> list[Callable[[], Any]]:
+    """C = alpha A B, or that and D, or without D, in steps each of which is one call of C and allocates nothing."""
+    alpha, beta, added = complex(multiplier.asked.alpha), multiplier.asked.beta, multiplier.apart
+    steps = [multiply]
+    if alpha != 1:
+        steps.append(partial(np.multiply, c, c.dtype.type(alpha if c.dtype.kind == "c" else alpha.real), out=c))
+    if added is not None:
+        steps.append(partial(np.add if beta == 1 else np.subtract, c, added, out=c))
+    return steps
 
 
 def _products_run_anywhere() -> bool:
@@ -137,7 +142,7 @@ def measured_product(library: HostLibrary, call: Call, multiply: Callable[[Plan]
 class _Multiplier:
     """Multiplies the matrices of a call by its plan."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, added: Array | None = None) -> None:
         assert call.plan is not None and call.device is not None
         self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
         self.dtype, self.begun = np.dtype(call.dtype), False
@@ -145,31 +150,41 @@ class _Multiplier:
         assert problem is not None
         self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
         self.half, self.updates = problem.halved, problem.updates
-        self.added = False  # has anything been added to C?
+        self.apart = added  # what is added, where that is not what C holds
+        self.in_place = added is None and self.asked.beta != 0
+        self.added = False  # has anything been added to what C held?
+
+    @property
+    def can_be_completed(self) -> bool:
+        """Can the vendor compute C at any time, in a few calls of C? Not if its old numbers count."""
+        simple = self.apart is None or self.asked.beta in (1, -1)
+        return simple and not self.in_place and not (self.half and self.updates)
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
         """Everything that is needed of the workspace is allocated before c is touched, from when on it is `begun`."""
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         with borrowed_block(self.call.workspace) as memory, quiet:
-            if self.asked.beta:  # before anything is added to any of the products' C
+            if self.in_place:  # before anything is added to any of the products' C
                 for x, y, _ in _products(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)
                     self._check(*self._both_readable(x, y, arena), self.threads)
                 self.added = True
-            for x, y, z in _products(self.call, a, b, c):
-                self._multiply(x, y, z, Arena(memory, self.dtype))
+            stack = np.ndindex(*c.shape[:-2]) if self.apart is not None else repeat(())
+            for (x, y, z), index in zip(_products(self.call, a, b, c), stack, strict=False):
+                added = None if self.apart is None else self.apart[index]
+                self._multiply(x, y, z, Arena(memory, self.dtype), added)
 
-    def _multiply(self, a: Array, b: Array, c: Array, arena: Arena) -> None:
+    def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, added: Array | None) -> None:
         a, b = self._both_readable(a, b, arena)
         # Leaves that share out their own work run one after the other.
         shared = self.plan == VENDOR or self.plan.leaf_use.leaf.multiply_inside is not None
         flops = 0 if shared else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with backend_for(self.threads.count, flops) as chosen:
-            if not self.asked.beta:
+            if not self.in_place:
                 chosen.first((a, b), partial(self._check, a, b, chosen.threads))
             self.begun = True
-            execute_plan(self.plan, a, b, c, chosen, arena, *self.asked)
+            execute_plan(self.plan, a, b, c, chosen, arena, *self.asked, added)
 
     def _both_readable(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
         packs = self.call.packs
@@ -220,7 +235,7 @@ def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str,
         return (f"BLAS's syrk or herk on {counted_words(threads, 'thread')}, one half; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
-        added = ", in bands of rows, each scaled and added while it is in a cache" if problem.updates else ""
+        added = ", in bands of rows, each scaled and added" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.multiply_inside is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0

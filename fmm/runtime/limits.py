@@ -39,6 +39,7 @@ class Wishes(NamedTuple):
     replaceable: bool = False  # is the plan fmm's own idea, so that another may take its place?
     componentwise: bool = False  # every entry right beside its own size
     kept: Kept | None = None  # of which operand something is kept
+    added: tuple[int, ...] | None = None  # strides of what is added, of C's shape, where that is not what C holds
 
     @property
     def insists(self) -> bool:

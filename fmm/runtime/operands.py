@@ -57,6 +57,11 @@ class Matrices:
         stack = self.c.shape[:-2]
         return tuple(zip(*(_places(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
+    def added_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """Where that begins, in bytes, to which each product is added: of C's shape, with these strides."""
+        added = Operand(self.c.shape, strides, self.c.dtype)
+        return tuple(_places(added, self.c.shape[:-2]))
+
     def copied_bytes(self, whole: bool) -> int:
         """What the copies of packed operands take: of whole operands, or of one product's matrices at a time (which are
         all rows of a stack at once, where it is folded)."""

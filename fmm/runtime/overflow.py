@@ -13,7 +13,7 @@ threads. They are tried first; the maxima settle what the norms, which are large
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -55,10 +55,11 @@ def may_overflow(
         largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
         return largest * growth < limit * ROOM and left < limit and right < limit
 
-    return not (
-        safe(norm_bound(a, threads), norm_bound(b, threads), 1)
-        or safe(largest_magnitude(a, threads), largest_magnitude(b, threads), k * parts)
-    )
+    def both(bound: Callable[[Array, Threads], float]) -> tuple[float, float]:
+        left = bound(a, threads)
+        return left, left if op == "gram" else bound(b, threads)  # there b is a's adjoint
+
+    return not (safe(*both(norm_bound), 1) or safe(*both(largest_magnitude), k * parts))
 
 
 def norm_bound(x: Array, threads: Threads) -> float:

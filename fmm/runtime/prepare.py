@@ -98,4 +98,5 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     target = None if out is None else library.operand(out)
     componentwise = wishes.componentwise or componentwise_wanted()
     limits = Limits(free, growth, setting.emulation and emulation_allowed(), componentwise)
-    return Question(left, right, target, setting, device, limits, wishes.plan, result, wishes.asked, wishes.kept)
+    more = wishes.asked, wishes.kept, wishes.added
+    return Question(left, right, target, setting, device, limits, wishes.plan, result, *more)

@@ -20,7 +20,7 @@ from fmm.config.environment import emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_kept
-from fmm.kernels.plans.leaf import LEAVES, Leaf
+from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
@@ -106,7 +106,7 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not usual:
         return None
     order = (matrix_layout(described) or Layout("C", 1)).order
-    for leaf in LEAVES:
+    for leaf in ending_rows():
         launches = _launches(leaf, setting.device, described.shape, described.dtype, order, side)
         if launches is not None and leaf.keeps is not None:
             lines, length = described.shape if order == "C" else described.shape[::-1]

@@ -89,7 +89,7 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
         else:
             stream *= MARGIN[dtypes[0]]
-    rates = MappingProxyType(dict.fromkeys(dtypes, rate))
+    rates = MappingProxyType({t: replace(rate, half=built_in.rates[t].half) for t in dtypes})
     terms = built_in.small, built_in.launch
     found = Calibration(built_in.name, MEASURED, rates, stream, *terms, margin=LEAST_GAIN, least=least)
     return replace(found, parts=built_in.parts)

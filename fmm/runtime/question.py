@@ -38,6 +38,7 @@ class Call:
     direct: bool = False  # the plan may write into `out`, unless that overlaps an operand
     folds: bool = False  # is a stack multiplied by one matrix, all rows at once?
     offsets: tuple[Offsets, ...] = ()  # of A, B and C in bytes, one product each; on a device
+    added_offsets: tuple[int, ...] = ()  # the same of what is added, where C does not hold it
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # is anything packed?
     workspace: int = 0  # bytes
@@ -63,3 +64,4 @@ class Question:
     result: Operand | None = None  # the product as a new array; None: without gaps, its last axis contiguous
     asked: Asked = PLAIN
     kept: Kept | None = None
+    added: tuple[int, ...] | None = None  # strides of what is added, in elements, where that is not what C holds

@@ -48,7 +48,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(answer, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
     monkeypatch.setattr(left_to_vendor, "SMALL", 100**3)
-    monkeypatch.setattr("fmm.api.SMALL_BYTES", 100**2)
+    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 100**2)
     return ran
 
 
@@ -202,7 +202,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
         fmm.gram(larger)
     ran.clear()
     with monkeypatch.context() as patch:
-        patch.setattr("fmm.api.gram_product", None)
+        patch.setattr("fmm.runtime.routes.gram_product", None)
         patch.setattr("fmm.runtime.gram.prepared", None)
         assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
         assert fmm.gram(flat, None, out, rows=True, fill="upper") is out

@@ -998,7 +998,7 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
 
     library = pick.PLAIN_TYPES[Exact]
     monkeypatch.setattr(library, "is_watched", True)
-    monkeypatch.setattr("fmm.api._recorded_product", recorded)
+    monkeypatch.setattr("fmm.runtime.routes._recorded_product", recorded)
     for known in (pick.PLAIN_TYPES, pick._known):
         monkeypatch.setitem(known, Untouched, library)
     x = Untouched(2000, 2000)

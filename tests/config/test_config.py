@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.config import environment, files, identity, locate, schema
+from fmm.config import document, environment, files, identity, locate, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -466,7 +466,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize(("content", "message"), DOCUMENTS.items(), ids=lambda x: str(x)[:30])
 def test_a_document_that_is_no_config(content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        schema.read_document(content)
+        document.read_document(content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

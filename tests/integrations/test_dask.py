@@ -114,6 +114,18 @@ def test_tasks_leave_their_operands_alone() -> None:
     assert (a == before[0]).all() and (b == before[1]).all()
 
 
+@pytest.mark.parametrize("weights", [(1, 1), (1, -1), (-1, 1), (-1, -1), (1, 1, -1), (-1, 1, 0.5), (2, 1), (1,), (-1,)])
+def test_chunks_are_summed_in_their_order(weights: tuple[float, ...]) -> None:
+    """Whatever is done in one pass, the chunks stay as they are."""
+    chunks = [np.random.default_rng(i).standard_normal((3, 2)) for i in range(len(weights))]
+    kept = [chunk.copy() for chunk in chunks]
+    expected = chunks[0] * weights[0]
+    for weight, chunk in zip(weights[1:], chunks[1:], strict=True):
+        expected = expected + weight * chunk
+    np.testing.assert_array_equal(combined_chunks(weights, chunks), expected)
+    np.testing.assert_array_equal(chunks, kept)
+
+
 @pytest.mark.timed
 def test_a_worker_that_is_lost_changes_no_bit() -> None:
     """Two processes; one of them is killed as soon as it has something to lose."""

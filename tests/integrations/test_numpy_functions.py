@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import pickle
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy
@@ -91,7 +94,11 @@ def test_all_other_calls_are_numpys(run: list[Plan], rng: numpy.random.Generator
 
 def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:
     assert np.matmul.signature == "(n?,k),(k,m?)->(n?,m?)" and np.matmul.nin == 2
-    assert pickle.loads(pickle.dumps(np.dot)) is np.dot
+    assert isinstance(np.matmul, np.ufunc) and isinstance(np.dot, type(DOT)) and not isinstance(np.dot, np.ufunc)
+    for function, protocol in product((np.dot, np.matmul), range(pickle.HIGHEST_PROTOCOL + 1)):
+        assert pickle.loads(pickle.dumps(function, protocol)) is function
+    assert copy.copy(np.matmul) is np.matmul and copy.deepcopy(np.dot) is np.dot
+    assert inspect.signature(np.dot) == inspect.signature(DOT)
 
     class Answering:
         def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:

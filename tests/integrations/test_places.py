@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
@@ -174,6 +175,95 @@ def test_who_no_longer_wants_it_when_it_is_loaded_is_left_alone(tmp_path: Any, m
         pass
     later_library = import_module("later_library")
     assert later_library.__name__ == "later_library"
+    del sys.modules["later_library"]
+
+
+def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: Any, monkeypatch: Any) -> None:
+    """Whoever waits for it under our lock, which its thread will ask for, would wait forever."""
+    (tmp_path / "slow_library.py").write_text(
+        "import sys, threading\nsys.loading.set()\nsys.go_on.wait(10)\ndef product(): return 'its own'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loading, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(sys, "loading", loading, raising=False)
+    monkeypatch.setattr(sys, "go_on", go_on, raising=False)
+
+    def get_in() -> Any:
+        library = import_module("slow_library")
+        return put([(library, "product", lambda: "by fmm")])
+
+    monkeypatch.setitem(sys.modules, "slow_integration", SimpleNamespace(install=get_in))
+    monkeypatch.setitem(places.PLACES, "slow", Place("slow_library", "slow_integration"))
+    fmm.install("slow")
+    importing = threading.Thread(target=import_module, args=("slow_library",), daemon=True)
+    importing.start()
+    assert loading.wait(10)
+    installing = threading.Thread(target=fmm.install, args=("slow",), daemon=True)
+    installing.start()
+    installing.join(5)
+    assert not installing.is_alive()
+    go_on.set()
+    importing.join(5)
+    assert not importing.is_alive()
+    try:
+        assert sys.modules["slow_library"].product() == "by fmm"
+        fmm.uninstall("slow")
+        assert sys.modules["slow_library"].product() == "its own"
+        fmm.install("slow")
+        assert sys.modules["slow_library"].product() == "by fmm"
+    finally:
+        fmm.uninstall("slow")
+        del sys.modules["slow_library"]
+
+
+def test_a_library_half_loaded_by_its_own_import_is_left_alone_until_then(tmp_path: Any, monkeypatch: Any) -> None:
+    """One library imports another that is waited for too: that this one has been loaded says nothing of the first."""
+    (tmp_path / "outer_library.py").write_text("import inner_library\ndef product(): return 'its own'\n")
+    (tmp_path / "inner_library.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[list[str]] = []
+
+    def get_in() -> Any:
+        seen.append(sorted(vars(sys.modules["outer_library"])))
+        return put([(sys.modules["outer_library"], "product", lambda: "by fmm")])
+
+    integration = SimpleNamespace(install=get_in, nothing=lambda: lambda: None)
+    monkeypatch.setitem(sys.modules, "nested_integration", integration)
+    monkeypatch.setitem(places.PLACES, "outer", Place("outer_library", "nested_integration"))
+    monkeypatch.setitem(places.PLACES, "inner", Place("inner_library", "nested_integration", "nothing"))
+    fmm.install("outer", "inner")
+    outer: Any = import_module("outer_library")
+    try:
+        assert len(seen) == 1 and "product" in seen[0] and outer.product() == "by fmm"
+    finally:
+        fmm.uninstall("outer", "inner")
+        for name in ("outer_library", "inner_library"):
+            del sys.modules[name]
+
+
+def test_a_library_that_may_not_be_imported_is_absent(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "forbidden_library", None)
+    monkeypatch.setitem(places.PLACES, "forbidden", Place("forbidden_library", "fmm.integrations.numpy_functions"))
+    with caplog.at_level(logging.WARNING, "fmm"):
+        fmm.install("forbidden")
+    assert [r.getMessage() for r in caplog.records] == [
+        "fmm: nothing is installed for forbidden_library: there is no such library here"
+    ]
+    fmm.uninstall("forbidden")
+
+
+@pytest.mark.filterwarnings("ignore::ImportWarning")
+def test_finders_of_an_older_kind_are_passed_over(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "later_library.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    older = SimpleNamespace(find_module=lambda *_: None)
+    monkeypatch.setattr(sys, "meta_path", [older, *sys.meta_path])
+    monkeypatch.setitem(sys.modules, "empty_integration", SimpleNamespace(install=lambda: lambda: None))
+    monkeypatch.setitem(places.PLACES, "later", Place("later_library", "empty_integration"))
+    fmm.install("later")
+    import_module("later_library")
+    assert places.PLACES["later"].undo is not None
+    fmm.uninstall("later")
     del sys.modules["later_library"]
 
 

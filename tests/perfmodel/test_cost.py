@@ -20,10 +20,12 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
-from fmm.kernels.plans.plan import Balanced, Level, Plan, PlanError, level
+from fmm.kernels.plans.levels.balanced import Balanced
+from fmm.kernels.plans.levels.scheme_level import Level, level
+from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.papers.li_counts import A
+from fmm.perfmodel.papers.li.counts import A
 from tests.support.clock import plain_loop
 
 Size = tuple[int, int, int]

@@ -14,7 +14,8 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked_candidates
@@ -75,11 +76,13 @@ def test_whole_rounds_of_tiles(m: int, n: int, together: int, slowdown: float) -
 
 def test_what_each_start_takes_beside_the_product() -> None:
     plain, late = (datasheet("h200"), datasheet("h200"))
-    rates = {**plain.rates, "oz14": replace(plain.rates["oz14"], start=1e-3)}
-    problem, plan = Problem(2048, 2048, 2048), Plan.parse("oz14")
+    plan = Plan.parse("residues(14) > bytes")
+    own = plain.rates[plan.rate_name("float64")]
+    rates = {**plain.rates, plan.rate_name("float64"): replace(own, start=1e-3)}
+    problem = Problem(2048, 2048, 2048)
     late = replace(late, rates=MappingProxyType(rates))
     more = predict(plan, problem, late).seconds - predict(plan, problem, plain).seconds
-    assert more == pytest.approx(1e-3 - plain.rates["oz14"].start) and plain.rates["oz14"].start > 0
+    assert more == pytest.approx(1e-3 - own.start) and own.start > 0
 
 
 def test_fused_products_wait_for_each_other_where_one_leaves_multiprocessors_free() -> None:

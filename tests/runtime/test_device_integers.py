@@ -32,7 +32,7 @@ def answered(dtype: str, side: int, limits: Limits = PLENTY, lacking: bool = Fal
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_are_multiplied_by_residues(dtype: str) -> None:
     found = answered(dtype, 4096)
-    assert str(found.plan) == "residues" and found.launches is not None
+    assert str(found.plan) == "residues > bytes" and found.launches is not None
     assert found.workspace <= PLENTY.workspace and found.decision.error_growth == 1
     assert answered(dtype, 16).plan is None, "cupy.matmul's kernel is over sooner"
 
@@ -42,7 +42,7 @@ def test_what_the_library_lacks_is_computed_at_any_size() -> None:
     for side in (1, 16):
         assert answered("int64", side).plan is None
         found = answered("int64", side, lacking=True)
-        assert str(found.plan) == "residues" and "no product of this type" in found.decision.reason
+        assert str(found.plan) == "residues > bytes" and "no product of this type" in found.decision.reason
 
 
 def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:

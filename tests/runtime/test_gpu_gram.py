@@ -159,7 +159,7 @@ def test_out_overlaps_the_operand(library: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognised at the second call of it too, and never taken for another product of that shape."""
-    monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
     monkeypatch.setattr("fmm.runtime.left_to_vendor.small_enough_for_vendor", lambda *sizes: False)
     monkeypatch.setattr(answer, "faster_as_half", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)
@@ -240,23 +240,23 @@ def test_small_products_with_a_transpose_have_the_librarys_bits(dtype: str) -> N
 
 
 def test_halves_by_residues(library: Any) -> None:
-    """float64 by `oz14`: tiles on and below the diagonal; the other half stays, or is the mirror; inf is found."""
+    """float64 by residues: tiles on and below the diagonal; the other half stays, or is the mirror; inf is found."""
     for n, k in ((1000, 520), (2049, 300), (130, 1031), (64, 64)):
         a = library.array(draw((n, k)))
         wide = library.host(a)
         for rows in (True, False):
             expected = wide @ wide.T if rows else wide.T @ wide
             library.spoil(1 << 24)
-            c = fmm.gram(a, rows=rows, plan="oz14")
+            c = fmm.gram(a, rows=rows, plan="residues(14) > bytes")
             is_adjoint(library, c)
             found = library.host(c)
             assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
             out = library.array(np.full(expected.shape, 7.0))
-            fmm.gram(a, None, out, rows=rows, fill="lower", plan="oz14")
+            fmm.gram(a, None, out, rows=rows, fill="lower", plan="residues(14) > bytes")
             below = np.tri(len(expected), dtype=bool)
             lower = library.host(out)
             assert (lower[~below] == 7).all()
             np.testing.assert_array_equal(lower[below], found[below])
     a = library.array(np.where(np.arange(600)[:, None] == 17, np.inf, draw((600, 200))))
-    c = library.host(fmm.gram(a, rows=True, plan="oz14"))
+    c = library.host(fmm.gram(a, rows=True, plan="residues(14) > bytes"))
     assert not np.isfinite(c[17]).any() and np.isfinite(np.delete(np.delete(c, 17, 0), 17, 1)).all()

@@ -15,7 +15,7 @@ from tests.support.integers import KINDS, by_python, drawn, laid_out
 
 pytestmark = pytest.mark.gpu
 
-PLAN = "residues"
+PLAN = "residues > bytes"
 TORCHS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
 

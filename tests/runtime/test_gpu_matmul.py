@@ -65,7 +65,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     monkeypatch.setattr(answer, "decide", decide)
     monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 256**3)
-    monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
     forget()
     yield decided
     forget()

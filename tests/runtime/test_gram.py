@@ -12,6 +12,7 @@ import pytest
 
 import fmm
 from fmm.arrays.library import Operand, Setting
+from fmm.kernels.cpu import half_product, numpy_backend
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
@@ -360,3 +361,40 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
     assert gram.gram_product(library, a, None, out, request, wishes) is out
     explained = gram.gram_explained(library, a, None, out, request, wishes)
     assert [(str(explained.plan), "copied" in explained.reason)] == ran == [(plan, copied)]
+
+
+# ---- who writes the mirror on the host
+
+
+@pytest.mark.parametrize("side", [40, 500, 600])
+def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy mirrors small ones faster, we large ones; fmm.matmul of a matrix and its transpose is the same product."""
+    seen = list[int]()
+    usual = half_product.half_product
+
+    def noted(*given: Any) -> None:
+        seen.append(len(given[2]))
+        usual(*given)
+
+    monkeypatch.setattr(numpy_backend, "half_product", noted)
+    monkeypatch.setattr(gram, "SMALL_SIDE", 100)
+    monkeypatch.setattr(answer, "LEAST_MIRRORED", large := 600)
+    x = np.random.default_rng(3).standard_normal((side, 448))
+    first, second = (np.full((side, side), np.nan) for _ in range(2))
+    assert fmm.gram(x, out=first, rows=True) is first
+    assert fmm.matmul(x, x.T, second) is second
+    assert seen == ([side] * 2 if side >= large else [])
+    np.testing.assert_allclose(first, x @ x.T, rtol=0, atol=1e-13 * 448)
+    for out in (first, second):
+        np.testing.assert_array_equal(out, first.T)
+    for text in map(str, (fmm.explain_gram(x, rows=True), *([fmm.explain(x, x.T)] if side >= large else []))):
+        assert "syrk" in text and "mirror" in text
+
+
+def test_a_small_half_is_written_where_it_is_read() -> None:
+    x = np.random.default_rng(4).standard_normal((30, 30))
+    expected = x @ x.T
+    assert fmm.gram(x, out=x, rows=True) is x
+    np.testing.assert_array_equal(x, expected)

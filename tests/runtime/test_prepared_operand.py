@@ -11,7 +11,8 @@ import pytest
 import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.leaves import F16X3, RESIDUES, VENDOR
+from fmm.kernels.leaves import F16X3, VENDOR
+from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose
@@ -154,8 +155,8 @@ def test_float64_is_kept_as_residues() -> None:
     """Where the problem says so; and a product of few rows is worth them sooner."""
     known = datasheet("h200")
     times = [choose(Problem(2048, 8192, 8192, kept=kept), known, PLENTY) for kept in ("", "B")]
-    assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "oz14"
-    (leaf,) = (x for x in RESIDUES if x.keeps)
+    assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
+    (leaf,) = (x for x in ending_rows() if x.keeps and "float64" in x.types)
     made = _launches(leaf, 0, (300, 500), "float64", "C", "right")
     assert made is not None and made.workspace == 8 * 500 * 300 + 8 * 500 * 300 % 256
     assert [x.label.split(":")[0] for x in made.launches] == ["residue_planes", "residue_planes"]

@@ -191,7 +191,8 @@ def played(made: Any, bases: tuple[int, ...]) -> list[Note]:
 
 
 def addresses_at(bases: tuple[int, ...]) -> Any:
-    return player.Addresses._make((*bases, 1 << 20, 1 << 21))
+    a, b, c, workspace = bases
+    return player.Addresses(a, b, c, workspace, 1 << 20, 1 << 21)
 
 
 def is_ahead(made: Any, right: list[Note]) -> int:
@@ -237,7 +238,7 @@ OFFSETS = ((0, 0, 0), (1 << 22, 0, 1 << 22), (1 << 23, 0, 1 << 23))
 
 def stack_call(offsets: Any, replays: bool = False) -> Any:
     flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21)
-    call = SimpleNamespace(launches=list_of(*LISTS[0]), offsets=offsets, recurs=replays)
+    call = SimpleNamespace(launches=list_of(*LISTS[0]), offsets=offsets, added_offsets=(), recurs=replays)
     made: Any = device_run.StreamCall(call, flag, 0)  # type: ignore[arg-type]
     return made
 
@@ -245,7 +246,7 @@ def stack_call(offsets: Any, replays: bool = False) -> Any:
 def interrupt_stack(every: int) -> int:
     """Of a stack every product is launched, as a whole, or none."""
     whole, steps, count, step = stack_call(OFFSETS), AtStep(FILES[:6]), 0, 1
-    noted(lambda: whole.run(*BASES[0]))
+    noted(lambda: whole.run(*BASES[0], 0))
     a, b, c, w = BASES[0]
     singles = [noted(partial(stack_call(OFFSETS[:1]).run, a + x, b + y, c + z, w)) for x, y, z in OFFSETS]
     ahead = len(next(iter(whole._players.values()))._first)
@@ -290,7 +291,7 @@ def interrupt_replay(every: int) -> int:
     """A graph is launched with one call's addresses, or not at all."""
     made, steps, count, step, turn = stack_call(OFFSETS[:1], True), AtStep(FILES), 0, 1, 0
     for _ in range(5):
-        made.run(*MOVED[0])
+        made.run(*MOVED[0], 0)
     right = [noted(partial(made.run, *bases)) for bases in MOVED]
     assert [x[0][0] for x in right] == ["graph"] * 3 and len({str(x) for x in right}) == 3
     while True:
@@ -353,7 +354,8 @@ def refuse_candidates() -> int:
     library: Any = NoVendor()
     asked = []
     for offsets in (OFFSETS[:1], OFFSETS):
-        call: Any = SimpleNamespace(launches=list_of("lt7", "float32"), offsets=offsets, recurs=False, plan="lt7")
+        places = {"offsets": offsets, "added_offsets": ()}
+        call: Any = SimpleNamespace(launches=list_of("lt7", "float32"), **places, recurs=False, plan="lt7")
         for given in (True, False):
             log.clear()
             try:

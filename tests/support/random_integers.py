@@ -20,12 +20,15 @@ import numpy as np
 
 import fmm
 from fmm.dtypes import INTEGERS, RINGS
-from fmm.kernels.cuda.products.bytes.residue_planes import SUMMED
+from fmm.kernels.plans.levels.residues import SUMMED
 from tests.support.integers import Array, by_python, drawn, laid_out
 
 SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160
-PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues", "residuesx7")}
-TYPES = {"winograd > digits": RINGS, "residuesx7": SUMMED}  # of those that do not multiply all integers
+PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues > bytes", "residues > strassen > bytes")}
+TYPES = {
+    "winograd > digits": RINGS,
+    "residues > strassen > bytes": SUMMED,
+}  # of those that do not multiply all integers
 SMALL, ENTRIES = 20_000, 40  # multiplications up to which all entries are computed by Python; else so many are
 LONG = 131072  # an inner dimension that is longer than any sum in 32 bits may be
 

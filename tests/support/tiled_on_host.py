@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, pointer_words
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Access, TileKernel, tiled_source
+from fmm.kernels.cuda.products.tiles.tiled_source import Access, TileKernel, tiled_source
 from tests.support.host_compiler import SANITIZER, header, shared_library
 from tests.support.host_launch import aligned, told_words
 

@@ -9,26 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib import resources
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final
 
 from fmm.kernels.algorithms.consider import considered_forms
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed_scheme, rotated_scheme, transposed_scheme
 from fmm.kernels.algorithms.scheme_text import parse_scheme
-from fmm.kernels.registry import Registry, depends_on_rows
+from fmm.kernels.algorithms.text_files import TextFiles
+from fmm.kernels.registry import depends_on_rows
 
 LARGEST = 2500  # products of a composition: strassen^4 has 2401, and takes seconds to compose
 
 
-class SchemeText(NamedTuple):
-    """A scheme that is in no file of the folder's."""
-
-    name: str
-    text: str
-
-
-ADDED: Final[Registry[SchemeText]] = Registry("scheme")
+FILES: Final = TextFiles("schemes", "scheme")
 
 
 def register_scheme(text: str) -> Scheme:
@@ -36,12 +29,12 @@ def register_scheme(text: str) -> Scheme:
     found = parse_scheme(text)
     if found.name in _catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
-    ADDED.add(SchemeText(found.name, text))
+    FILES.add(found.name, text)
     return found
 
 
 def unregister_scheme(name: str) -> None:
-    ADDED.remove(name)
+    FILES.remove(name)
 
 
 def scheme_names() -> tuple[str, ...]:
@@ -53,7 +46,7 @@ def considered_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Names, and in which forms they are worth considering; files whose line cannot be read are left out."""
     for name, (file, _) in sorted(_catalogue().items()):
         try:
-            yield name, considered_forms(_text(file))
+            yield name, considered_forms(FILES.text(file))
         except ValueError:
             continue
 
@@ -62,7 +55,7 @@ def considered_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
 @lru_cache(maxsize=1)
 def _catalogue() -> dict[str, tuple[str, str]]:
     """name -> (file, permutation letters). A file whose name ends in its sizes, as hk223, gives all six orders."""
-    files = sorted([*(f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt")), *(x.name for x in ADDED)])
+    files = sorted(FILES.names())
     names = {name: (name, "mkn") for name in files}
     for file in files:
         digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
@@ -71,14 +64,6 @@ def _catalogue() -> dict[str, tuple[str, str]]:
             for order in _ORDERS:
                 names.setdefault(digits[1] + "".join(sizes[x] for x in order), (file, order))
     return names
-
-
-def _text(file: str) -> str:
-    return ADDED[file].text if file in ADDED else (_folder() / f"{file}.txt").read_text(encoding="utf-8")
-
-
-def _folder() -> resources.abc.Traversable:
-    return resources.files("fmm.kernels.algorithms") / "schemes"
 
 
 @depends_on_rows
@@ -117,7 +102,7 @@ def _named(name: str) -> Scheme:
     if name not in _catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
     file, order = _catalogue()[name]
-    base = parse_scheme(_text(file), f"{file}.txt")
+    base = parse_scheme(FILES.text(file), f"{file}.txt")
     if base.name != file:
         raise SchemeError(f"{file}.txt: its name line says {base.name!r}; it must be {file!r}")
     return _permutation(base, order, name)

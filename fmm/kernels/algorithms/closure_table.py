@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.step_table import Step, kernel_step
 from fmm.kernels.algorithms.table_kernel import PRODUCT, StepError, TableCall, table_text
+from fmm.kernels.algorithms.text_files import TextFiles
 from fmm.kernels.algorithms.words import EMPTY, Letter, Words, both, either, repeated, same_walks
 
+FILES: Final = TextFiles("closure_tables", "closure table")
 HEAD = ("name", "source", "blocks", "temps")
 # The blocks, in this order: from which side of the cut to which one they lead.
 SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -66,8 +67,8 @@ def _step(call: TableCall) -> Step | Close:
         raise StepError(f"{where}: {kernel.name} is not one product")
     if any(coefficient != 1 for _, terms in kernel.assignments for coefficient, _ in terms):
         raise StepError(f"{where}: {kernel.name} subtracts, which a semiring cannot")
-    if {step.bound[f] for f in kernel.product} & set(step.writes):
-        raise StepError(f"{where}: overwrites its operand during the product")
+    if step.overwritten_operands:
+        raise StepError(f"{where}: overwrites its operand {', '.join(step.overwritten_operands)} during the product")
     return step
 
 
@@ -106,11 +107,9 @@ def _written(step: Step, held: Mapping[str, Words]) -> Words:
 @lru_cache(maxsize=8)
 def closure_table(name: str = "r-kleene") -> ClosureTable:
     """A closure table by name, proved."""
-    folder = resources.files("fmm.kernels.algorithms") / "closure_tables"
-    names = sorted(f.name[:-4] for f in folder.iterdir() if f.name.endswith(".txt"))
-    if name not in names:
-        raise StepError(f"unknown closure table {name!r}; there are {', '.join(names)}")
-    table = parse_closure_table((folder / f"{name}.txt").read_text("utf-8"), f"{name}.txt")
+    if name not in FILES.names():
+        raise StepError(f"unknown closure table {name!r}; there are {', '.join(FILES.names())}")
+    table = parse_closure_table(FILES.text(name), f"{name}.txt")
     if (defect := closure_defect(table)) is not None:
         raise StepError(f"{name}.txt does not compute the closure: {defect}")
     return table

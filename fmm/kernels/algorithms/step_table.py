@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from importlib import resources
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Final
 
 from fmm.kernels.algorithms.consider import considered_forms
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.table_kernel import Kernel, TableCall, kernel_table, table_text
+from fmm.kernels.algorithms.table_kernel import KERNELS, Kernel, TableCall, kernel_table, table_text
 from fmm.kernels.algorithms.table_kernel import StepError as StepError
-from fmm.kernels.registry import Registry, depends_on_rows
+from fmm.kernels.algorithms.text_files import TextFiles
+from fmm.kernels.registry import depends_on_rows
 
 FRINGES = ("unequal", "pad")
 
@@ -47,6 +47,11 @@ class Step:
     @property
     def writes(self) -> tuple[str, ...]:
         return tuple(self.bound[f] for f in self.kernel.writes)
+
+    @property
+    def overwritten_operands(self) -> tuple[str, ...]:
+        """The operands of its product that it writes while that is computed: an error, on whatever device."""
+        return tuple(sorted({self.bound[f] for f in self.kernel.product or ()} & set(self.writes)))
 
     def __str__(self) -> str:
         return f"{self.kernel.name}({', '.join(self.places)})"
@@ -157,9 +162,8 @@ def _check_step(step: Step, known: set[str], inputs: set[str], written: set[str]
         raise StepError(f"{where}: writes the input {', '.join(spoiled)}")
     if len(set(step.writes)) < len(step.writes):
         raise StepError(f"{where}: writes one place twice")
-    operands = {step.bound[f] for f in step.kernel.product or ()}
-    if overlap := operands & set(step.writes):
-        raise StepError(f"{where}: overwrites its operand {', '.join(sorted(overlap))} during the product")
+    if step.overwritten_operands:
+        raise StepError(f"{where}: overwrites its operand {', '.join(step.overwritten_operands)} during the product")
 
 
 # ---- which bilinear algorithm a step table is
@@ -203,14 +207,7 @@ def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
 # ---- the folder of step tables, and users' own
 
 
-class AddedTable(NamedTuple):
-    """A step table that is in no file of the folder's."""
-
-    name: str
-    text: str
-
-
-ADDED: Final[Registry[AddedTable]] = Registry("step table")
+FILES: Final = TextFiles("step_tables", "step table", but=KERNELS)
 
 
 def register_step_table(text: str) -> StepTable:
@@ -218,20 +215,19 @@ def register_step_table(text: str) -> StepTable:
     table = _proved(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepError(f"there is a step table {table.name!r} already")
-    ADDED.add(AddedTable(table.name, text))
+    FILES.add(table.name, text)
     return table
 
 
 def unregister_step_table(name: str) -> None:
-    ADDED.remove(name)
+    FILES.remove(name)
 
 
 @depends_on_rows
 @lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
     """Every step table that can be named: the files but for the kernels', and what was registered."""
-    names = (f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt"))
-    return tuple(sorted([*(name for name in names if name != "kernels"), *(row.name for row in ADDED)]))
+    return tuple(sorted(FILES.names()))
 
 
 @depends_on_rows
@@ -240,7 +236,7 @@ def step_table(name: str) -> StepTable:
     """A step table by name, proved to compute AB on equal blocks."""
     if name not in step_table_names():
         raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
-    table = parse_step_table(_text(name), f"{name}.txt")
+    table = parse_step_table(FILES.text(name), f"{name}.txt")
     if table.name != name:
         raise StepError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
     return _proved(table, f"{name}.txt")
@@ -256,14 +252,6 @@ def considered_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Names, and in which forms they are worth considering; files whose line cannot be read are left out."""
     for name in step_table_names():
         try:
-            yield name, considered_forms(_text(name))
+            yield name, considered_forms(FILES.text(name))
         except ValueError:
             continue
-
-
-def _text(name: str) -> str:
-    return ADDED[name].text if name in ADDED else (_folder() / f"{name}.txt").read_text(encoding="utf-8")
-
-
-def _folder() -> resources.abc.Traversable:
-    return resources.files("fmm.kernels.algorithms") / "step_tables"

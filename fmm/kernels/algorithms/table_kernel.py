@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, as_int
 
+KERNELS = "kernels"  # the file of step_tables/ that is none
 PRODUCT = "*"  # the pseudo-source of a kernel's one product in its assignments
 Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
@@ -143,9 +144,6 @@ def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str]
 
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, Kernel]:
-    lines = (line.split("#")[0].strip() for line in (tables_folder() / "kernels.txt").read_text("utf-8").splitlines())
+    file = resources.files("fmm.kernels.algorithms") / "step_tables" / f"{KERNELS}.txt"
+    lines = (line.split("#")[0].strip() for line in file.read_text("utf-8").splitlines())
     return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
-
-
-def tables_folder() -> resources.abc.Traversable:
-    return resources.files("fmm.kernels.algorithms") / "step_tables"

@@ -6,14 +6,16 @@ of 64 bytes of each array all is loaded, computed in registers and stored; past 
 begin on such lines and there are more of them than caches hold. The operations are NumPy's, in its order: so are the
 results, bit for bit.
 
-Left out, and left to NumPy: factors of complex numbers, arrays whose rows have gaps between their numbers, and sums
-that are too short to be worth a function of their own.
+Real and imaginary parts of one complex matrix are loaded together and parted in registers, and so are stored.
+
+Left out, and left to NumPy: factors of complex numbers, other arrays whose rows have gaps between their numbers, and
+sums that are too short to be worth a function of their own.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -32,6 +34,7 @@ TASK = 1 << 20  # bytes of a result that one task writes
 REAL = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
 Window = tuple[slice, slice]
+Pairs = tuple[tuple[int, int], ...]
 
 _numbers = counted()  # of the functions
 
@@ -42,15 +45,32 @@ def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Win
     if rows * cols < LEAST or not compiler_found():
         return []
     views = {i: x[window] for i in used_slots(schedule, len(slots)) if (x := slots[i]) is not None}
-    results = [views[i] for i in result_slots(schedule, len(slots))]
-    kind = results[0].dtype.name
+    results = {i: views[i] for i in result_slots(schedule, len(slots))}
+    first = next(iter(results.values()))
+    kind, pairs = first.dtype.name, parts_of_complex(views, results)
     scaled = any(call.op == "scale" for call in schedule.calls)
-    gaps = any(x.dtype != results[0].dtype or x.strides[1] != x.itemsize for x in views.values())
+    parted = {slot for pair in pairs for slot in pair}
+    gaps = any(x.dtype != first.dtype or (x.strides[1] != x.itemsize and i not in parted) for i, x in views.items())
     if gaps or kind not in REAL or (scaled and kind != REAL[kind]):
         return []
-    past = sum(x.nbytes for x in results) >= STREAMED and all(map(_on_lines, results))
-    function = compiled_function(schedule, len(slots), REAL[kind], past)
+    ends = {second for _, second in pairs}  # stored with what is in front of them
+    lines = all(_on_lines(x) for i, x in results.items() if i not in ends)
+    past = lines and sum(x.nbytes for x in results.values()) >= STREAMED
+    function = compiled_function(schedule, len(slots), REAL[kind], past, pairs)
     return list(_bands(function, list(views.values()), cols * (1 if kind == REAL[kind] else 2)))
+
+
+def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
+    """Slots of real and of imaginary parts that are one complex matrix in memory, either both read or both written."""
+    parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
+    starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
+    return tuple(
+        (i, i + 1)
+        for i, start in starts.items()
+        if starts.get(i + 1) == start + views[i].itemsize
+        and views[i].strides == views[i + 1].strides
+        and (i in results) == (i + 1 in results)
+    )
 
 
 def _bands(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
@@ -113,13 +133,15 @@ def _engine() -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=512)
-def compiled_function(schedule: CallSchedule, count: int, kind: str, past_caches: bool) -> Callable[..., None]:
+def compiled_function(
+    schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs = ()
+) -> Callable[..., None]:
     """The schedule as a function of rows, numbers in a row, addresses and bytes from one row to the next (of the arrays
     that are used, in order)."""
     from llvmlite import binding
 
     name = f"sum{next(_numbers)}"
-    module = binding.parse_assembly(str(_Loops(schedule, count, kind, past_caches, name).module))
+    module = binding.parse_assembly(str(_Loops(schedule, count, kind, past_caches, pairs, name).module))
     _, engine = _engine()
     engine.add_module(module)
     engine.finalize_object()
@@ -131,12 +153,17 @@ def compiled_function(schedule: CallSchedule, count: int, kind: str, past_caches
 class _Loops:
     """LLVM's code of one function: for each row a loop over lines, then one over the numbers that are left."""
 
-    def __init__(self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, name: str) -> None:
+    def __init__(
+        self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs, name: str
+    ) -> None:
         from llvmlite import ir
 
         self.ir, self.schedule, self.count, self.past_caches = ir, schedule, count, past_caches
+        self.other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}  # the slot of the other part
+        self.real_parts = {first for first, _ in pairs}
         self.number = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[kind]
-        self.width = LINE // np.dtype(kind).itemsize
+        self.size = np.dtype(kind).itemsize
+        self.width = LINE // self.size
         self.long, self.module = ir.IntType(64), ir.Module(name)
         longs = self.long.as_pointer()
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.long, self.long, longs, longs]), name)
@@ -178,14 +205,12 @@ class _Loops:
 
     def _calls(self, starts: dict[int, Any], at: Any, kind: Any) -> None:
         """All calls on one line, or one number, of each array."""
-        build, values = self.builder, dict[int, Any]()
-        size = LINE // self.width
-        offset = build.mul(at, self._long(size))
-        places = {slot: build.inttoptr(build.add(x, offset), kind.as_pointer()) for slot, x in starts.items()}
+        values = dict[int, Any]()
+        places = {slot: self._place(slot, start, at, kind) for slot, start in starts.items()}
 
         def value(slot: int) -> Any:
             if slot not in values:
-                values[slot] = build.load(places[slot], align=size)
+                values.update(self._loaded(slot, places, kind))
             return values[slot]
 
         results = result_slots(self.schedule, self.count)
@@ -195,7 +220,35 @@ class _Loops:
         for call in self.schedule.calls:
             values[call.dest] = self._called(call.op, call.factor, kind, value, call.first, call.second)
         for slot in results:
-            self._store(values[slot], places[slot], size)
+            if kind is self.number or slot not in self.other:
+                self._store(values[slot], places[slot])
+            elif slot in self.real_parts:
+                order = [part * self.width + i for i in range(self.width) for part in (0, 1)]
+                both = self._shuffled(values[slot], values[self.other[slot]], order)
+                self._store(both, places[slot])
+
+    def _place(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
+        """Where a slot's line, or number, is; of parts of complex numbers where those of both begin."""
+        build, parted = self.builder, slot in self.other
+        offset = build.mul(at, self._long(self.size * (2 if parted else 1)))
+        both = self.ir.VectorType(self.number, 2 * self.width)
+        where = (both if parted and kind is not self.number else kind).as_pointer()
+        return build.inttoptr(build.add(start, offset), where)
+
+    def _loaded(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
+        """What stands there; of parts of complex numbers both."""
+        if kind is self.number or slot not in self.other:
+            return {slot: self.builder.load(places[slot], align=self.size)}
+        first, second = sorted((slot, self.other[slot]))
+        both = self.builder.load(places[first], align=self.size)
+        parts = (range(part, 2 * self.width, 2) for part in (0, 1))
+        return {x: self._shuffled(both, both, order) for x, order in zip((first, second), parts, strict=True)}
+
+    def _shuffled(self, one: Any, other: Any, order: Iterable[int]) -> Any:
+        """The numbers of two lines in such an order."""
+        chosen = list(order)
+        mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
+        return self.builder.shuffle_vector(one, other, mask)
 
     def _called(self, op: str, factor: Any, kind: Any, value: Callable[[int], Any], first: int, second: int) -> Any:
         build = self.builder
@@ -211,8 +264,8 @@ class _Loops:
         one = self.ir.Constant(self.number, number)
         return one if kind is self.number else self.ir.Constant(kind, [one] * self.width)
 
-    def _store(self, value: Any, place: Any, size: int) -> None:
+    def _store(self, value: Any, place: Any) -> None:
         lines = self.past_caches and value.type != self.number
-        made = self.builder.store(value, place, align=LINE if lines else size)
+        made = self.builder.store(value, place, align=LINE if lines else self.size)
         if lines:
             made.set_metadata("nontemporal", self.module.add_metadata([self.ir.Constant(self.ir.IntType(32), 1)]))

@@ -10,7 +10,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.arena import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import Asked, Mirror, Place, Sum
+from fmm.kernels.plans.level_steps import APART, Asked, Mirror, Place, Sum
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import PlainMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
@@ -49,10 +49,16 @@ def execute_plan(
     beta: Coefficient = 0,
     op: Operation = "product",
     fill: Fill = "full",
+    added: Array | None = None,
 ) -> None:
-    """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
-    machine = ArrayMachine(backend, workspace)
-    walk_plan(plan, {"A": a, "B": b, "C": c}, machine, c.dtype.name, alpha, beta, op, fill)
+    """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
+
+    `added`: instead of what C holds, this is what beta times is added.
+    """
+    machine, operands = ArrayMachine(backend, workspace), {"A": a, "B": b, "C": c}
+    if added is not None:
+        operands[APART] = added
+    walk_plan(plan, operands, machine, c.dtype.name, alpha, beta, op, fill)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class GemmOp:
     kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
     by_sums: str = ""  # operands, L and R, whose planes the sums before it have written
     dest_dtype: str = ""  # of dest, where it is not that of the operands
+    added: View | None = None  # to beta times which the product is added, if not to what dest holds; it lies as dest
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:
@@ -43,6 +44,12 @@ class GemmOp:
     @property
     def writes_result(self) -> bool:
         return self.dest.base == "C"
+
+    @property
+    def dest_view(self) -> View:
+        """The result of the first product, column by column."""
+        x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored
+        return View(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property
     def one_by_one(self) -> tuple[GemmOp, ...]:
@@ -72,15 +79,16 @@ def gemm_op(
     alpha: complex = 1,
     beta: complex = 0,
     scratch: int = 0,
+    added: View | None = None,
 ) -> GemmOp:
     """Products of one size and this type, at constant distances: a batch."""
     lefts, rights, dests = zip(*products, strict=True)
     m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
     if not columns_contiguous(dests[0]):
         lefts, rights, dests = (tuple(transposed_view(v) for v in views) for views in (rights, lefts, dests))
-        m, n = n, m
+        m, n, added = n, m, added and transposed_view(added)
     left, right, dest = (_batch_factor(views) for views in (lefts, rights, dests))
-    return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
+    return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch, added=added)
 
 
 def _batch_factor(views: Sequence[View]) -> Factor:

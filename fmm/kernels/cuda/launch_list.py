@@ -21,7 +21,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
 # The addresses that a launch may be told: of the operands and the workspace, of the flag that says that C has an inf or
-# NaN, of the host's count of products that were computed again for that, and of counters that a launch has of its own.
+# NaN, of the host's count of products that were computed again for that, and of counters that a launch has of its own;
+# of what is added, where C does not hold it (APART), which is aligned as C is.
 BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 

@@ -24,12 +24,19 @@ from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_la
 from fmm.kernels.cuda.select import Target, kept_launches, select_launches, with_plane_sums
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.rescale import scaling_op
-from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
-from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
+from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
+from fmm.kernels.cuda.views import (
+    View,
+    added_view,
+    columns_contiguous,
+    constant_distance,
+    lies_along,
+    operand_views,
+)
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level_steps import (
-    COPY,
+    APART,
     Asked,
     LevelSteps,
     Mirror,
@@ -37,7 +44,6 @@ from fmm.kernels.plans.level_steps import (
     Product,
     ProductWithSums,
     Sum,
-    whole_matrix,
 )
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
@@ -59,8 +65,9 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     steps: list[Step] = []
     lanes: list[int] = []
     unseen, again = False, target.flagged and can_compute_again(problem)
-    kept, room = _kept_result(problem, wanted.workspace) if again and problem.beta else (None, wanted.workspace)
-    if kept is not None:
+    kept, room = added_view(problem), wanted.workspace
+    if again and problem.beta and kept is None:
+        kept, room = _kept_result(problem, wanted.workspace)
         steps += _keeping(problem, kept, target)
         lanes += [0] * len(steps)
     for op, lane in zip(with_plane_sums(wanted.ops, target), wanted.lanes, strict=True):
@@ -94,7 +101,7 @@ def record_kept(plan: Plan, problem: Problem, target: Target) -> LaunchList | No
     return LaunchList(plan, problem, launches, lanes, room, target.alignment) if launches else None
 
 
-def _kept_result(problem: Problem, start: int) -> tuple[View | None, int]:
+def _kept_result(problem: Problem, start: int) -> tuple[View, int]:
     """Where a copy of C's old numbers stands in the workspace, behind all else, and where the workspace then ends.
 
     What is computed again begins with them.
@@ -108,8 +115,7 @@ def _kept_result(problem: Problem, start: int) -> tuple[View | None, int]:
 
 
 def _keeping(problem: Problem, kept: View, target: Target) -> tuple[Step, ...]:
-    place = whole_matrix("C", kept.rows, kept.cols)
-    copy = sum_op("keep C", COPY, [(place, operand_views(problem)["C"])], [(replace(place, name="kept"), kept)])
+    copy = copy_op("keep C", operand_views(problem)["C"], kept)
     return select_launches(copy, target) if copy is not None else ()
 
 
@@ -141,7 +147,12 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     # What is kept is made of a whole operand, so it is for a leaf alone.
     recorder = Recorder(problem.componentwise, "" if plan.levels else problem.kept)
     asked = problem.alpha, problem.beta, problem.op, problem.fill
-    walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, *asked)
+    operands, added = dict(operand_views(problem)), added_view(problem)
+    if added is not None and lies_along(added, operands["C"]):
+        operands[APART] = added
+    elif added is not None:
+        recorder.begin(added, operands["C"])
+    walk_plan(plan, operands, recorder, problem.dtype, *asked)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
@@ -216,6 +227,25 @@ class Recorder:
             op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch)
             self._note(replace(op, checked=self.componentwise, kept=self.kept))
 
+    def multiply_apart(
+        self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        (m, k), n, dest = product[0].shape, product[1].cols, product[2]
+        if m == 0 or n == 0:
+            return
+        if k == 0 or alpha == 0:
+            self.begin(added, dest)
+            self._scale(dest, beta)
+            return
+        self.peak = max(self.peak, self.used + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, 1))
+        op = gemm_op(leaf, [product], dtype, complex(alpha), complex(beta), self.used, added)
+        self._note(replace(op, checked=self.componentwise, kept=self.kept))
+
+    def begin(self, added: View, dest: View) -> None:
+        """Where it cannot be read elsewhere: what is added, copied to where the result will stand."""
+        if (op := copy_op("begin C", added, dest)) is not None:
+            self._note(op)
+
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
         """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""
         dest, k = products[0][2], products[0][0].cols
@@ -275,6 +305,8 @@ class Recorder:
         level, strategy = plan.levels[0].fused_products, strategy_of(plan.leaf_use)
         if level is None:
             return False
+        if APART in operands:
+            self.begin(operands[APART], operands["C"])
         m, k, n = level.scheme.size
         parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]

@@ -16,10 +16,9 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.bytes.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.bytes.residue_planes import WHOLE_LEAVES, whole_moduli
-from fmm.kernels.cuda.products.bytes.residues import ResidueOp, residue_launches, residue_op
-from fmm.kernels.cuda.products.bytes.residues import kept_launches as kept_residues
+from fmm.kernels.cuda.products.bytes.residue_launches import kept_launches as kept_residues
+from fmm.kernels.cuda.products.bytes.residue_launches import residue_launches
+from fmm.kernels.cuda.products.bytes.residue_op import ResidueOp, residue_op
 from fmm.kernels.cuda.products.float16.f16_split import split_launch
 from fmm.kernels.cuda.products.float16.f16_sums import PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.products.float16.f16x3 import f16x3_launch, f16x3_op, plane_launches
@@ -27,13 +26,16 @@ from fmm.kernels.cuda.products.float16.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.tiles.small import small_launch
 from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiles.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
-from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op, with_added
 from fmm.kernels.cuda.products.tiles.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
 from fmm.kernels.cuda.products.tiles.wgmma import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp, mirror_launch
 from fmm.kernels.cuda.sums.rescale import Scaling, scaling_launch
-from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
+from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_launch
+from fmm.kernels.cuda.views import View, lies_along
+from fmm.kernels.plans.level_steps import APART
+from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan_error import PlanError
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
@@ -75,7 +77,8 @@ class Target:
     @cached_property
     def divides(self) -> Mapping[str, int]:
         """The power of two that divides each base's address."""
-        return dict(zip(BASES, self.alignment, strict=True))
+        found = dict(zip(BASES, self.alignment, strict=True))
+        return found | {APART: found["C"]}
 
 
 def select_launches(
@@ -100,11 +103,36 @@ def select_launches(
 
 
 def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ...]:
-    """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
-    name = op.use.leaf.name
+    """By the leaf, or by that in which a level ends that is done whole: the vendor's call, tiles, or tiles of the
+    tensor cores where they can be."""
+    name = op.use.leaf.selected_as
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
-    return SELECTORS[name](op, op.dtype, target)
+    if op.added is None:
+        return SELECTORS[name](op, op.dtype, target)
+    return _adding_in_place(op, op.added, target) or (
+        *_begun(op, op.added, target),
+        *SELECTORS[name](replace(op, added=None), op.dtype, target),
+    )
+
+
+def _adding_in_place(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
+    """Where the kernel of the op's leaf reads what is added where it lies, and no kernel that cannot is faster."""
+    if op.use.leaf.name != "tile" or not lies_along(added, op.dest_view):
+        return ()
+    if op.dtype not in SUMMING:
+        found = _by_warpgroups(op, op.dtype, target)
+        return (found,) if isinstance(found, Launch) else ()
+    plain = _with_open_tile(tile_op(replace(op, added=None), op.dtype, _summing_tile(op)), target)
+    if _by_engine(plain, target) is not None:
+        return ()
+    return tile_launches(with_added(plain, added), target.chip, target.divides, target.flagged)
+
+
+def _begun(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
+    """What is added, copied to where the result will stand."""
+    copy = copy_op("begin C", added, op.dest_view)
+    return (sum_launch(copy, target.divides, False),) if copy is not None else ()
 
 
 def _select_mirrored(op: MirroredOp, target: Target) -> tuple[Launch | VendorCall, ...]:
@@ -138,8 +166,7 @@ def _by_small_tiles(op: GemmOp, dtype: str, target: Target) -> tuple[Launch]:
 def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By tiles, or, for types whose sums are not inside, by the tensor cores; else by the vendor, who says why."""
     if dtype in SUMMING:
-        s = strategy_of(op.use) or SUMMING[dtype]
-        return _by_tiles(tile_op(op, dtype, s), target)
+        return _by_tiles(tile_op(op, dtype, _summing_tile(op)), target)
     found = _by_warpgroups(op, dtype, target)
     if isinstance(found, Launch):
         return (found,)
@@ -200,14 +227,14 @@ def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
     """None where it is the vendor's."""
     if not target.chip.has_warpgroups:
         return None
-    name = op.use.leaf.name
-    counts = (whole_moduli(dtype, op.k), WHOLE_LEAVES[name]) if name in WHOLE_LEAVES else RESIDUE_LEAVES[name]
-    return residue_op(op, dtype, *counts, target.chip.multiprocessors, target.divides)
+    found = residue_endings()[op.leaf]
+    moduli = found.moduli(dtype, op.k)
+    return residue_op(op, dtype, moduli, found.depth, target.chip.multiprocessors, target.divides)
 
 
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
 
-# By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
+# By the leaf's name: what one of its products is on a CUDA device. A new leaf adds its own.
 Selector = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
 SELECTORS: dict[str, Selector] = {
     "vendor": _by_vendor,
@@ -216,7 +243,7 @@ SELECTORS: dict[str, Selector] = {
     "tile": _by_own_kernel,
     "small": _by_small_tiles,
     "f16x3": _by_three_planes,
-    **dict.fromkeys((*WHOLE_LEAVES, *RESIDUE_LEAVES), _by_residues),
+    "bytes": _by_residues,
 }
 
 
@@ -226,7 +253,7 @@ Keeping = tuple[tuple[Launch, ...], int]
 
 def kept_launches(op: GemmOp, target: Target) -> Keeping:
     """What makes that which the op's leaf keeps of the operand that the op names; none where it can keep nothing."""
-    keeper = KEEPERS.get(op.use.leaf.name)
+    keeper = KEEPERS.get(op.use.leaf.selected_as)
     return keeper(op, target) if keeper else ((), 0)
 
 
@@ -241,8 +268,8 @@ def _kept_residues(op: GemmOp, target: Target) -> Keeping:
     return kept_residues(made, target.divides) if made else ((), 0)
 
 
-# By the name of the leaf's row, for those whose row says what they keep of an operand.
-KEEPERS: dict[str, Callable[[GemmOp, Target], Keeping]] = {"f16x3": _kept_planes, "oz14": _kept_residues}
+# By the leaf's name, for those whose row says what they keep of an operand.
+KEEPERS: dict[str, Callable[[GemmOp, Target], Keeping]] = {"f16x3": _kept_planes, "bytes": _kept_residues}
 
 
 def _batch_label(name: str, op: GemmOp) -> str:
@@ -265,12 +292,19 @@ def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
 
 def _by_tiles(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
     """By the copy engine's kernel where it can do it and is faster; else by the tiled one."""
-    if isinstance(op, TileOp) and op.open:
-        op = op.with_strategy(target.tiles.fastest(op, target.chip))
+    op = _with_open_tile(op, target) if isinstance(op, TileOp) else op
     bulk = _by_engine(op, target)
     if bulk is not None:
         return (tma_launch(bulk, target.divides, target.flagged),)
     return tile_launches(op, target.chip, target.divides, target.flagged)
+
+
+def _summing_tile(op: GemmOp) -> TileSizes:
+    return strategy_of(op.use) or SUMMING[op.dtype]
+
+
+def _with_open_tile(op: TileOp, target: Target) -> TileOp:
+    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open else op
 
 
 def _by_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.level_steps import Place
+from fmm.kernels.plans.level_steps import APART, Place
 from fmm.problem import Problem
 
 
@@ -90,6 +90,19 @@ def columns_contiguous(x: View) -> bool:
 
 def transposed_view(x: View) -> View:
     return x._replace(rows=x.cols, cols=x.rows, down=x.right, right=x.down)
+
+
+def added_view(problem: Problem) -> View | None:
+    """What is added, where C does not hold it."""
+    if problem.added is None:
+        return None
+    return View(APART, 0, problem.m, problem.n, *problem.added, problem.stored)
+
+
+def lies_along(added: View, dest: View) -> bool:
+    """Are its numbers neighbours where dest's are? (Its lines may all be the same one.)"""
+    across = (dest.rows, added.down) if columns_contiguous(dest) else (dest.cols, added.right)
+    return across[0] == 1 or across[1] == 1
 
 
 def operand_views(problem: Problem) -> dict[str, View]:

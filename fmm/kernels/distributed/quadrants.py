@@ -14,6 +14,7 @@ from math import prod
 
 from fmm.kernels.distributed.blocks import Cuts, Span, coordinate_of, cut_span
 from fmm.kernels.distributed.layout import K, Layout, M, N, Operand
+from fmm.kernels.distributed.levels_above import levels_over_blocks
 from fmm.kernels.plans.plan import Plan, PlanError
 
 Parts = tuple[int, int, int]  # into how many a level cuts m, k and n
@@ -96,10 +97,7 @@ def level_parts(plan: Plan) -> Parts:
 
 def level_above(text: str) -> Plan:
     """The levels that a text names, such as "winograd"; "vendor" for none. PlanError for what is no level above."""
-    found = Plan.parse(text if text == "vendor" or text.endswith("> vendor") else f"{text} > vendor")
-    for level in found.levels:
-        if not level.splits or level.needs_fusing_leaf or level.itemsize_below(8) != 8:
-            raise PlanError(f"{level} is no level above; valid: schemes and step tables, such as 'winograd'")
+    found = levels_over_blocks(text, "above")
     level_parts(found)
     return found
 

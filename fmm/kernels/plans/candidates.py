@@ -17,7 +17,7 @@ from typing import Final
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.consider import ABOVE, SEARCHED
-from fmm.kernels.plans.leaf import LEAVES, Leaf
+from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
@@ -208,8 +208,8 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
 
 
 def leaves_on(device: str) -> list[Leaf]:
-    """The leaves that such a device has and that are considered at all."""
-    return [leaf for leaf in LEAVES if device in leaf.devices and leaf.forms]
+    """The leaves, and levels done whole, that such a device has and that are considered at all."""
+    return [leaf for leaf in ending_rows() if device in leaf.devices and leaf.forms]
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
+from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.level_steps import PLAIN, Asked, LevelSteps, Mirror
-from fmm.kernels.plans.lower import lower_level
+from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products, multiplications, workspace
@@ -22,7 +24,9 @@ class Row(NamedTuple):
     temporaries: int
 
 
-def explained_rows(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN) -> Iterator[Row]:
+def explained_rows(
+    plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = ""
+) -> Iterator[Row]:
     """The levels from the outside in, each on the largest product of the level above it."""
     while (steps := lower_level(plan, m, k, n, *asked)) is not None:
         products = list(steps.products)
@@ -33,7 +37,24 @@ def explained_rows(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Ask
         yield Row(name, f"{m} x {k} x {n}", does, len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n), asked = largest.plan, largest.size, largest.asked
-    yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)
+    steps = opened_level(plan, m, k, n, itemsize, asked, dtype)
+    if steps is None:
+        yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)
+    else:
+        yield from _whole_rows(plan, (m, k, n), itemsize, steps)
+
+
+def _whole_rows(plan: Plan, size: tuple[int, int, int], itemsize: int, steps: LevelSteps) -> Iterator[Row]:
+    """A level that is done whole, whose temporaries are all there are; those below it; and the leaf."""
+    leaf, products = plan.leaf_use.leaf, list(steps.products)
+    first, *inner, last = plan.leaf.split(" > ")
+    counts = [parse_level(name).products for name in inner]
+    problem = " x ".join(map(str, size))
+    does = leaf.level.does(steps) if leaf.level else ""
+    yield Row(first, problem, does, len(products) // prod(counts), leaf.room(itemsize, *size, 1))
+    for name, count in zip(inner, counts, strict=True):
+        yield Row(name, problem, "sums in registers, exact", count, 0)
+    yield Row(last, " x ".join(map(str, products[0].size)), "one launch for all", 1, 0)
 
 
 def _around(steps: LevelSteps) -> str:
@@ -44,14 +65,14 @@ def _around(steps: LevelSteps) -> str:
     return "the lower half, then its mirror" if mirrors[0].fill == "full" else "the lower half of a temporary"
 
 
-def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN) -> str:
-    """The rows as aligned text, with the totals below."""
+def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = "") -> str:
+    """The rows as aligned text, with the totals below. The type counts for integers alone."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
-    for row in explained_rows(plan, m, k, n, itemsize, asked):
+    for row in explained_rows(plan, m, k, n, itemsize, asked, dtype):
         lines.append((*row[:3], str(row.products), spelled_bytes(row.temporaries)))
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    leaves, halves = leaf_products(plan, m, k, n, asked), leaf_halves(plan, m, k, n, asked)
+    leaves, halves = leaf_products(plan, m, k, n, asked, itemsize), leaf_halves(plan, m, k, n, asked)
     text += filter(None, (level.launched for level in plan.levels))
     done, classical = multiplications(plan, m, k, n, asked), m * k * n
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""

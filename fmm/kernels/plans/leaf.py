@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
+from fmm.kernels.plans.level_steps import Asked, LevelSteps
+from fmm.kernels.plans.old_names import todays_ending
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import Registry, depends_on_rows
 
@@ -22,6 +24,22 @@ Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their pro
 Scratch = Callable[[int, int, int, int], int]  # bytes for a batch of products m x k x n, so many
 TypedScratch = Callable[[int, int, int, int, int], int]  # the same of numbers of so many bytes, which come first
 MultiplyInside = Callable[[Any, Any, Any, Any, Any], object]  # the same within its scratch, on so many threads
+
+
+class WholeLevel(Protocol):
+    """What is asked of a level that a machine does whole, by whoever counts or explains it."""
+
+    def opened(self, plan: Any, size: tuple[int, int, int], asked: Asked, itemsize: int, dtype: str = "") -> LevelSteps:
+        """What a plan that ends in it comes to, of numbers of so many bytes, which nobody walks."""
+        ...
+
+    def share(self, steps: LevelSteps) -> float:
+        """One of the multiplications in these steps, as a share of one of the numbers that it is asked for."""
+        ...
+
+    def itemsize_below(self, itemsize: int) -> int: ...
+
+    def does(self, steps: LevelSteps) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -85,10 +103,20 @@ class Leaf:
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.
     time_formula: Literal["vendor", "tiles"] = "vendor"
+    below_levels: bool = False  # does it multiply only below levels that a machine does whole, with it?
+    # Of such a level, with all that is below it, which ends plans as a leaf does: the leaf that it ends in, and the
+    # level.
+    ends_in: str = ""
+    level: WholeLevel | None = None
 
     def room(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
         """Bytes of scratch for a batch of products of numbers of so many bytes."""
         return self.scratch_of(itemsize, m, k, n, count) if self.scratch_of else self.scratch(m, k, n, count)
+
+    @property
+    def selected_as(self) -> str:
+        """The name of the leaf by which a machine finds what does it."""
+        return self.ends_in or self.name
 
     @property
     def sums_inside(self) -> bool:
@@ -155,7 +183,18 @@ class LeafUse:
         return [option for group in self.leaf.options for option in group if option.name in self.options]
 
 
+@dataclass(frozen=True)
+class Ending:
+    """Levels of one kind that a machine does whole, with what is below them: their rows, which stand in the list of all
+    where the leaf does that all of them end in."""
+
+    name: str
+    leaf: str
+    rows: Callable[[], tuple[Leaf, ...]]
+
+
 LEAVES: Final[Registry[Leaf]] = Registry("leaf")
+ENDINGS: Final[Registry[Ending]] = Registry("ending")
 
 
 def register_leaf(row: Leaf) -> None:
@@ -167,37 +206,66 @@ def unregister_leaf(name: str) -> None:
     LEAVES.remove(name)
 
 
+def register_ending(found: Ending) -> None:
+    """From now on, plans may end in its rows."""
+    ENDINGS.add(found)
+
+
 def leaf_names() -> tuple[str, ...]:
-    """The names of all rows, without numbers and options."""
+    """The names of all leaves, without numbers and options."""
     return tuple(leaf.name for leaf in LEAVES)
 
 
 @depends_on_rows
 @lru_cache(maxsize=1)
+def ending_rows() -> tuple[Leaf, ...]:
+    """Whatever may end a plan: leaves, and levels that a machine does whole."""
+    found: list[Leaf] = []
+    for leaf in LEAVES:
+        found += [] if leaf.below_levels else [leaf]
+        found += [row for ending in ENDINGS if ending.leaf == leaf.name for row in ending.rows()]
+    return tuple(found)
+
+
+@depends_on_rows
+@lru_cache(maxsize=1)
 def leaf_uses() -> dict[str, LeafUse]:
-    """Every text that a plan may end in."""
-    return {str(use): use for leaf in LEAVES for use in leaf.uses}
+    """Every text that names who multiplies: what a plan may end in, and what stands last in that."""
+    inside = [leaf for leaf in LEAVES if leaf.below_levels]
+    return {str(use): use for leaf in (*ending_rows(), *inside) for use in leaf.uses}
 
 
 def leaf_use(text: str) -> LeafUse:
     """What a plan that ends in this text multiplies with; PlanError says what is valid."""
-    found = leaf_uses().get(text) if isinstance(text, str) else None
+    found = leaf_uses().get(todays_ending(text)) if isinstance(text, str) else None
     if found is None:
         raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves()}")
     return found
 
 
+def option_use(text: str) -> LeafUse:
+    """What an option names: of a level that is done whole and its leaf, the level alone."""
+    named = (row.name for row in ending_rows() if row.name == f"{text} > {row.ends_in}")
+    return leaf_use(next(named, text))
+
+
+def option_text(use: LeafUse) -> str:
+    """As an option names it; with levels between, its whole text."""
+    return str(use).removesuffix(f" > {use.leaf.ends_in}") if str(use).count(">") == 1 else str(use)
+
+
 def valid_leaves() -> str:
     """All leaves in one sentence."""
-    simple = [leaf.spelled for leaf in LEAVES if not leaf.options]
+    leaves = [leaf for leaf in LEAVES if not leaf.below_levels]
+    simple = [leaf.spelled for leaf in leaves if not leaf.options]
     text = f"{', '.join(simple)}, each with {_alternatives(ORDERS)} after it or without"
-    for leaf in LEAVES:
+    for leaf in leaves:
         if leaf.options:
             first, *others = leaf.options
             names = [leaf.spelled, *(f"{leaf.spelled}.{option.name}" for option in first)]
             text += f"; {', '.join(names)} too"
             text += "".join(f", also with {_alternatives([o.name for o in group])} after the name" for group in others)
-    return text
+    return text + "".join(f"; below {ending.name} {ending.leaf}" for ending in ENDINGS)
 
 
 def fusing_leaves() -> str:

@@ -114,6 +114,17 @@ class PlanLevel(ABC):
         """The level for operands of which these are to be conjugated; None where they must be conjugated before."""
         return None
 
+    @property
+    def whole(self) -> bool:
+        """Does a machine do it at once with all that is below it, as it does a leaf? Then it ends a plan's levels, and
+        its file registers the rows of what may be below it (fmm.kernels.plans.leaf.Ending)."""
+        return False
+
+    @property
+    def below(self) -> str:
+        """Of such a level: what may stand below it, in words."""
+        return ""
+
     # ---- what becomes of a product
 
     @property
@@ -238,6 +249,30 @@ class PlanLevel(ABC):
     def error_note(self) -> str:
         """What is to be said of its error besides how large it is; empty if there is nothing."""
         return ""
+
+
+class NonRecursiveLevel(PlanLevel):
+    """No level of recursion: what is below it multiplies once, matrices of the same sides, and no fewer numbers.
+
+    It prepares operands, changes the numbers or only says an order. Where one of these four answers is another, the
+    level itself says so.
+    """
+
+    @property
+    def products(self) -> int:
+        return 1
+
+    @property
+    def depth(self) -> int:
+        return 0
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    @property
+    def saves_products(self) -> bool:
+        return False
 
 
 # ---- kinds of levels

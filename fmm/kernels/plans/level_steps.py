@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a plan is made of levels, and their steps hold plans
     from fmm.kernels.plans.plan import Plan
 
 OPERANDS = ("A", "B", "C")
+APART = "added"  # what beta is a factor of, where C does not hold it: the name of an operand of a walk
 Part = Literal["", "re", "im"]  # of complex numbers: they themselves, or their real or imaginary parts
 COPY = AdditionProgram(1, (), (0,))  # its one output is its input
 
@@ -69,8 +70,12 @@ class Sum:
 
     @cached_property
     def aliases(self) -> tuple[tuple[int, int], ...]:
-        """(write, read) pairs that stand in the same place: sums done in place."""
-        spots = [p.spot for p in self.reads]
+        """(write, read) pairs that stand in the same place: sums done in place.
+
+        What is added is so counted too where it lies elsewhere: the sums are then done in the same order, and their
+        results are the same, bit for bit.
+        """
+        spots = [("C", *p.spot[1:]) if p.name == APART else p.spot for p in self.reads]
         writes = [p.spot for p in self.writes]
         return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
 
@@ -114,6 +119,7 @@ class Product:
     dest: Place
     plan: Plan
     asked: Asked = PLAIN
+    apart: bool = False  # does what is added stand elsewhere (fmm.kernels.plans.added_apart)?
 
     @property
     def size(self) -> tuple[int, int, int]:

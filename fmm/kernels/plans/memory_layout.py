@@ -5,6 +5,11 @@ from __future__ import annotations
 ALIGN = 64  # bytes: every temporary starts on a cache line, and its rows do
 
 
+def whole(x: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-x // unit) * unit
+
+
 def leading_dimension(cols: int, itemsize: int, spaced: bool = True) -> int:
     """Elements from one row of a temporary to the next: whole cache lines, and (`spaced`) never a large power of two.
 

@@ -4,6 +4,9 @@ Text form, outermost level first, levels joined by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
+Some levels a machine does whole, with all that is below them (`residues(14) > strassen > bytes`). Such a level ends a
+plan: in `3m > residues(14) > bytes`, all behind `3m` multiplies as a leaf does, and that text is in the leaf's place.
+
 What the text of a level may say, its kind knows (fmm.kernels.plans.levels); of a leaf, its row (fmm.kernels.leaves).
 """
 
@@ -13,27 +16,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from fmm.kernels.plans.leaf import LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
+from fmm.kernels.plans.leaf import ENDINGS, LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
 from fmm.kernels.plans.level import PlanLevel, parse_level
-from fmm.kernels.plans.levels.balanced import Balanced as Balanced
-from fmm.kernels.plans.levels.scheme_level import Level as Level
-from fmm.kernels.plans.levels.scheme_level import level as level
-from fmm.kernels.plans.levels.scheme_options import FRINGES as FRINGES
-from fmm.kernels.plans.levels.scheme_options import UNITS as UNITS
+from fmm.kernels.plans.old_names import todays_ending
 from fmm.kernels.plans.plan_error import PlanError as PlanError
 from fmm.kernels.registry import depends_on_rows
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Levels from the outermost inwards, then the leaf."""
+    """Levels from the outermost inwards, then the leaf, or a level that is done whole, with what is below it. (Such
+    levels may be given as levels, too.)"""
 
     levels: tuple[PlanLevel, ...] = ()
     leaf: str = "vendor"
     leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # what that text says
 
     def __post_init__(self) -> None:
+        if any(level.whole for level in self.levels):
+            self._end_in_whole_level()
         object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
+        object.__setattr__(self, "leaf", str(self.leaf_use))  # as it is spelled today
         lanes = [level for level in self.levels if level.side_by_side]
         if len(lanes) > 1:
             what = "side by side" if lanes[1].needs_fusing_leaf else "overlapped"
@@ -45,6 +48,14 @@ class Plan:
         fused = [level for level in self.levels if level.needs_fusing_leaf]
         if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses):
             raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
+
+    def _end_in_whole_level(self) -> None:
+        at = next(i for i, level in enumerate(self.levels) if level.whole)
+        ending = " > ".join([*map(str, self.levels[at:]), self.leaf])
+        if ending not in leaf_uses():
+            raise PlanError(f"below {self.levels[at]} there may be {self.levels[at].below}")
+        object.__setattr__(self, "levels", self.levels[:at])
+        object.__setattr__(self, "leaf", ending)
 
     @property
     def rest(self) -> Plan:
@@ -181,9 +192,12 @@ def _half(plan: Plan) -> Plan:
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
     *levels, leaf = (part.strip() for part in text.split(">"))
-    if leaf not in leaf_uses():
+    if todays_ending(leaf) not in leaf_uses():
         raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
     found = tuple(_parse_level(part, text) for part in levels)
+    if leaf_use(leaf).leaf.below_levels and not any(level.whole for level in found):
+        kinds = " or ".join(ending.name for ending in ENDINGS if ending.leaf == leaf)
+        raise PlanError(f"{text!r}: {leaf} multiplies only below {kinds}; other leaves: {valid_leaves()}")
     try:
         return Plan(found, leaf)
     except PlanError as error:

@@ -12,7 +12,9 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.added_apart import with_added_apart
 from fmm.kernels.plans.level_steps import (
+    APART,
     Asked,
     LevelSteps,
     Mirror,
@@ -27,7 +29,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Fill, Operation
 
 Matrix = Any  # the machine's: two axes, with .shape and .strides
-Operands = dict[str, Matrix]  # by name: A, B, C and this level's temporaries
+Operands = dict[str, Matrix]  # by name: A, B, C and this level's temporaries; APART, if C does not hold what is added
 Triple = tuple[Matrix, Matrix, Matrix]  # left, right, dest
 Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
 
@@ -65,6 +67,11 @@ class Machine(Protocol):
     ) -> None:
         """Products of this type by a leaf, of one size; several are a batch."""
 
+    def multiply_apart(
+        self, leaf: str, product: Triple, added: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        """One product, added to beta times another matrix than the result; asked of machines whose leaves update."""
+
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
         """The lower halves of products of this type and size that are their own adjoints; several are a batch."""
 
@@ -98,6 +105,11 @@ class PlainMachine:
         for product in products:
             run(product)
 
+    def multiply_apart(
+        self, leaf: str, product: Triple, added: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has leaves that do not update")
+
 
 def walk_plan(
     plan: Plan,
@@ -111,6 +123,8 @@ def walk_plan(
 ) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
 
+    With an operand APART, C = alpha A B + beta times that, and what C held is not read.
+
     `dtype`: of the product; levels may change the type of what is below them.
     """
     a, b, c = operands["A"], operands["B"], operands["C"]
@@ -118,7 +132,10 @@ def walk_plan(
     if half and not plan.levels and fill != "full":
         machine.multiply_half(plan.leaf, [(a, b, c)], dtype, Asked(alpha, beta, op, fill))
     elif not half and not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
-        machine.multiply(plan.leaf, [(a, b, c)], dtype, alpha, beta)
+        if APART in operands:
+            machine.multiply_apart(plan.leaf, (a, b, c), operands[APART], dtype, alpha, beta)
+        else:
+            machine.multiply(plan.leaf, [(a, b, c)], dtype, alpha, beta)
     elif half or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
         steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
@@ -132,7 +149,7 @@ def _run(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) ->
         like = level.layouts[name]
         fortran = wished[like] if like in wished else lies_by_columns(operands[like])
         operands[name] = machine.take(rows, cols, fortran, dtype)
-    for at_once, steps in _runs(level):
+    for at_once, steps in _runs(with_added_apart(level) if APART in operands else level):
         if at_once:
             products = [step for step in steps if isinstance(step, Product)]
             machine.side_by_side(products, dtype, lambda product: _product(product, operands, machine, dtype))
@@ -187,8 +204,10 @@ def _one_by_one(step: ProductWithSums, operands: Operands, machine: Machine, dty
 
 
 def _product(product: Product, operands: Operands, machine: Machine, dtype: str) -> None:
-    triple = dict(zip("ABC", _triple(product, operands, machine), strict=True))
-    walk_plan(product.plan, triple, machine, dtype, *product.asked)
+    below = dict(zip("ABC", _triple(product, operands, machine), strict=True))
+    if product.apart:
+        below[APART] = machine.part(operands[APART], product.dest)
+    walk_plan(product.plan, below, machine, dtype, *product.asked)
 
 
 def _triple(product: Product, operands: Operands, machine: Machine) -> Triple:

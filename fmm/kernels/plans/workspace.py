@@ -7,7 +7,7 @@ from math import prod
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.level_steps import PLAIN, Asked, ProductBatch
-from fmm.kernels.plans.lower import lower_level
+from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
@@ -59,29 +59,32 @@ def check_type(plan: Plan, dtype: str) -> None:
         if step.types is not None and dtype not in step.types:
             raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
         dtype = step.dtype_below(dtype)
-    kinds = ", ".join(plan.types)
+    kinds = ", ".join(plan.types) or "nothing below levels"
     raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}")
 
 
-def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> dict[tuple[int, int, int], int]:
-    """The multiset of leaf products (m, k, n) -> how many; without those that are their own adjoints."""
-    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked) if not half}
+def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN, itemsize: int = 8) -> dict[Size, int]:
+    """The multiset of leaf products (m, k, n) -> how many; without those that are their own adjoints. (Of how many
+    bytes numbers are, counts for integers modulo several numbers.)"""
+    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked, itemsize) if not half}
 
 
 def leaf_halves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> dict[tuple[int, int, int], int]:
     """The multiset of leaf products that are their own adjoints, of which a leaf computes one half."""
-    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked) if half}
+    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked, 8) if half}
 
 
 @depends_on_rows
 @lru_cache(maxsize=65536)
-def _leaves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> tuple[tuple[tuple[Size, bool], int], ...]:
-    steps = lower_level(plan, m, k, n, *asked)
+def _leaves(
+    plan: Plan, m: int, k: int, n: int, asked: Asked, itemsize: int
+) -> tuple[tuple[tuple[Size, bool], int], ...]:
+    steps = lower_level(plan, m, k, n, *asked) or opened_level(plan, m, k, n, itemsize, asked)
     if steps is None:
         return ((((m, k, n), asked.op != "product"), 1),)
     found: dict[tuple[Size, bool], int] = {}
     for p in steps.products:
-        for leaf, count in _leaves(p.plan, *p.size, p.asked):
+        for leaf, count in _leaves(p.plan, *p.size, p.asked, itemsize):
             found[leaf] = found.get(leaf, 0) + count
     return tuple(found.items())
 
@@ -90,11 +93,14 @@ def _leaves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> tuple[tuple[tup
 @lru_cache(maxsize=4096)
 def multiplications(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> float:
     """All that the leaf products do, in multiplications of the numbers that the plan is asked for."""
-    steps = lower_level(plan, m, k, n, *asked)
+    opened = opened_level(plan, m, k, n, 8, asked)
+    steps = opened or lower_level(plan, m, k, n, *asked)
     if steps is None:
         return m * k * n * 1.0 if asked.op == "product" else m * (m + 1) / 2 * k
     products = list(steps.products)
     own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
+    if opened is not None and (level := plan.leaf_use.leaf.level) is not None:
+        own = level.share(opened)
     return own * sum(multiplications(p.plan, *p.size, p.asked) for p in products)
 
 

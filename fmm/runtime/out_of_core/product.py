@@ -6,20 +6,17 @@ would have, tile by tile, each by the plan that fmm.matmul would choose for it o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import NumpyLibrary
-from fmm.arrays.pick import cupy_library
 from fmm.config.environment import emulation_allowed
 from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
@@ -27,15 +24,14 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import call
-from fmm.runtime.card_sharers import processes_on
 from fmm.runtime.decide import Decision, decide, expected_seconds
-from fmm.runtime.devices import Device, cuda_device
-from fmm.runtime.gemm import Update, gemm_product
+from fmm.runtime.devices import Device
 from fmm.runtime.limits import Wishes
 from fmm.runtime.out_of_core.choose import DoesNotFitError, chosen_schedule
+from fmm.runtime.out_of_core.machine import Machine
 from fmm.runtime.out_of_core.run import ScheduleRun
 from fmm.runtime.out_of_core.schedule import Multiply, Rates, Schedule, Times, spans
-from fmm.runtime.out_of_core.transfers import Array, Engine, Transfers, measured_rates
+from fmm.runtime.out_of_core.transfers import Array, Transfers
 from fmm.runtime.progress import shown_progress
 
 SHARE = 0.9  # of the device's free memory
@@ -43,23 +39,6 @@ SPARED = 64 << 20  # bytes of it that are left in any case
 STEPS = 3  # bits of a number of bytes that count: so that what is chosen for one is found again
 SMALLER = 0.7  # of the room, if there was less memory than it seemed
 ATTEMPTS = 4
-
-
-class Machine(Protocol):
-    """A device on which schedules run."""
-
-    @property
-    def device(self) -> Device: ...
-
-    @property
-    def rates(self) -> Rates: ...
-
-    def free_bytes(self) -> int: ...
-
-    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]: ...
-
-    @property
-    def out_of_memory(self) -> type[BaseException]: ...
 
 
 @dataclass(frozen=True)
@@ -282,61 +261,3 @@ def _run(streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, wis
 
 def _note(advance: Any, step: Multiply) -> None:
     advance(prod(step.size))
-
-
-# ---- CUDA devices
-
-
-@dataclass(frozen=True)
-class CudaMachine:
-    """The CUDA device of this number, by CuPy."""
-
-    number: int
-
-    @property
-    def device(self) -> Device:
-        return cuda_device(self.number)
-
-    @property
-    def rates(self) -> Rates:
-        return _cuda_rates(self.number)
-
-    @property
-    def out_of_memory(self) -> type[BaseException]:
-        return cupy_library().out_of_memory
-
-    def free_bytes(self) -> int:
-        return cupy_library().free_bytes(self.number) // processes_on(self.number)
-
-    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]:
-        made: AbstractContextManager[Engine] = _cuda_engine()(
-            self.number, partial(_tile_product, cupy_library(), wishes)
-        )
-        return made
-
-
-def _cuda_engine() -> Any:
-    """The class, whose module loads CuPy."""
-    from fmm.runtime.out_of_core.cuda_engine import CudaEngine
-
-    return CudaEngine
-
-
-def _tile_product(library: Any, wishes: Wishes, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> None:
-    """C = A B, or C = A B + C, of arrays on the device."""
-    own = wishes._replace(workspace=workspace)
-    if adds:
-        gemm_product(library, a, b, c, c, Update(1, 1), own)
-    else:
-        call.product(library, a, b, c, own)
-
-
-@lru_cache(maxsize=16)
-def _cuda_rates(number: int) -> Rates:
-    with CudaMachine(number).engine(Wishes()) as engine:
-        transfers = Transfers(engine, 0)
-        try:
-            return measured_rates(engine, transfers, time.perf_counter)
-        finally:
-            engine.finish()
-            transfers.close()

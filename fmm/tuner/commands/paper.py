@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from fmm.perfmodel.papers import dalberto, huang, li, sforza, sforza_speedups
+from fmm.perfmodel.papers import dalberto, huang, sforza, sforza_speedups
 from fmm.perfmodel.papers.inventory import inventory
+from fmm.perfmodel.papers.li import tables as li
 from fmm.perfmodel.papers.sforza_speedups import Measured
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json

@@ -178,10 +178,10 @@ class CpuSession:
     def _call(self, run: Run) -> Callable[[], Any]:
         if run.part not in ("whole", BEST):
             return partial(self._part, run)
-        if run.plan == VENDOR:  # of a matrix and its transpose in place, NumPy's own way is BLAS's syrk
-            return partial(matmul, self.a, self.b, out=self.c)
-        if self.problem.halved:
+        if self.problem.halved:  # the vendor's way is BLAS's syrk, mirrored by who does that faster, NumPy or we
             return partial(fmm.gram, self.a, None, self.c, rows=True, plan=run.plan)
+        if run.plan == VENDOR:
+            return partial(matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
     def _part(self, run: Run) -> float:

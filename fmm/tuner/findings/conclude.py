@@ -14,7 +14,7 @@ from typing import Any
 
 from fmm.config import certify, schema
 from fmm.config.schema import Entry
-from fmm.kernels.plans.leaf import LEAVES
+from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import OPERATIONS
@@ -59,7 +59,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """The calibration to begin with, reduced to one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    own = {leaf.rate: rates[leaf.rate] for leaf in LEAVES if leaf.rate in rates and dtype in leaf.types}
+    own = {leaf.rate: rates[leaf.rate] for leaf in ending_rows() if leaf.rate in rates and dtype in leaf.types}
     return replace(calibration, rates={dtype: rate, **own})
 
 

@@ -12,8 +12,9 @@ from fmm.config.thresholds import Spread, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, considered_candidates, needed_margin, usual_growth
-from fmm.perfmodel.papers import li_thresholds, recursion_points
+from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.hasa_rule import alpha, alpha_over_pi, pi
+from fmm.perfmodel.papers.li import thresholds as li_thresholds
 from fmm.problem import Problem
 from fmm.tuner.trials.record import Size
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.papers.li_counts import TABLES, levels
+from fmm.perfmodel.papers.li.counts import TABLES, levels
 from fmm.perfmodel.stability import error_bound, expected_growth
 from fmm.tuner.laboratory.bench import Bench
 from fmm.tuner.laboratory.figure import Experiment, Figure, Key, Numbers, Results, Row, quantity

@@ -14,8 +14,9 @@ from typing import Final
 
 import fmm
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
+from fmm.perfmodel.papers.li import counts as li_counts
+from fmm.perfmodel.papers.li.curves import SECONDS, SECONDS_2048, reduction_curve
+from fmm.perfmodel.papers.li.ratios import FIGURE_37
 from fmm.tuner.laboratory.bench import Bench, time_plans
 from fmm.tuner.laboratory.figure import Experiment, Figure, Key, Numbers, Results, Row, quantity
 from fmm.tuner.laboratory.li_errors import GPU8, METHODS, SGEMM, SIZES, li_plan

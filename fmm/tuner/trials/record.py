@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fmm.kernels.plans.old_names import todays_plan
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation, Problem
 from fmm.tuner.devices.device import Run
@@ -156,4 +157,5 @@ KNOWN = frozenset(f.name for f in fields(Trial))
 
 
 def _trial(record: dict[str, Any]) -> Trial:
-    return Trial(**{**{k: v for k, v in record.items() if k in KNOWN}, "size": tuple(record["size"])})
+    known = {k: v for k, v in record.items() if k in KNOWN}
+    return Trial(**{**known, "size": tuple(record["size"]), "plan": todays_plan(record["plan"])})

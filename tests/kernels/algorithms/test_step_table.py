@@ -27,8 +27,9 @@ from fmm.kernels.cpu.symbolic_proof import (
     symbolic_matrix,
     unequal_blocks,
 )
+from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import lower_level
-from fmm.kernels.plans.plan import Level, Plan, PlanError
+from fmm.kernels.plans.plan import Plan, PlanError
 from tests.oracles import li
 
 MODULE = importlib.import_module("fmm.kernels.algorithms.step_table")
@@ -531,7 +532,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         registry.forget_everything()
         unequal_blocks.cache_clear()
 
-    monkeypatch.setattr(MODULE, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(MODULE.FILES, "place", tmp_path)
     forget()
     yield tmp_path
     monkeypatch.undo()

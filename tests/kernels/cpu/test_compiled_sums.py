@@ -40,11 +40,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def product(plan: Plan, a: Array, b: Array) -> Array:
-    c = np.full((len(a), b.shape[1]), np.nan, a.dtype)
-    memory = aligned_block(workspace(plan, len(a), len(b), b.shape[1], a.itemsize))
+def product(plan: Plan, a: Array, b: Array, old: Array | None = None, alpha: complex = 1, beta: complex = 0) -> Array:
+    """alpha A B + beta old."""
+    c = np.full((len(a), b.shape[1]), np.nan, a.dtype) if old is None else old.copy()
+    memory = aligned_block(workspace(plan, len(a), len(b), b.shape[1], a.itemsize, alpha, beta))
     memory.fill(0xFF)  # NaN
-    execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype))
+    execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype), alpha, beta)
     return c
 
 
@@ -86,9 +87,9 @@ def test_lines_past_the_caches_are_whole_ones(compiled: list[int], monkeypatch: 
     asked: list[bool] = []
     usual = compiled_sums.compiled_function
 
-    def noted(schedule: Any, count: int, kind: str, past: bool) -> Any:
+    def noted(schedule: Any, count: int, kind: str, past: bool, pairs: Any) -> Any:
         asked.append(past)
-        return usual(schedule, count, kind, past)
+        return usual(schedule, count, kind, past, pairs)
 
     monkeypatch.setattr(compiled_sums, "STREAMED", 0)
     monkeypatch.setattr(compiled_sums, "compiled_function", noted)
@@ -103,3 +104,35 @@ def test_lines_past_the_caches_are_whole_ones(compiled: list[int], monkeypatch: 
     memory = aligned_block(workspace(Plan.parse("strassen > vendor"), 66, 66, 66, 4))
     execute_plan(Plan.parse("strassen > vendor"), a, a, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype))
     assert False in asked, "C's rows do not"
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["through caches", "past caches"])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("levels", ["3m", "3m.conj-a", "3m.conj-b > winograd", "3m.sequential", "winograd > 3m"])
+def test_real_and_imaginary_parts(
+    levels: str, dtype: str, past: bool, compiled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parted and joined in registers, with factors too; parts whose other one is not there are NumPy's."""
+    monkeypatch.setattr(compiled_sums, "STREAMED", 0 if past else 1 << 40)
+    plan = Plan.parse(f"{levels} > vendor")
+    for seed, (m, k, n) in enumerate(SIZES):
+        a, b, old = (drawn(shape, dtype, 10 * seed + i) for i, shape in enumerate(((m, k), (k, n), (m, n))))
+        for alpha, beta in ((1, 0), (1 - 2j, 0.5 + 1j), (-1, 1)):
+            compiled.clear()
+            found = product(plan, a, b, old, alpha, beta)
+            assert any(compiled), "nothing was compiled"
+            with monkeypatch.context() as patch:
+                patch.setattr(numpy_backend, "sum_tasks", lambda *_: [])
+                assert np.array_equal(found, product(plan, a, b, old, alpha, beta))
+
+
+def test_parts_are_those_of_one_matrix_and_both_read_or_both_written() -> None:
+    z, other = np.zeros((8, 8), complex), np.zeros((8, 8), complex)
+    parts = {0: z.real, 1: z.imag, 2: other.real, 3: other.imag}
+    found = compiled_sums.parts_of_complex
+    assert found(parts, (2, 3)) == ((0, 1), (2, 3))
+    assert found({0: z.imag, 1: z.real}, ()) == (), "the wrong way round"
+    assert found({0: z.real, 1: other.imag}, ()) == (), "of two matrices"
+    assert found({0: z.real, 1: z.imag}, (1,)) == (), "one is read, one written"
+    assert found({0: z.real, 2: z.imag}, ()) == (), "not one after the other"
+    assert found({0: z[:, ::2], 1: z[:, 1::2]}, ()) == (), "every second complex number"

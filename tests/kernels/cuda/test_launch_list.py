@@ -14,11 +14,10 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.device_code.read import header_text
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.products.bytes.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.bytes.residue_planes import SINGLE_LEAVES, WHOLE_LEAVES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
-from fmm.kernels.plans.leaf import LEAVES, LeafUse
+from fmm.kernels.plans.leaf import LeafUse, ending_rows
+from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import target_on
@@ -160,12 +159,18 @@ CASES = (
     *(
         Case(
             name,
-            "float32" if name in SINGLE_LEAVES else "float64",
+            found.dtype,
             ("residue_planes: how large", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
         )
-        for name in RESIDUE_LEAVES
+        for name, found in residue_endings().items()
+        if found.dtype
     ),
-    Case("oz14", "float64", ("cuBLAS, not oz14, because only compute capability 9.0 has its",), on=A100),
+    Case(
+        "residues(14) > bytes",
+        "float64",
+        ("cuBLAS, not residues(14) > bytes, because only compute capability 9.0 has its",),
+        on=A100,
+    ),
     *(
         Case(
             name,
@@ -177,7 +182,8 @@ CASES = (
                 "residue_join: int32 by 10",
             ),
         )
-        for name in WHOLE_LEAVES
+        for name, found in residue_endings().items()
+        if not found.dtype
     ),
     # Where C may get an inf or NaN that the classical product lacks.
     Case(
@@ -202,7 +208,7 @@ def test_what_runs(case: Case) -> None:
     assert [line[: len(start)] for line, start in zip(said, case.lines, strict=True)] == list(case.lines), said
 
 
-ON_DEVICE = [leaf for leaf in LEAVES if "cuda" in leaf.devices]
+ON_DEVICE = [leaf for leaf in ending_rows() if "cuda" in leaf.devices]
 
 
 def test_every_leaf_has_a_case() -> None:
@@ -233,7 +239,7 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
     found = list(lists(use, on))
-    assert found or (use.leaf.name in WHOLE_LEAVES and on is not H200)  # integers, of which no vendor has all
+    assert found or (use.leaf.name in residue_endings() and on is not H200)  # integers, of which no vendor has all
     for launches in found:
         steps = [step for step in launches.steps if not isinstance(step, Turn)]
         said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.describe()]

@@ -14,10 +14,11 @@ from fmm.kernels.plans.candidates import (
     peer_plans,
     probed_plans,
 )
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import candidates as compared
 from fmm.tuner.search.space import search_space, space_of_type
 
-RESIDUES = ["oz14", "oz14x7"]  # of float64
+RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
 CPU = [
     "vendor",
     "winograd > vendor",
@@ -70,13 +71,13 @@ OWN = [
     "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > tile",
     "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > tile",
     "tile",
-    "oz8",
-    "oz8x7",
+    "residues(8) > bytes",
+    "residues(8) > strassen > bytes",
 ]
 REAL = (*GPU, *OWN)
-WHOLE = ["residues", "residuesx7"]  # of integers on a GPU
+WHOLE = ["residues > bytes", "residues > strassen > bytes"]  # of integers on a GPU
 EXACT = [*(plan.replace("vendor", "digits") for plan in CPU[1:]), "digits"]  # of integers, which are not tuned
-LEAVES = [plan for plan in REAL if " > " not in plan]
+LEAVES = [plan for plan in REAL if not Plan.parse(plan).levels]
 # Of complex numbers, which no probe of a tuning measures either.
 COMPLEX = {
     "cpu": [f"{order} > {plan}" for order in ("3m", "3m.sequential") for plan in CPU],
@@ -130,7 +131,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", *RESIDUES, "oz8", "oz8x7", "vendor3m"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", *RESIDUES, *OWN[-2:], "vendor3m"),
         "numbers": (
             "",
             "3m",

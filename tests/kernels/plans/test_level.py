@@ -10,7 +10,14 @@ import pytest
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import Leaf, leaf_names, leaf_use, leaf_uses, register_leaf, unregister_leaf
-from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level, unregister_level
+from fmm.kernels.plans.level import (
+    LevelKind,
+    NonRecursiveLevel,
+    PlanLevel,
+    parse_level,
+    register_level,
+    unregister_level,
+)
 from fmm.kernels.plans.level_steps import COPY, LevelSteps, Product, Sum, temporary_sizes, whole_matrix
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -86,6 +93,24 @@ def test_its_products_take_the_time_of_their_type(narrow: Plan) -> None:
 def test_a_leaf_is_for_the_types_below_the_levels(narrow: Plan) -> None:
     assert not Plan.parse("tile").considered_for("float64")
     assert Plan.parse("narrow > tile").considered_for("float64")  # which are float32
+
+
+NON_RECURSIVE = [
+    # (text, its products, are they smaller, are there fewer multiplications)
+    ("scaled", 1, False, False),
+    ("scaled.outside", 1, False, False),
+    ("balanced", 1, True, False),
+    ("3m", 3, False, True),
+    ("3m.sequential.conj-a", 3, False, True),
+]
+
+
+@pytest.mark.parametrize(("text", "products", "splits", "saves"), NON_RECURSIVE)
+def test_what_is_no_level_of_recursion_says_so_once(text: str, products: int, splits: bool, saves: bool) -> None:
+    level = parse_level(text)
+    assert isinstance(level, NonRecursiveLevel) and not level.depth and level.shallower is None
+    assert (level.products, level.splits, level.saves_products) == (products, splits, saves)
+    assert Plan.parse(f"{text} > strassen > vendor").depth == 1
 
 
 # ---- leaves

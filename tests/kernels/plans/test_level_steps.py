@@ -19,9 +19,10 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.blocks import block_side, operand_blocks, side_cuts
 from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, ProductBatch, Sum, whole_matrix
-from fmm.kernels.plans.lower import PANEL, lower_level
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.lower import LEAST_BAND, PANEL, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -212,11 +213,14 @@ def test_the_leaf_has_no_recipe_unless_it_must_update() -> None:
 
 
 @pytest.mark.parametrize("beta", [0, 1])
-def test_an_updating_leaf_works_in_bands(beta: int) -> None:
-    m, k, n = 5000, 7, 3000
+@pytest.mark.parametrize("n", [500, 3000])
+def test_an_updating_leaf_works_in_bands(n: int, beta: int) -> None:
+    """Far smaller than C, but not so low that BLAS would do little besides packing B for each of them."""
+    m, k = 5000, 7
     recipe = lower_level(Plan(), m, k, n, 2, beta)
     assert recipe is not None
-    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * PANEL * 8  # far less than C, which has 15 million entries
+    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * max(PANEL, LEAST_BAND * n) * 8 < m * n * 8 / 2
+    assert {s.writes[0].rows >= LEAST_BAND for s in recipe.steps[:-2] if isinstance(s, Sum)} == {True}
     bands = [(s.writes[0].row, s.writes[0].rows) for s in recipe.steps if isinstance(s, Sum)]
     assert [row for row, _ in bands] == [sum(rows for _, rows in bands[:i]) for i in range(len(bands))]
     assert sum(rows for _, rows in bands) == m

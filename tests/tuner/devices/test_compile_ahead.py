@@ -13,7 +13,8 @@ import pytest
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.candidates import probed_plans
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker

@@ -16,7 +16,7 @@ from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.fit import blocks
-from fmm.tuner.stages.tuning import probe_strategies
+from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
 from tests.support import configs as tuned

@@ -18,7 +18,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, Run
 from fmm.tuner.devices.effort import GPU_EFFORTS
 from fmm.tuner.fit.blocks import fitted_blocks
-from fmm.tuner.stages.tuning import probe_strategies
+from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 pytestmark = pytest.mark.gpu

@@ -38,8 +38,9 @@ from fmm.tuner.fit.parameters import BY_NAME, FACTOR, PARAMETERS, QUANTITY
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.search.space import built_plan, choices_of_plans, search_space
 from fmm.tuner.stages import shapes
+from fmm.tuner.stages.probes import probe_scattered, settle_twins
 from fmm.tuner.stages.shapes import ShapesError
-from fmm.tuner.stages.tuning import Outcome, probe_scattered, settle_twins, tune_type
+from fmm.tuner.stages.tuning import Outcome, tune_type
 from fmm.tuner.trials.journal import Journal, ReplayedError, RoundLimits, paired_speedup
 from fmm.tuner.trials.record import Header, Trial, Trials
 from tests.support.clock import least_of_tries, least_seconds

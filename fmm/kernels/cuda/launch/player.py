@@ -37,17 +37,19 @@ from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
 from fmm.kernels.cuda.launch.streams import lanes_for, turn_calls
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, Turn, VendorCall
 from fmm.kernels.cuda.select import Alignment, alignment_of
+from fmm.kernels.plans.level_steps import APART
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
 cublas_handle = cupy.cuda.device.get_cublas_handle
 FEW_SLOTS = 32  # addresses up to which a loop is faster than NumPy
 # What a launch is told that does not write C. (All sums know the flag; those that write C may raise it.)
-WRITES_NO_C = frozenset(("A", "B", "W", FLAG))
-NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT))}
+WRITES_NO_C = frozenset(("A", "B", "W", APART, FLAG))
+NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, APART))}
 
 
 class Addresses(NamedTuple):
-    """Of A, B, C and the workspace, of the flag for inf and NaN, and of the host's count of products computed again."""
+    """Of A, B, C and the workspace, of the flag for inf and NaN, of the host's count of products computed again, and of
+    what is added, where C does not hold it."""
 
     a: int
     b: int
@@ -55,11 +57,17 @@ class Addresses(NamedTuple):
     workspace: int
     flag: int = 0
     host_count: int = 0
+    added: int = 0
 
     @property
     def alignment(self) -> Alignment:
-        """Powers of two that divide the first four."""
-        return alignment_of(self.a, self.b, self.c, self.workspace)
+        """Powers of two that divide the first four; what is added counts as C does."""
+        return alignment_of(self.a, self.b, self.c | self.added, self.workspace)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Of the memory that a caller has given."""
+        return (*self[:4], self.added)
 
 
 class _Started(NamedTuple):

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, whole_source
 from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch, Slot
@@ -84,9 +84,7 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     given = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(
-        tiled_source.tiled_source, given, tiled_source.ENTRY, s.threads, op.kernel.shared, tiled_source.OPTIONS
-    )
+    kernel = Kernel(tiled_source.tiled_source, given, ENTRY, s.threads, op.kernel.shared, tiled_source.OPTIONS)
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
@@ -109,14 +107,7 @@ def simple_source(dtype: str) -> str:
     element = DTYPES[dtype]
     # Sums per thread along either side of its tile: as many as 64 registers hold, 16 threads side by side.
     each = 8 if element.registers == 1 else 4
-    parameter = "(const __grid_constant__ fmm::classical::Rescue p)"
-    lines = [
-        '#include "recompute_simple.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{COMPUTE_AGAIN}{parameter} {{ fmm::classical::rescue<{element.cpp}, {each}>(p); }}",
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{SCAN}{parameter} {{ fmm::classical::scan<{element.cpp}>(p); }}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    told, bounds = "fmm::classical::Rescue", (THREADS, 1)
+    rescue, scan = f"fmm::classical::rescue<{element.cpp}, {each}>(p);", f"fmm::classical::scan<{element.cpp}>(p);"
+    again = entry_lines(told, rescue, bounds, entry=COMPUTE_AGAIN)
+    return whole_source("recompute_simple.cuh", [*again, "", *entry_lines(told, scan, bounds, entry=SCAN)])

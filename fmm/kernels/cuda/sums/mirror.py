@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.views import View
@@ -65,12 +65,5 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
 def mirror_source(dtype: str, tile: int, variant: tuple[bool, ...]) -> str:
     """The whole CUDA source, entry point `ENTRY`."""
     flags = ", ".join(str(flag).lower() for flag in variant)
-    lines = [
-        '#include "mirror_half.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ fmm::HalfMirror p) {{",
-        f"    fmm::mirror_half<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (f"fmm::mirror_half<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
+    return entry_source("fmm::HalfMirror", body, "mirror_half.cuh", (THREADS,), entry=ENTRY)

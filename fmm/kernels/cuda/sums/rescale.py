@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.views import View
@@ -126,12 +126,5 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
 def rescale_source(function: str, told: str, dtype: str, flags: tuple[bool, ...]) -> str:
     """The whole CUDA source, entry point `ENTRY`."""
     options = ", ".join(str(flag).lower() for flag in flags)
-    lines = [
-        '#include "rescale.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ fmm::{told} p) {{",
-        f"    fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)
+    return entry_source(f"fmm::{told}", body, "rescale.cuh", (THREADS,), entry=ENTRY)

@@ -15,7 +15,7 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, Scalar, Spot, SumKernel
 from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, transposed_view
-from fmm.kernels.plans.level_steps import Place
+from fmm.kernels.plans.level_steps import APART, COPY, Place, whole_matrix
 from fmm.kernels.plans.plan import PlanError
 
 ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
@@ -144,6 +144,12 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
+def copy_op(label: str, source: View, dest: View) -> SumOp | None:
+    """The launch that copies a matrix, all of which may be one row or column again and again."""
+    place = whole_matrix("source", dest.rows, dest.cols)
+    return sum_op(label, COPY, [(place, source)], [(replace(place, name="dest"), dest)])
+
+
 @lru_cache(maxsize=4096)
 def _interned_kernel(kernel: SumKernel) -> SumKernel:
     """One object for equal kernels: what is known of it (its order, its lanes) is found once."""
@@ -175,10 +181,14 @@ def _turned_arrays(arrays: Sequence[Array], reads: Sequence[Spot], writes: Seque
 
 
 def _same_places(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
-    starts: dict[tuple[str, int], list[int]] = {}
-    for i, (_, v) in enumerate(reads):
-        starts.setdefault((v.base, v.offset), []).append(i)
-    return tuple((o, i) for o, (_, w) in enumerate(writes) for i in starts.get((w.base, w.offset), ()))
+    """What is written where it is read. What is added is so counted too where it lies elsewhere: in the same order of
+    statements few values are alive, and the results are the same."""
+    starts: dict[tuple[object, ...], list[int]] = {}
+    for i, (p, v) in enumerate(reads):
+        key = (p.row, p.col, p.part) if p.name == APART else (v.base, v.offset)
+        starts.setdefault(key, []).append(i)
+    keys = (((w.base, w.offset), *([(p.row, p.col, p.part)] if p.name == "C" else [])) for p, w in writes)
+    return tuple((o, i) for o, found in enumerate(keys) for key in found for i in starts.get(key, ()))
 
 
 def _transposed_place(placed: Placed) -> Placed:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, Event, Scalar, Spot, SumKernel
 
 OPTIONS = ("--std=c++17",)  # of the compiler
@@ -27,16 +27,8 @@ def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
-    lines = [
-        '#include "block_sums.cuh"',
-        "",
-        *step_lines(kernel),
-        f'extern "C" __global__ void __launch_bounds__({kernel.bounds})',
-        f"{ENTRY}(const __grid_constant__ {parameters} p) {{",
-        f"    fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (f"fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",)
+    return entry_source(parameters, body, "block_sums.cuh", (kernel.bounds,), before=step_lines(kernel), entry=ENTRY)
 
 
 def step_lines(kernel: SumKernel) -> Iterator[str]:

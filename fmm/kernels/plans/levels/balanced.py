@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.blocks import operand_blocks
-from fmm.kernels.plans.level import Footprint, LevelKind, PlanLevel, Sides, register_level
+from fmm.kernels.plans.level import Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
 from fmm.kernels.plans.level_steps import ADDED, PLAIN, LevelSteps, Product, whole_matrix
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 PIECES = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved
 
 
 @dataclass(frozen=True)
-class Balanced(PlanLevel):
-    """D'Alberto and Nicolau's Table 1: halve the longest side while it is at least gamma times the others."""
+class Balanced(NonRecursiveLevel):
+    """D'Alberto and Nicolau's Table 1: halve the longest side while it is at least gamma times the others.
+
+    How often it halves depends on the sizes; all in all as much is multiplied as without it.
+    """
 
     gamma: float = 2
 
@@ -60,17 +60,8 @@ class Balanced(PlanLevel):
         return LevelSteps((), tuple(halves))
 
     @property
-    def products(self) -> int:
-        """How often it halves depends on the sizes; all in all as much is multiplied as without it."""
-        return 1
-
-    @property
-    def depth(self) -> int:
-        return 0
-
-    @property
-    def saves_products(self) -> bool:
-        return False
+    def splits(self) -> bool:
+        return True
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         pieces, found = 1.0, dict(zip("mkn", sides, strict=True))

@@ -11,15 +11,24 @@ What is below it is bounded in norm alone: R - P - Q can cancel, so that a small
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import sqrt
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, Self
 
 from fmm.dtypes import COMPLEX, DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
-from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, PlanLevel, Sides, register_level
+from fmm.kernels.plans.level import (
+    CandidateLevel,
+    Footprint,
+    LevelKind,
+    NonRecursiveLevel,
+    PlanLevel,
+    Sides,
+    register_level,
+)
 from fmm.kernels.plans.level_steps import (
     LevelSteps,
     Part,
@@ -31,12 +40,10 @@ from fmm.kernels.plans.level_steps import (
     whole_matrix,
 )
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 Order = Literal["stacked", "batched", "overlapped", "sequential"]
 ORDERS: tuple[Order, ...] = ("stacked", "batched", "overlapped", "sequential")
@@ -48,15 +55,10 @@ CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}
 
 
 @dataclass(frozen=True)
-class ThreeProducts(PlanLevel):
-    """A complex product as three real ones, whose operands are A and B, or their conjugates."""
+class RealProducts(PlanLevel):
+    """Three real products instead of a complex one, whose operands are A and B, or their conjugates."""
 
-    order: Order = "stacked"
     conjugates: tuple[bool, bool] = (False, False)
-
-    def __str__(self) -> str:
-        options = [self.order] if self.order != "stacked" else []
-        return ".".join(["3m", *options, *(name for name, i in CONJUGATED.items() if self.conjugates[i])])
 
     # ---- what runs
 
@@ -79,11 +81,48 @@ class ThreeProducts(PlanLevel):
         """A complex multiplication is four real ones."""
         return 0.25
 
-    def conjugating(self, a: bool, b: bool) -> ThreeProducts:
+    def conjugating(self, a: bool, b: bool) -> Self:
         return replace(self, conjugates=(self.conjugates[0] != a, self.conjugates[1] != b))
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         return self.steps(plan.rest, (m, k, n), alpha, beta)
+
+    @abstractmethod
+    def steps(
+        self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient = 1, beta: Coefficient = 0
+    ) -> LevelSteps:
+        """With the real products by the plan `inner`."""
+
+    # ---- what is known and said of it
+
+    @property
+    def error_growth(self) -> float:
+        """In norm, on random numbers: P - Q has the error of four real products, R - P - Q three times as much in
+        variance, since the operands of R are twice as large; together twice as much."""
+        return sqrt(2)
+
+    @property
+    def positive_growth(self) -> float:
+        """R is four times as large as P and Q, so is its error: R - P - Q has 18 times the variance of P's, P - Q twice
+        that; four real products have four times that together."""
+        return sqrt(5)
+
+    @property
+    def error_note(self) -> str:
+        return "in norm: a real or imaginary part that is small beside the other can have a larger error"
+
+
+@dataclass(frozen=True)
+class ThreeProducts(RealProducts, NonRecursiveLevel):
+    """A complex product as three real ones of the same sides."""
+
+    order: Order = "stacked"
+
+    def __str__(self) -> str:
+        options = [self.order] if self.order != "stacked" else []
+        return ".".join(["3m", *options, *(name for name, i in CONJUGATED.items() if self.conjugates[i])])
+
+    # ---- what runs
 
     def steps(
         self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient = 1, beta: Coefficient = 0
@@ -132,25 +171,9 @@ class ThreeProducts(PlanLevel):
         return 3
 
     @property
-    def depth(self) -> int:
-        """It is no level of recursion: the sides stay as they are."""
-        return 0
-
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def error_growth(self) -> float:
-        """In norm, on random numbers: P - Q has the error of four real products, R - P - Q three times as much in
-        variance, since the operands of R are twice as large; together twice as much."""
-        return sqrt(2)
-
-    @property
-    def positive_growth(self) -> float:
-        """R is four times as large as P and Q, so is its error: R - P - Q has 18 times the variance of P's, P - Q twice
-        that; four real products have four times that together."""
-        return sqrt(5)
+    def saves_products(self) -> bool:
+        """A complex multiplication is four real ones."""
+        return True
 
     @property
     def lanes(self) -> int:
@@ -176,10 +199,6 @@ class ThreeProducts(PlanLevel):
         moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
-
-    @property
-    def error_note(self) -> str:
-        return "in norm: a real or imaginary part that is small beside the other can have a larger error"
 
     def does(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
@@ -263,7 +282,7 @@ def _parse(text: str) -> ThreeProducts | None:
     for unknown in (option for option in options if option not in (*ORDERS, *CONJUGATED)):
         raise PlanError(f"unknown option {unknown!r} of 3m; valid: {', '.join((*ORDERS, *CONJUGATED))}")
     order: Order = next((order for order in ORDERS if order in orders), "stacked")
-    return ThreeProducts(order, ("conj-a" in options, "conj-b" in options))
+    return ThreeProducts(("conj-a" in options, "conj-b" in options), order)
 
 
 def _considered() -> Iterator[CandidateLevel]:

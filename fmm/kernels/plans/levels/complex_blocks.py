@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Matrix, separate_sums
 from fmm.kernels.algorithms.catalogue import considered_schemes, scheme
@@ -19,24 +18,21 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.blocks import Cut, block_side, operand_blocks
 from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, Sides, register_level
 from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, Sum, temporary_sizes
-from fmm.kernels.plans.levels.complex_3m import CONJUGATED, OPERANDS, PARTS, WEIGHTS, Order, ThreeProducts
+from fmm.kernels.plans.levels.complex_3m import CONJUGATED, OPERANDS, PARTS, WEIGHTS, RealProducts
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
 from fmm.kernels.plans.levels.scheme_level import Level, level
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 MOST = 49  # products of a scheme: three times as many operands in one pass are as much as its kernels hold
 
 
 @dataclass(frozen=True)
-class ThreeProductsOfBlocks(ThreeProducts):
+class ThreeProductsOfBlocks(RealProducts):
     """The two levels as one; its products are a batch."""
 
-    order: Order = "batched"
     scheme_level: Level = field(default_factory=lambda: level("strassen", "batched"))
 
     def __post_init__(self) -> None:
@@ -99,12 +95,8 @@ class ThreeProductsOfBlocks(ThreeProducts):
         return self.scheme
 
     @property
-    def lanes(self) -> int:
-        return 1
-
-    @property
-    def side_by_side(self) -> bool:
-        return False
+    def batched(self) -> bool:
+        return True
 
     @cached_property
     def cut(self) -> Cut:

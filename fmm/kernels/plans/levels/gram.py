@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf import option_text, option_use
 from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
 from fmm.kernels.plans.level_steps import Asked, LevelSteps, Place, Product, ProductBatch
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 MOST_CUTS = 9
 # Blocks begin at multiples of as many rows as these, if they are at least ROOM times as large: leaf products then read
@@ -43,7 +40,8 @@ class Gram(PlanLevel):
         if not 1 <= self.cuts <= MOST_CUTS:
             raise PlanError(f"gram^{self.cuts}: it can cut 1 to {MOST_CUTS} times")
         if self.halves:
-            leaf_use(self.halves)  # or an error that says what is valid
+            named = option_text(option_use(self.halves))  # or an error that says what is valid
+            object.__setattr__(self, "halves", self.halves if ">" in named else named)
 
     def __str__(self) -> str:
         power = "gram" if self.cuts == 1 else f"gram^{self.cuts}"
@@ -51,11 +49,11 @@ class Gram(PlanLevel):
 
     @property
     def own_leaves(self) -> tuple[str, ...]:
-        return (self.halves,) if self.halves else ()
+        return (str(option_use(self.halves)),) if self.halves else ()
 
     @property
     def types(self) -> tuple[str, ...] | None:
-        return leaf_use(self.halves).types() if self.halves else None
+        return option_use(self.halves).types() if self.halves else None
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
@@ -79,7 +77,7 @@ class Gram(PlanLevel):
             inner = inner.shallower
         half = plan.rest.half
         if self.halves and not half.levels:
-            half = replace(half, leaf=self.halves)
+            half = replace(half, leaf=self.own_leaves[0])
         steps += _batches(list(_diagonal(half, n, k, side, asked)))
         return LevelSteps((), tuple(steps))
 

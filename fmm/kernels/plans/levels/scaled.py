@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level import Footprint, LevelKind, PlanLevel, Sides, register_level
+from fmm.kernels.plans.level import Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
 from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, Sum, temporary_sizes, whole_matrix
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.rescaling import find_exponents, rescale
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 Where = Literal["both", "inside", "outside"]
 WHERE: tuple[Where, ...] = ("both", "inside", "outside")
@@ -28,7 +26,7 @@ TYPES = ("float32", "float64", "complex64", "complex128")
 
 
 @dataclass(frozen=True)
-class Scaled(PlanLevel):
+class Scaled(NonRecursiveLevel):
     """What is below it multiplies matrices whose rows and columns are alike in size."""
 
     where: Where = "both"
@@ -71,24 +69,6 @@ class Scaled(PlanLevel):
     @property
     def types(self) -> tuple[str, ...]:
         return TYPES
-
-    # ---- what becomes of a product
-
-    @property
-    def products(self) -> int:
-        return 1
-
-    @property
-    def depth(self) -> int:
-        return 0
-
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def saves_products(self) -> bool:
-        return False
 
     # ---- what is known and said of it
 

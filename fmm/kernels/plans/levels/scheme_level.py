@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from fmm.dtypes import FLOATS
 from fmm.kernels.algorithms.additions import Coefficient
@@ -47,12 +46,10 @@ from fmm.kernels.plans.levels.scheme_options import (
 )
 from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps
 from fmm.kernels.plans.levels.table_steps import table_steps
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.step_table import step_table, table_scheme
@@ -28,10 +27,8 @@ from fmm.kernels.plans.level_steps import (
     whole_matrix,
 )
 from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 MOST = 6  # levels of recursion
 STRASSEN = Level("li-fig3", "sequential", "peel")  # Douglas' schedule, which the paper's Strassen (Lai et al.) runs

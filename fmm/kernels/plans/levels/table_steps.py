@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.step_table import Step, StepTable
 from fmm.kernels.plans.blocks import block_side, operand_blocks
@@ -17,11 +16,9 @@ from fmm.kernels.plans.level_steps import (
     temporary_sizes,
     whole_matrix,
 )
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.problem import Shape
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 SCRATCH = "P'"  # a product that no place is free for; no step table can name it
 

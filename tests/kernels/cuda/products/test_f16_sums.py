@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
 from fmm.kernels.cuda.products.float16.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.select import ALIGNED, with_plane_sums
 from fmm.kernels.cuda.sums.sum_kernel import THREADS

@@ -32,7 +32,8 @@ from fmm.kernels.plans.fused_order import (
     variant_name,
     variants_listed,
 )
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7

@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.cuda.products.bytes.residue_planes import DOUBLE_LEAVES, LEAVES, SUMMED
+from fmm.kernels.plans.levels.residues import SUMMED, residue_endings
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -22,6 +22,9 @@ from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
+ONE = "residues(14) > bytes"
+FAST = "residues(14) > strassen > bytes"
+FASTER = "residues(14) > strassen^2 > bytes"
 
 # |error| of an entry beside the norms of its row of A and its column of B: either loses half a unit of each of k
 # numbers, where the norm has at least 2^52.5 units (14 moduli); what DGEMM loses grows as fast with k.
@@ -35,7 +38,7 @@ def _warpgroups() -> None:
 
 
 def promised(leaf: str, k: int) -> float:
-    return float(PROMISED[LEAVES[leaf][0]] * np.sqrt(k) + 2.0**-52)
+    return float(PROMISED[residue_endings()[leaf].level.moduli] * np.sqrt(k) + 2.0**-52)
 
 
 def worst(a: Any, b: Any, c: Any) -> float:
@@ -68,23 +71,28 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
-    for leaf, orders in zip(("oz14", "oz14x7", "oz14x49", "oz13x7"), product("CF", repeat=2), strict=True):
+    for leaf, orders in zip(
+        (ONE, FAST, FASTER, "residues(13) > strassen > bytes"), product("CF", repeat=2), strict=True
+    ):
         a, b = (
             cupy.asarray(normal(s, i), order=o) for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
         )
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
 
 
-@pytest.mark.parametrize("leaf", DOUBLE_LEAVES)
+@pytest.mark.parametrize("leaf", [text for text, x in residue_endings().items() if x.dtype == "float64"])
 def test_every_leaf(leaf: str) -> None:
     a, b = normal((300, 700)), normal((700, 200), 1)
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
 
 
-@pytest.mark.parametrize("leaf", ["oz7", "oz8", "oz8x7", "oz9x7"])
+@pytest.mark.parametrize(
+    "leaf",
+    ["residues(7) > bytes", "residues(8) > bytes", "residues(8) > strassen > bytes", "residues(9) > strassen > bytes"],
+)
 def test_float32(leaf: str) -> None:
     """Every order; graded rows and columns; inf and nan stand where the vendor's do."""
-    bits = {7: 26, 8: 30, 9: 34}[LEAVES[leaf][0]]
+    bits = {7: 26, 8: 30, 9: 34}[residue_endings()[leaf].level.moduli]
     rng = np.random.default_rng(23)
     for (m, k, n), orders in product(((1, 1, 1), (129, 65, 131), (300, 700, 200), (9, 131072, 11)), ("CC", "FC", "CF")):
         x, y = (
@@ -108,13 +116,19 @@ def test_float32_has_a_fiftieth_of_sgemms_error(n: int) -> None:
     exact = a[:64].get().astype(np.float64) @ b[:, :64].get().astype(np.float64)
     vendor, seven, eight, below = (
         float(np.linalg.norm(c[:64, :64].get() - exact))
-        for c in (fmm.matmul(a, b, plan="vendor"), *(fmm.matmul(a, b, plan=x) for x in ("oz7", "oz8", "oz8x7")))
+        for c in (
+            fmm.matmul(a, b, plan="vendor"),
+            *(
+                fmm.matmul(a, b, plan=x)
+                for x in ("residues(7) > bytes", "residues(8) > bytes", "residues(8) > strassen > bytes")
+            ),
+        )
     )
     print(n, seven / vendor, eight / vendor, below / vendor)
     assert max(eight, below) <= 0.05 * vendor and seven <= 0.5 * vendor
 
 
-@pytest.mark.parametrize("leaf", ["oz14", "oz14x7", "oz14x49"])
+@pytest.mark.parametrize("leaf", [ONE, FAST, FASTER])
 @pytest.mark.parametrize("k", [1, 1000, 131071, 140000])
 def test_integers_are_exact(leaf: str, k: int) -> None:
     """All of the largest magnitude that is exact, so that sums of bytes are as large as they can be."""
@@ -134,7 +148,7 @@ def test_poisoned_memory_strides_and_gaps() -> None:
     )
     a[...], b[...] = normal((m, k)), normal((k, n), 1)
     layouts = Layout("C", k + 5), Layout("C", n + 5), Layout("C", n + 5)
-    for leaf in ("oz14", "oz14x7"):
+    for leaf in (ONE, FAST):
         c[...] = cupy.nan
         found = recorded_for_device(Plan.parse(leaf), Problem(m, k, n, "float64", layouts))
         work = cupy.full(found.workspace, 0x7F, cupy.uint8)
@@ -168,7 +182,7 @@ def families() -> dict[str, tuple[Any, Any]]:
     return {name: (cupy.asarray(x), cupy.asarray(y)) for name, (x, y) in found.items()}
 
 
-@pytest.mark.parametrize("leaf", ["oz14", "oz14x7"])
+@pytest.mark.parametrize("leaf", [ONE, FAST])
 def test_every_kind_of_data(leaf: str) -> None:
     for name, (a, b) in families().items():
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, a.shape[1]), name
@@ -184,12 +198,12 @@ def test_no_less_accurate_than_dgemm(kind: str, k: int) -> None:
     exact = a.get().astype(np.longdouble) @ b.get().astype(np.longdouble)
     vendor, *own = (
         float(np.linalg.norm((c[:64, :64].get() - exact).astype(float)))
-        for c in (wide[0] @ wide[1], *(fmm.matmul(*wide, plan=leaf) for leaf in ("oz14", "oz14x7", "oz14x49")))
+        for c in (wide[0] @ wide[1], *(fmm.matmul(*wide, plan=leaf) for leaf in (ONE, FAST, FASTER)))
     )
     assert max(own) <= vendor
 
 
-@pytest.mark.parametrize("plan", ["oz14", "oz14x7", "strassen.batched.pad16 > oz14"])
+@pytest.mark.parametrize("plan", [ONE, FAST, "strassen.batched.pad16 > residues(14) > bytes"])
 def test_inf_and_nan_stand_where_the_vendors_do(plan: str) -> None:
     for a_value, b_value in ((cupy.inf, 1), (cupy.nan, 1), (cupy.inf, -cupy.inf), (1e308, 1e308)):
         a, b = normal((215, 300)), normal((300, 401), 1)
@@ -199,7 +213,7 @@ def test_inf_and_nan_stand_where_the_vendors_do(plan: str) -> None:
         assert bool((cupy.isinf(c) == cupy.isinf(expected)).all()), (a_value, b_value)
 
 
-@pytest.mark.parametrize("plan", ["oz14", "oz14x7", "oz14x49"])
+@pytest.mark.parametrize("plan", [ONE, FAST, FASTER])
 def test_the_same_bits_every_time(plan: str) -> None:
     a, b = normal((1000, 900)), normal((900, 1100), 1)
     first = fmm.matmul(a, b, plan=plan)
@@ -210,19 +224,19 @@ def test_the_same_bits_every_time(plan: str) -> None:
 def test_levels_below_change_no_bit() -> None:
     """The sums of residues are exact, so that C is the same whole numbers, rounded."""
     a, b = normal((500, 1000)), normal((1000, 700), 1)
-    first = fmm.matmul(a, b, plan="oz14")
-    for leaf in ("oz14x7", "oz14x49"):
+    first = fmm.matmul(a, b, plan=ONE)
+    for leaf in (FAST, FASTER):
         c = fmm.matmul(a, b, plan=leaf)
         assert float((abs(c - first) / abs(first)).max()) <= 2.0**-52
 
 
 def test_stacks_and_updates() -> None:
     a, b = normal((3, 200, 300)), normal((3, 300, 100), 1)
-    c = fmm.matmul(a, b, plan="oz14x7")
+    c = fmm.matmul(a, b, plan=FAST)
     for i in range(3):
-        assert worst(a[i], b[i], c[i]) <= promised("oz14", 300)
+        assert worst(a[i], b[i], c[i]) <= promised(ONE, 300)
     x, y, z = (cupy.rint(100 * v) for v in (a[0], b[0], c[0]))
-    assert bool((fmm.gemm(x, y, z, alpha=-2, beta=0.5, plan="oz14") == -2 * (x @ y) + 0.5 * z).all())
+    assert bool((fmm.gemm(x, y, z, alpha=-2, beta=0.5, plan=ONE) == -2 * (x @ y) + 0.5 * z).all())
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -233,14 +247,14 @@ def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
     x = a if side == "left" else b
     held = cupy.array(x, order=order)
     p = fmm.prepare(held, side=side)
-    assert p.keeps == "oz14"
+    assert p.keeps == ONE
     held[...] = cupy.nan
-    expected = fmm.matmul(a, b, plan="oz14")
+    expected = fmm.matmul(a, b, plan=ONE)
     left, right = (p, b) if side == "left" else (a, p)
     for _ in range(2):
-        assert bool((fmm.matmul(left, right, plan="oz14") == expected).all())
+        assert bool((fmm.matmul(left, right, plan=ONE) == expected).all())
     turned = cupy.empty_like(expected, order="F")
-    assert bool((fmm.matmul(left, right, turned, plan="oz14") == expected).all())
+    assert bool((fmm.matmul(left, right, turned, plan=ONE) == expected).all())
 
 
 # ---- integers
@@ -256,7 +270,7 @@ def wrapped_product(a: Any, b: Any) -> Any:
     return cupy.asarray(found.astype(wide).view(x.dtype))
 
 
-def integer_product(a: Any, b: Any, order: str = "C", plan: str = "residues") -> Any:
+def integer_product(a: Any, b: Any, order: str = "C", plan: str = "residues > bytes") -> Any:
     (m, k), n = a.shape, b.shape[1]
     x, y = ("C" if v.flags.c_contiguous else "F" for v in (a, b))
     layouts = (
@@ -302,7 +316,7 @@ def test_levels_below_integers(dtype: str) -> None:
         m, k, n = (int(x) for x in rng.integers(1, (140, 400, 140)))
         orders = rng.choice(["C", "F"], 3)
         a, b = (cupy.asarray(integers(dtype, s, rng), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=False))
-        c = integer_product(a, b, orders[2], "residuesx7")
+        c = integer_product(a, b, orders[2], "residues > strassen > bytes")
         assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
 
 

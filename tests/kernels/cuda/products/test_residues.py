@@ -17,33 +17,17 @@ import pytest
 from fmm.dtypes import DTYPES, INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.bytes import residue_planes
-from fmm.kernels.cuda.products.bytes.residue_planes import (
-    DOUBLE_LEAVES,
-    LEAVES,
-    SINGLE_LEAVES,
-    SUMMED,
-    WHOLE_LEAVES,
-    Residues,
-    kept_room,
-    whole_moduli,
-)
-from fmm.kernels.cuda.products.bytes.residues import (
-    NOT_KNOWN,
-    SIZES,
-    Pieces,
-    ResidueOp,
-    Side,
+from fmm.kernels.cuda.products.bytes.residue_launches import (
     join_launch,
     join_whole_launch,
     kept_launches,
-    largest_norm,
     measure_launch,
-    modulus_bytes,
     planes_launch,
-    residue_op,
     split_launch,
 )
+from fmm.kernels.cuda.products.bytes.residue_numbers import Pieces, largest_norm, modulus_bytes
+from fmm.kernels.cuda.products.bytes.residue_op import NOT_KNOWN, SIZES, ResidueOp, residue_op
+from fmm.kernels.cuda.products.bytes.residue_side import Side
 from fmm.kernels.cuda.products.bytes.residues_source import (
     MeasureKernel,
     ResidueKernel,
@@ -56,6 +40,9 @@ from fmm.kernels.cuda.products.bytes.residues_source import (
 )
 from fmm.kernels.cuda.products.tiles.tma import SHARED
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.levels import residue_room
+from fmm.kernels.plans.levels.residue_room import ResidueRoom, kept_room, whole_moduli
+from fmm.kernels.plans.levels.residues import SUMMED, residue_endings
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.tile_choice import target_on
@@ -65,6 +52,10 @@ from tests.support.nvrtc import in_parallel, nvrtc, report
 from tests.support.residues_on_host import exponents, multiplied, play, reduced, root, turned_square
 
 SMS = 132
+ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
+# Of floating point numbers, by their texts: modulo how many numbers, and with how many levels below.
+LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_endings().items() if x.dtype}
+SINGLE_LEAVES = [text for text, x in residue_endings().items() if x.dtype == "float32"]
 Matrix = np.ndarray[Any, Any]
 
 
@@ -73,9 +64,8 @@ ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
 
 def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
-    exact = problem.type.exact
-    counts = (whole_moduli(op.dtype, op.k), WHOLE_LEAVES[op.leaf]) if exact else LEAVES[op.leaf]
-    made = residue_op(op, op.dtype, *counts, SMS, divides)
+    found = residue_endings()[op.leaf]
+    made = residue_op(op, op.dtype, found.moduli(op.dtype, op.k), found.depth, SMS, divides)
     assert made is not None
     return made
 
@@ -277,7 +267,17 @@ def type_of(leaf: str) -> str:
     return "float32" if leaf in SINGLE_LEAVES else "float64"
 
 
-@pytest.mark.parametrize("leaf", ["oz14", "oz13x7", "oz14x49", "oz16", "oz15x7", *SINGLE_LEAVES])
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        ONE,
+        "residues(13) > strassen > bytes",
+        FASTER,
+        "residues(16) > bytes",
+        "residues(15) > strassen > bytes",
+        *SINGLE_LEAVES,
+    ],
+)
 def test_products_of_whole_numbers_are_exact(leaf: str) -> None:
     rng = np.random.default_rng(3)
     for m, k, n in ((1, 1, 1), (5, 23, 9), (18, 70, 21)):
@@ -290,10 +290,10 @@ def test_products_of_whole_numbers_are_exact(leaf: str) -> None:
 def test_however_operands_lie(layouts: str) -> None:
     rng = np.random.default_rng(4)
     a, b = rng.standard_normal((7, 37)), rng.standard_normal((37, 11))
-    c, _ = run(a, b, "oz14x7", layouts)
+    c, _ = run(a, b, FAST, layouts)
     assert_rounded(c, a, b, 14)
     a, b = a.astype(np.float32), b.astype(np.float32)
-    c, _ = run(a, b, "oz8x7", layouts)
+    c, _ = run(a, b, "residues(8) > strassen > bytes", layouts)
     assert_rounded(c, a, b, 8)
 
 
@@ -305,21 +305,21 @@ def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: floa
     for n, k in ((1, 3), (18, 21), (35, 9)):
         a = rng.standard_normal((n, k))
         below = np.tri(n, dtype=bool)
-        c, op = run(a, np.ascontiguousarray(a.T), "oz14", layouts, alpha, beta, lower=True)
-        whole, _ = run(a, np.ascontiguousarray(a.T), "oz14", layouts, alpha, beta)
+        c, op = run(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta, lower=True)
+        whole, _ = run(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta)
         np.testing.assert_array_equal(c[below], whole[below])
         assert (c[~below] == 7).all() and op.lower
 
 
 def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
     """About half of the tiles; of levels below the residues, whose blocks are no halves, all."""
-    for leaf, share in (("oz14", 0.6), ("oz14x7", 1.0)):
+    for leaf, share in ((ONE, 0.6), (FAST, 1.0)):
         problem = Problem(4096, 4096, 4096, "float64", op="gram", fill="lower")
         found = record_launches(Plan.parse(leaf), problem, target_on(H200, flagged=False))
         products = [x for x in found.launches if x.label.startswith("gemm_residues")]
         assert products and all(("lower half" in x.label) == (share < 1) for x in products)
         assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
-    op = op_of(Problem(4096, 4096, 4096, "float64"), "oz14", NOT_KNOWN)
+    op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NOT_KNOWN)
     half, whole = replace(op, lower=True).product(0, 14), op.product(0, 14)
     assert 0.5 < half.units / whole.units < 0.6
 
@@ -340,7 +340,7 @@ def test_float32_is_within_what_the_leaf_says(leaf: str) -> None:
     assert np.isinf(run(huge, huge.T.copy(), leaf)[0]).all()
 
 
-@pytest.mark.parametrize("leaf", ["oz14", "oz14x49"])
+@pytest.mark.parametrize("leaf", [ONE, FASTER])
 def test_small_integers_are_exact(leaf: str) -> None:
     rng = np.random.default_rng(5)
     a, b = rng.integers(-1000, 1000, (9, 50)).astype(float), rng.integers(-1000, 1000, (50, 10)).astype(float)
@@ -360,7 +360,7 @@ def test_extreme_data() -> None:
         (dwarfed, dwarfed.T[:, :5].copy()),
         (rng.standard_normal((6, 40)) * np.exp2(rng.integers(-500, 500, (6, 1))), rng.standard_normal((40, 5))),
     ):
-        for leaf in ("oz13", "oz14x7"):
+        for leaf in ("residues(13) > bytes", FAST):
             c, _ = run(a, b, leaf)
             assert_rounded(c, a, b, LEAVES[leaf][0])
 
@@ -368,7 +368,7 @@ def test_extreme_data() -> None:
 def test_alpha_and_beta() -> None:
     rng = np.random.default_rng(7)
     a, b = rng.integers(-99, 99, (8, 30)).astype(float), rng.integers(-99, 99, (30, 8)).astype(float)
-    c, _ = run(a, b, "oz14", alpha=-0.5, beta=2)
+    c, _ = run(a, b, ONE, alpha=-0.5, beta=2)
     np.testing.assert_array_equal(c, -0.5 * (a @ b) + 14)
 
 
@@ -380,14 +380,14 @@ def test_rows_with_inf_and_nan_raise_the_flag(value: float) -> None:
     expected = a @ b
     a[2, 3] = b[4, 1] = value
     expected[2] = expected[:, 1] = np.nan
-    c, _ = run(a, b, "oz14x7")
+    c, _ = run(a, b, FAST)
     np.testing.assert_array_equal(c, expected)
 
 
 def test_zero_rows() -> None:
     a, b = np.zeros((4, 20)), np.ones((20, 3))
     a[1] = 1
-    c, _ = run(a, b, "oz14")
+    c, _ = run(a, b, ONE)
     np.testing.assert_array_equal(c, a @ b)
 
 
@@ -408,7 +408,7 @@ def test_products_of_kept_planes(base: Any, order: Any) -> None:
     held = memory[: x.nbytes].view(np.float64).reshape(lines, length)
     held[...] = x if order == "C" else x.T
     one = (m, k, 1) if base == "A" else (1, k, n)
-    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), kept=base), "oz14")
+    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), kept=base), ONE)
     (_, split), turning = kept_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
     (side,) = (replace(x, is_ready=False) for x in made.sides if x.is_ready)
@@ -416,12 +416,12 @@ def test_products_of_kept_planes(base: Any, order: Any) -> None:
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
     problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), kept=base)
-    op = op_of(problem, "oz14")
+    op = op_of(problem, ONE)
     assert [x.is_ready for x in op.sides] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
     assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
-    np.testing.assert_array_equal(arrays["C"], run(a, b, "oz14")[0])
+    np.testing.assert_array_equal(arrays["C"], run(a, b, ONE)[0])
 
 
 def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Layout, Layout, Layout]:
@@ -436,16 +436,14 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
 
 def test_planes_are_kept_for_one_leaf_and_on_their_own_side() -> None:
     problem = Problem(512, 512, 512, kept="B")
-    assert [x.is_ready for x in op_of(problem, "oz14").sides] == [False, True]
-    assert not any(x.is_ready for x in op_of(problem, "oz14x7").sides)
+    assert [x.is_ready for x in op_of(problem, ONE).sides] == [False, True]
+    assert not any(x.is_ready for x in op_of(problem, FAST).sides)
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), kept="B")
-    assert not any(x.is_ready for x in op_of(turned, "oz14").sides)
-    labels = [x.label for x in record_launches(Plan.parse("oz14"), problem, target_on(H200)).launches]
+    assert not any(x.is_ready for x in op_of(turned, ONE).sides)
+    labels = [x.label for x in record_launches(Plan.parse(ONE), problem, target_on(H200)).launches]
     assert len(labels) == 4
-    both = op_of(problem, "oz14")
-    splits = [
-        split_launch(op, (True, True), moduli(14)).grid[0] for op in (both, op_of(Problem(512, 512, 512), "oz14"))
-    ]
+    both = op_of(problem, ONE)
+    splits = [split_launch(op, (True, True), moduli(14)).grid[0] for op in (both, op_of(Problem(512, 512, 512), ONE))]
     assert 2 * splits[0] == splits[1]
 
 
@@ -473,7 +471,7 @@ def test_integers_are_numpys(dtype: str) -> None:
     rng = np.random.default_rng(10)
     for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC"), ((4, 33, 6), "CFC")):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
-        c, _ = run(a, b, "residues", layouts)
+        c, _ = run(a, b, "residues > bytes", layouts)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
 
 
@@ -484,11 +482,11 @@ def test_bytes_are_multiplied_as_they_lie(dtype: str, layouts: str) -> None:
     rng = np.random.default_rng(12)
     for m, k, n in ((16, 40, 32), (9, 33, 18)):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
-        c, op = run(a, b, "residues", layouts, aligned=True)
+        c, op = run(a, b, "residues > bytes", layouts, aligned=True)
         assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
         assert op.sends == (m == 16)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
-        updated, op = run(a, b, "residues", layouts, alpha=3, beta=2, aligned=True)
+        updated, op = run(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
         assert not op.sends
         np.testing.assert_array_equal(updated, 3 * wrapped_product(a, b) + np.full((m, n), 14, dtype))
 
@@ -502,7 +500,9 @@ def test_launches_of_bytes() -> None:
     """One, or two where an operand is turned; as any integers where lines begin anywhere."""
     for order, size, expected in (("C", 512, 2), ("F", 512, 1), ("C", 500, 4), ("F", 500, 3)):
         layouts = Layout("C", size), Layout(order, size), Layout("C", size)  # type: ignore[arg-type]
-        found = record_launches(Plan.parse("residues"), Problem(size, size, size, "int8", layouts), target_on(H200))
+        found = record_launches(
+            Plan.parse("residues > bytes"), Problem(size, size, size, "int8", layouts), target_on(H200)
+        )
         assert len(found.launches) == expected
         assert found.launches[-1].does == "product" and "int8 by 1 product" in found.launches[-1].label
 
@@ -513,9 +513,9 @@ def test_extreme_integers(dtype: str) -> None:
     info = np.iinfo(dtype)
     for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max), (0, info.min)):
         a, b = np.full((3, 64), x, dtype), np.full((64, 4), y, dtype)
-        np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(run(a, b, "residues > bytes")[0], wrapped_product(a, b))
         a[:, ::2] = y
-        np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(run(a, b, "residues > bytes")[0], wrapped_product(a, b))
 
 
 @pytest.mark.parametrize("dtype", SUMMED)
@@ -524,19 +524,19 @@ def test_levels_below_integers(dtype: str) -> None:
     rng, info = np.random.default_rng(17), np.iinfo(dtype)
     for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC")):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
-        np.testing.assert_array_equal(run(a, b, "residuesx7", layouts)[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(run(a, b, "residues > strassen > bytes", layouts)[0], wrapped_product(a, b))
     for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max)):
         a, b = np.full((4, 64), x, dtype), np.full((64, 6), y, dtype)
-        np.testing.assert_array_equal(run(a, b, "residuesx7")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(run(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
         a[:, ::2] = y
         a[:2] = x
-        np.testing.assert_array_equal(run(a, b, "residuesx7")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(run(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])
 def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
-    with pytest.raises(PlanError, match="residuesx7"):
-        record_launches(Plan.parse("residuesx7"), Problem(64, 64, 64, dtype), target_on(H200))
+    with pytest.raises(PlanError, match="residues > strassen > bytes"):
+        record_launches(Plan.parse("residues > strassen > bytes"), Problem(64, 64, 64, dtype), target_on(H200))
 
 
 def test_how_many_numbers_integers_need() -> None:
@@ -555,7 +555,7 @@ def test_how_many_numbers_integers_need() -> None:
 def test_no_number_leaves_the_registers() -> None:
     """Only sm_90a has the products' instructions. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
-    made = op_of(Problem(512, 512, 512), "oz14")
+    made = op_of(Problem(512, 512, 512), ONE)
     told = len(planes_launch(made, 0, moduli(14)).parameters)
     size = f"static_assert(sizeof(fmm::ResidueProduct) == {told});"
     jobs = [(str(s), f"{product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",)) for s in SIZES]
@@ -566,7 +566,7 @@ def test_no_number_leaves_the_registers() -> None:
 
 def test_measuring_and_turning_compile() -> None:
     nvrtc()
-    made = op_of(Problem(512, 512, 512), "oz14")
+    made = op_of(Problem(512, 512, 512), ONE)
     size = (
         f"static_assert(sizeof(fmm::residues::Both<double>) == {len(measure_launch(made, (True, True)).parameters)});"
     )
@@ -615,7 +615,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
 
 def test_launches() -> None:
     problem = Problem(4096, 4096, 4096)
-    found = record_launches(Plan.parse("oz14x7"), problem, target_on(H200, flagged=True))
+    found = record_launches(Plan.parse(FAST), problem, target_on(H200, flagged=True))
     labels = [launch.label for launch in found.launches]
     assert [label.split(":")[0] for label in labels[:4]] == [
         "residue_planes",
@@ -631,7 +631,7 @@ def test_launches() -> None:
 
 def test_other_chips_leave_it_to_the_vendor() -> None:
     ada = replace(H200, version=89)
-    (call,) = record_launches(Plan.parse("oz14"), Problem(512, 512, 512), target_on(ada)).steps
+    (call,) = record_launches(Plan.parse(ONE), Problem(512, 512, 512), target_on(ada)).steps
     assert "only compute capability 9.0" in call.label  # type: ignore[union-attr]
 
 
@@ -640,22 +640,24 @@ def test_launches_of_integers(dtype: str) -> None:
     """What lies along the inner dimension is not touched before it is split."""
     for order, turns in (("C", True), ("F", False)):
         layouts = Layout("C", 512), Layout(order, 512), Layout("C", 512)  # type: ignore[arg-type]
-        found = record_launches(Plan.parse("residues"), Problem(512, 512, 512, dtype, layouts), target_on(H200))
+        found = record_launches(Plan.parse("residues > bytes"), Problem(512, 512, 512, dtype, layouts), target_on(H200))
         assert len(found.launches) == (1 if dtype in ("int8", "uint8") else 3) + turns
         assert f"{dtype} by {whole_moduli(dtype, 512)} product" in found.launches[-1].label
     with pytest.raises(PlanError, match=f"cannot multiply {dtype}"):
-        record_launches(Plan.parse("residues"), Problem(64, 64, 64, dtype), target_on(replace(H200, version=89)))
+        record_launches(
+            Plan.parse("residues > bytes"), Problem(64, 64, 64, dtype), target_on(replace(H200, version=89))
+        )
 
 
 def test_below_other_levels() -> None:
-    made = op_of(Problem(1024, 1024, 1024), "strassen.batched.pad16 > oz14")
+    made = op_of(Problem(1024, 1024, 1024), "strassen.batched.pad16 > residues(14) > bytes")
     assert made.geometry.count == 7 and made.product(0, 14).count == 7 * 14
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
-        g = Residues(*size, 3, *LEAVES[leaf], 8 if leaf in DOUBLE_LEAVES else 4)
+        g = ResidueRoom(*size, 3, *LEAVES[leaf], 4 if leaf in SINGLE_LEAVES else 8)
         *starts, planes, turned, end = g.offsets
         assert all(x % 256 == 0 for x in (*starts, planes, turned))
         sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
@@ -667,11 +669,11 @@ def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
 
 def test_large_products_are_split_in_groups_of_planes() -> None:
     """32768 x 32768 with two levels: a group of planes at a time, and C's all."""
-    g = Residues(32768, 32768, 32768, 1, 14, 2)
+    g = ResidueRoom(32768, 32768, 32768, 1, 14, 2)
     assert 1 <= g.together < 14 and g.scratch < 75 << 30
-    assert Residues(16384, 16384, 16384, 1, 14, 1).together == 14
+    assert ResidueRoom(16384, 16384, 16384, 1, 14, 1).together == 14
     problem = Problem(32768, 32768, 32768)
-    found = record_launches(Plan.parse("oz14x49"), problem, target_on(H200))
+    found = record_launches(Plan.parse(FASTER), problem, target_on(H200))
     groups = -(-14 // g.together)
     assert [x.label.split(":")[0] for x in found.launches].count("gemm_residues") == groups
     assert len(found.launches) == 2 + 2 * groups
@@ -680,11 +682,11 @@ def test_large_products_are_split_in_groups_of_planes() -> None:
 def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(11)
     a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
-    expected, _ = run(a, b, "oz14x7")
-    monkeypatch.setattr(residue_planes, "ENOUGH", 30000)
+    expected, _ = run(a, b, FAST)
+    monkeypatch.setattr(residue_room, "ENOUGH", 30000)
     workspace.cache_clear()
     record_operations.cache_clear()
-    c, op = run(a, b, "oz14x7", "CFC")
+    c, op = run(a, b, FAST, "CFC")
     workspace.cache_clear()
     assert 1 < len(op.groups) <= 14
     np.testing.assert_array_equal(c, expected)

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import TMA_SIZES, TMA_SUMMING, TileSizes
 from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, OPTIONS
-from fmm.kernels.cuda.products.tiles.tma import SHARED, TmaOp, makespan, parts_of, rows_are_aligned, tma_op
+from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS
+from fmm.kernels.cuda.products.tiles.tma import SHARED, TmaOp, rows_are_aligned, tma_op
+from fmm.kernels.cuda.products.tiles.tma_parts import makespan, parts_of
 from fmm.kernels.cuda.products.tiles.tma_source import TmaKernel, tma_source
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.products.tiles.tma import TmaOp
 from fmm.kernels.cuda.products.tiles.tma_source import TmaKernel
 from tests.support.host_compiler import COMPILER, compiled_file, header

@@ -7,9 +7,10 @@ from itertools import product
 import pytest
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.tma import SHARED
 from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, SIZES, WgmmaOp, sizes_for, tiles_of, wgmma_op
 from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaKernel, WgmmaSizes, wgmma_instruction, wgmma_source

@@ -8,7 +8,8 @@ from functools import lru_cache
 from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.cuda.products.tiles.tiled_source import Along, entry_source
+from fmm.kernels.cuda.device_code.entry_source import entry_source
+from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
 
 THREADS = 256  # of a thread block that measures, splits or joins

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fmm.kernels.plans.memory_layout import whole
+
 CHUNK = 64  # numbers of a line whose hi and lo stand behind each other
 PLANES = 2  # of float16 for one float32 number
 ITEM = 4  # bytes of a float32, and of its two planes; of an exponent
@@ -37,8 +39,3 @@ def f16x3_scratch(m: int, k: int, n: int, count: int) -> int:
     left = max(plane_room(count * m, k), plane_room(count * k, m)) + exponent_room(count * m)
     right = max(plane_room(count * k, n), plane_room(count * n, k)) + exponent_room(count * n)
     return left + right + 2 * exponent_room(count * k) + ROOM
-
-
-def whole(x: int, unit: int) -> int:
-    """The next multiple of `unit`."""
-    return -(-x // unit) * unit

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
@@ -19,14 +19,14 @@ from fmm.kernels.cuda.products.float16.f16_planes import (
     exponent_room,
     matrix_room,
     plane_room,
-    whole,
 )
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.wgmma_source import LINE
 from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.cuda.views import Factor, Piece
+from fmm.kernels.plans.memory_layout import whole
 
 THREADS = 256  # of a thread block that splits
 CLUSTER = 8  # thread blocks that share the lines of 64 positions
@@ -162,26 +162,18 @@ def planes_to_make(op: GemmOp, planes: Sequence[Planes]) -> list[Planes]:
 def split_source(kernels: tuple[SplitKernel, ...], rule: Rule) -> str:
     """The whole CUDA source of what splits one operand or two, entry point `ENTRY`."""
     noted = rule in ("noted", "balanced")
-    clusters = "" if rule == "apart" else f"__cluster_dims__({CLUSTER}, 1, 1) "
     names = [f"x{i}" for i in range(len(kernels))]
-    lines = [
-        f'#include "{"f16_spread" if noted else "f16_planes"}.cuh"',
-        "",
-        "struct Told {",
-        f"    fmm::planes::{'SpreadOperand' if noted else 'Operand'} {', '.join(names)};",
-        "};",
-        f'extern "C" __global__ void {clusters}__launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ Told p) {{",
-        *(["    if (!*p.x0.balanced) return;"] if rule == "balanced" else []),
-        "    int block = blockIdx.x;",
-    ]
+    told = f"    fmm::planes::{'SpreadOperand' if noted else 'Operand'} {', '.join(names)};"
+    body = ["if (!*p.x0.balanced) return;"] if rule == "balanced" else []
+    body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
         forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "noted" else ""
-        lines += [
-            f"    if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
-            f"    block -= p.{name}.blocks;",
+        body += [
+            f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
+            f"block -= p.{name}.blocks;",
         ]
-    return with_headers("\n".join([*lines, "}"]) + "\n")
+    header, clusters = "f16_spread.cuh" if noted else "f16_planes.cuh", 0 if rule == "apart" else CLUSTER
+    return entry_source("Told", body, header, (THREADS,), clusters=clusters, before=("struct Told {", told, "};"))
 
 
 def split_launch(operands: Sequence[Planes], divides: Mapping[str, int], rule: Rule = "usual") -> Launch:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.float16.f16_planes import ROOM, exponent_room
 from fmm.kernels.cuda.products.float16.f16_split import THREADS, Planes, Rule, SplitKernel, split_source
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.tiled_source import Along
 
 BLOCKS = 2  # thread blocks a multiprocessor that look for the largest numbers of the inner dimension
 
@@ -58,13 +58,8 @@ class Spread:
 def balance_source(left: Along, right: Along) -> str:
     """The whole CUDA source of the launch between the two splits, entry point `ENTRY`."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
-    lines = [
-        '#include "f16_spread.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ fmm::planes::Balance p) {{ fmm::planes::balance<{along}>(p); }}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    call = f"fmm::planes::balance<{along}>(p);"
+    return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (THREADS,))
 
 
 def spread_launches(x: Spread, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.float16.f16_planes import ITEM
 from fmm.kernels.cuda.products.float16.f16_split import Planes, operand_planes
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, Array, SumOp
 from fmm.kernels.cuda.sums.sum_source import step_lines
@@ -131,14 +130,7 @@ def plane_sum_source(kernel: SumKernel, lines: bool, apart: bool) -> str:
 
 
 def _source(told: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
-    lines = [
-        '#include "f16_sums.cuh"',
-        "",
-        *before,
-        f'extern "C" __global__ void __launch_bounds__({bounds})',
-        f"{ENTRY}(const __grid_constant__ {told} p) {{ {call}; }}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    return entry_source(told, f"{call};", "f16_sums.cuh", (bounds,), before=before)
 
 
 # ---- the launches

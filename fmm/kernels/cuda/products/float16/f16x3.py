@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
@@ -15,7 +16,6 @@ from fmm.kernels.cuda.products.float16.f16_split import Planes, operand_planes, 
 from fmm.kernels.cuda.products.float16.f16_spread import Spread, spread_launches
 from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, f16x3_source
 from fmm.kernels.cuda.products.tiles.tiled import GROUP
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of
 from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap

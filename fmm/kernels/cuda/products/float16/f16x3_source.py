@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.float16.f16_planes import PLANES
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, along_names
 from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
 
 
@@ -31,17 +31,11 @@ class F16x3Kernel:
 def f16x3_source(kernel: F16x3Kernel) -> str:
     """The whole CUDA source of a product, entry point `ENTRY`."""
     s = kernel.sizes
-    left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
-    lines = [
-        '#include "gemm_f16x3.cuh"',
-        "",
-        *wgmma_instruction(DTYPES["float16"], s.n_s),
-        "",
-        f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
-        f"{ENTRY}(const __grid_constant__ fmm::Product3 p) {{",
-        f"    using Sizes = fmm::Sizes3<{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
-        "    extern __shared__ __align__(1024) fmm::half memory[];",
-        f"    fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    left, right = along_names(kernel.along)
+    body = (
+        f"using Sizes = fmm::Sizes3<{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        "extern __shared__ __align__(1024) fmm::half memory[];",
+        f"fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
+    )
+    before = [*wgmma_instruction(DTYPES["float16"], s.n_s), ""]
+    return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.threads, 1), clusters=s.cluster, before=before)

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, VendorCall
 from fmm.kernels.cuda.products.float16.f16_planes import PIECE
 from fmm.kernels.cuda.products.float16.f16_split import THREADS, Planes, operand_planes, planes_to_make, split_launch
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.views import Factor
 
 BELOW = 2048.0  # lo is so many times what hi leaves
@@ -81,10 +80,4 @@ def _unscaling(op: GemmOp, a: Planes, b: Planes, multiprocessors: int, flagged: 
 @lru_cache(maxsize=1)
 def unscale_source() -> str:
     """The whole CUDA source, entry point `ENTRY`."""
-    lines = [
-        '#include "f16_unscale.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ fmm::planes::Unscaled p) {{ fmm::planes::unscale(p); }}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    return entry_source("fmm::planes::Unscaled", "fmm::planes::unscale(p);", "f16_unscale.cuh", (THREADS,))

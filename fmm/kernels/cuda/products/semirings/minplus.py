@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled_source import entry_source, sizes_type
+from fmm.kernels.cuda.products.tiles.tiled_source import sizes_type
 
 ENTRY = "fmm_minplus"
 TILE_THREADS = 256  # of the thread block that closes a tile, and of those that write numbers twice

@@ -6,7 +6,7 @@ import struct
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
@@ -44,12 +44,5 @@ def _steps(x: Factor, inner: bool) -> tuple[int, int, int]:
 @lru_cache(maxsize=32)
 def small_source(dtype: str, part: str) -> str:
     """The whole CUDA source, entry point `ENTRY`."""
-    lines = [
-        '#include "gemm_small.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS}, {RESIDENT})',
-        f"{ENTRY}(const __grid_constant__ fmm::SmallProduct p) {{",
-        f"    fmm::small_product<{DTYPES[dtype].cpp}, fmm::Part::{part}>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (f"fmm::small_product<{DTYPES[dtype].cpp}, fmm::Part::{part}>(p);",)
+    return entry_source("fmm::SmallProduct", body, "gemm_small.cuh", (THREADS, RESIDENT), entry=ENTRY)

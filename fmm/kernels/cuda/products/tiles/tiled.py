@@ -12,11 +12,11 @@ from typing import Literal
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import AdditionProgram
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiles.tiled_source import (
-    ENTRY,
     OPTIONS,
     Access,
     Along,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
+from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 from fmm.kernels.cuda.products.tiles.tiled import TileOp, paths_of, strategy_of
-from fmm.kernels.cuda.products.tiles.tiled_source import Along, Half, TileKernel
-from fmm.kernels.cuda.views import Factor, Lines, Piece
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, Epilogue, Half, Scalar, TileKernel
+from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 
 
 @lru_cache(maxsize=4096)
@@ -23,6 +25,19 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     c = Piece(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
     u, v, w = (Lines(x.leading, x.stride) for x in (left, right, op.dest))
     return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=strategy_of(op.use) is None)
+
+
+# The product, and so many times what a second destination holds, which is read only.
+_SUM: Terms = ((Scalar("keep", 1), 1), (Scalar("factor", 0), 0))  # type: ignore[assignment]
+ADDING = Epilogue(AdditionProgram(2, (_SUM,), (2,)), (1,), (0,))
+
+
+def with_added(op: TileOp, added: View) -> TileOp:
+    """The same product, added to so many times another matrix than its result; that lies as BLAS's C does."""
+    (into,) = op.dest
+    dest = into._replace(keep=0), Piece(added.base, added.offset, op.m, op.n, 1, into.keep)
+    lines = *op.lines, Lines(added.right if op.m > 1 else 0)
+    return replace(op, kernel=replace(op.kernel, epilogue=ADDING), dest=dest, lines=lines)
 
 
 def kernel_operands(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]:

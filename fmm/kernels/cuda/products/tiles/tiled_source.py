@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 
 Along = Literal["inner", "outer"]
@@ -28,7 +28,6 @@ Flag = Literal["", "raises", "obeys"]
 # written; the same, and their mirror is written too.
 Half = Literal["", "lower", "full"]
 ASYNC: tuple[Path, Path] = ("async", "async")
-ENTRY = "fmm_tile"
 # -O1, because ptxas's higher levels reorder the multiply-adds, and lose the order in which their operands can be read
 # without conflicts between register banks: a third of a cycle is lost for each multiply-add.
 OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
@@ -170,15 +169,12 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
-    left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     obeys = kernel.flag == "obeys"
     told, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
     if obeys:
         told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
     header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.deep else "gemm_simt"
-    lines = [
-        f'#include "{header}.cuh"',
-        "",
+    before = [
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
@@ -188,51 +184,30 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
         "};",
         f"using Number = {number};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {kernel.blocks}" if kernel.blocks else ""})',
-        f"{ENTRY}(const __grid_constant__ {told} p) {{",
-        f"    using Sizes = {sizes_type(s)};",
-        "    extern __shared__ float4 memory[];",
-        *_product_call(kernel, call, f"{left}, {right}, fmm::Access::{access.upper()}", tile),
-        "}",
     ]
-    return with_headers("\n".join(lines) + "\n")
-
-
-def entry_source(
-    told: str,
-    body: Sequence[str],
-    header: str,
-    bounds: Sequence[int | str],
-    *,
-    clusters: int = 0,
-    before: Sequence[str] = (),
-    entry: str = ENTRY,
-) -> str:
-    """The whole CUDA source of a kernel that is told a struct `p`, and calls what a header has.
-
-    `bounds`: threads, and thread blocks on a multiprocessor at least; `before`: what stands before the kernel;
-    `clusters`: of so many thread blocks.
-    """
-    cluster = f"__cluster_dims__({clusters}, 1, 1) " if clusters else ""
-    lines = [
-        f'#include "{header}"',
-        "",
-        *before,
-        f'extern "C" __global__ void {cluster}__launch_bounds__({", ".join(map(str, bounds))})',
-        f"{entry}(const __grid_constant__ {told} p) {{",
-        *(f"    {line}" for line in body),
-        "}",
+    variant = f"{', '.join(along_names(kernel.along))}, fmm::Access::{access.upper()}"
+    body = [
+        f"using Sizes = {sizes_type(s)};",
+        "extern __shared__ float4 memory[];",
+        *_product_call(kernel, call, variant, tile),
     ]
-    return with_headers("\n".join(lines) + "\n")
+    bounds = (s.threads, kernel.blocks) if kernel.blocks else (s.threads,)
+    return entry_source(told, body, f"{header}.cuh", bounds, before=before)
+
+
+def along_names(along: tuple[Along, Along]) -> tuple[str, str]:
+    """How A and B are contiguous, in C++."""
+    left, right = (f"fmm::Along::{x.upper()}" for x in along)
+    return left, right
 
 
 def _product_call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
     """By warps where the device has instructions for them; else threads alone, with no more shared memory."""
-    given = f"        p, reinterpret_cast<Number*>(memory){tile});"
-    alone = [f"    fmm::{name}<Product, Number, Sizes, {access}>(", given]
+    given = f"    p, reinterpret_cast<Number*>(memory){tile});"
+    alone = [f"fmm::{name}<Product, Number, Sizes, {access}>(", given]
     if not kernel.deep:
         return alone
-    together = [f"    fmm::multiply_by_warps<Product, Number, Sizes, {kernel.deep}, {access}>(", given]
+    together = [f"fmm::multiply_by_warps<Product, Number, Sizes, {kernel.deep}, {access}>(", given]
     return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *alone, "#else", *together, "#endif"]
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along, Half, commas, sizes_type
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, Half, along_names, commas, sizes_type
 
 Counts = tuple[int, int, int]  # of A, B, C
 
@@ -44,21 +44,18 @@ class TmaKernel:
 def tma_source(kernel: TmaKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
-    left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
+    left, right = along_names(kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
-    lines = [
-        '#include "gemm_tma.cuh"',
-        "",
+    order, half = f"fmm::Order::{kernel.order.upper()}", f"fmm::Half::{kernel.half.upper() or 'NONE'}"
+    before = (
         f"using Task = fmm::Task<{element}, {commas(kernel.terms)}>;",
         f"using Launch = fmm::Launch<{element}, Task, {commas((*kernel.blocks, kernel.tasks))}>;",
         "",
-        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.blocks})',
-        f"{ENTRY}(const __grid_constant__ Launch p) {{",
-        f"    using Sizes = {sizes_type(s)};",
-        f"    extern __shared__ __align__(1024) {element} memory[];",
-        f"    fmm::multiply_all<{element}, Sizes, {left}, {right}, {commas(kernel.terms[:2])}, {shapes},",
-        f"                      fmm::Order::{kernel.order.upper()},"
-        f" fmm::Half::{kernel.half.upper() or 'NONE'}>(p, memory);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    )
+    body = (
+        f"using Sizes = {sizes_type(s)};",
+        f"extern __shared__ __align__(1024) {element} memory[];",
+        f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {commas(kernel.terms[:2])}, {shapes},",
+        f"                  {order}, {half}>(p, memory);",
+    )
+    return entry_source("Launch", body, "gemm_tma.cuh", (s.threads, s.blocks), before=before)

@@ -9,15 +9,15 @@ from math import prod
 from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.tiles.tiled import GROUP, WIDE, lower_tiles
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.products.tiles.wgmma_source import LINE, WgmmaKernel, WgmmaSizes, wgmma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor, Lines, Piece
+from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 
 SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
 # Of a lower half: where tiles of 256 columns would leave most of a last round idle, as at 4096 rows on an H200.
@@ -50,9 +50,10 @@ class WgmmaOp(Generic[Kind]):
     count: int
     adds: bool
     factor: float
-    keep: float  # so many times what stands in C is added to the product, before the factor
+    keep: float  # so many times what stands in C, or in `added`, is added to the product, before the factor
     sides: tuple[int, int]  # of C
     clusters: int  # that the device has room for
+    added: View | None = None  # it lies as BLAS's C does
 
     def __hash__(self) -> int:
         return id(self)
@@ -69,7 +70,8 @@ class WgmmaOp(Generic[Kind]):
     def parameters(self) -> bytes:
         """struct Product of gemm_wgmma.cuh, its tensor maps still zero."""
         dest = self.maps[2]
-        old = 0, dest.leading, dest.layer, *self.sides, self.keep
+        lines = (self.added.right, 0) if self.added else (dest.leading, dest.layer)
+        old = 0, *lines, *self.sides, self.keep
         told = self.steps, *self.tiles, group_of(self.kernel.sizes), self.units, self.adds, self.factor
         numbers = struct.pack("<3q2if6if", *old, *told)
         whole = bytes(MAP_BYTES * len(self.maps)) + numbers
@@ -92,7 +94,11 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     # Transposed tiles are made by an instruction for 16-bit numbers.
     if op.half == "lower" or (op.half == "full" and element.itemsize > 2):
         return None
-    adds = beta == 1 and not op.half  # by the copy engine; what is also sent elsewhere must be known before
+    # Pairs of numbers are read of what is added.
+    if op.added is not None and (op.count > 1 or op.added.right % 2 or op.added.offset % (2 * element.itemsize)):
+        return None
+    # By the copy engine; what is also sent elsewhere must be known before.
+    adds = beta == 1 and not op.half and op.added is None
     s = sizes_for(m, n, op.count, multiprocessors, HALF_SIZES if op.half else SIZES, bool(op.half))
     line = LINE // element.itemsize
 
@@ -112,7 +118,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     tiles, clusters = tiles_of(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.half)
     keep = 0.0 if adds else beta.real / alpha.real
-    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters)
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.added)
 
 
 def _is_aligned(x: Factor, itemsize: int) -> bool:
@@ -154,7 +160,7 @@ def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     """All three operands' bases must be multiples of 16 bytes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
-    dest = op.maps[2].piece
+    dest = op.added or op.maps[2].piece
     slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
     kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.device_code.read import with_headers
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.device_code.entry_source import entry_source
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, along_names
 
 LINE = 128  # bytes of a tile's line along the inner dimension
 INSTRUCTION = 32  # bytes of a row of A that one instruction multiplies
@@ -59,21 +59,15 @@ class WgmmaKernel:
 def wgmma_source(kernel: WgmmaKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
-    left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
-    lines = [
-        '#include "gemm_wgmma.cuh"',
-        "",
-        *wgmma_instruction(element, s.n_s),
-        "",
-        f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
-        f"{ENTRY}(const __grid_constant__ fmm::Product p) {{",
-        f"    using Element = {element.cpp};",
-        f"    using Sizes = fmm::{_sizes_type(kernel)};",
-        "    extern __shared__ __align__(1024) Element memory[];",
-        f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    left, right = along_names(kernel.along)
+    body = (
+        f"using Element = {element.cpp};",
+        f"using Sizes = fmm::{_sizes_type(kernel)};",
+        "extern __shared__ __align__(1024) Element memory[];",
+        f"fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
+    )
+    before = [*wgmma_instruction(element, s.n_s), ""]
+    return entry_source("fmm::Product", body, "gemm_wgmma.cuh", (s.threads, 1), clusters=s.cluster, before=before)
 
 
 def _sizes_type(kernel: WgmmaKernel) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.papers.li_counts import levels
-from fmm.perfmodel.papers.li_thresholds import plan
+from fmm.perfmodel.papers.li.counts import levels
+from fmm.perfmodel.papers.li.thresholds import plan
 from tests.oracles.li import CALLS_AROUND_PRODUCTS, CALLS_OF_ONE_LEVEL
 
 

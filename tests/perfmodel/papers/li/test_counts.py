@@ -7,9 +7,11 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import step_table
 from fmm.kernels.algorithms.table_kernel import kernel_table
-from fmm.perfmodel.papers import li, li_counts
-from fmm.perfmodel.papers.li import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES
-from fmm.perfmodel.papers.li_counts import (
+from fmm.perfmodel.papers.li import closed_forms, ratios, tables, texts
+from fmm.perfmodel.papers.li import counts as li_counts
+from fmm.perfmodel.papers.li.cells import METHODS, SIZES, half_away_from_zero
+from fmm.perfmodel.papers.li.closed_forms import CLOSED_FORMS, PERCENTAGES
+from fmm.perfmodel.papers.li.counts import (
     QUANTITIES,
     A,
     Polynomial,
@@ -20,6 +22,7 @@ from fmm.perfmodel.papers.li_counts import (
     polynomial,
     reduction,
 )
+from fmm.perfmodel.papers.li.curves import reduction_curve
 from fmm.perfmodel.papers.table import Table
 from tests.oracles.li import recurrence
 
@@ -85,7 +88,7 @@ def test_all_72_percentages() -> None:
     assert len(cells) == 72
     for k, n, method, q, printed in cells:
         found = reduction(q, method, k, n)
-        assert li.half_away_from_zero(found) == printed, (k, n, method, q)
+        assert half_away_from_zero(found) == printed, (k, n, method, q)
         assert round(found, 1) == printed, (k, n, method, q)  # half to even: no percentage is a tie
 
 
@@ -105,7 +108,7 @@ def differences(table: Table) -> list[tuple[object, ...]]:
     "make",
     [
         make
-        for make in li.TABLES
+        for make in tables.TABLES
         if make.__name__ not in ("li_section6", "li_section7", "li_section8", "li_errors", "li_plans", "li_exchanged")
     ],
     ids=lambda make: make.__name__,
@@ -117,7 +120,7 @@ def test_every_cell_of_the_figures_matches(make: Callable[[], Table]) -> None:
 
 
 def test_figure_11_has_every_kernel_and_quantity() -> None:
-    table = li.li_fig11()
+    table = closed_forms.li_fig11()
     assert len(table.rows) == 2 * 11
     assert ("mulIncIncInc", "volume", "20m^2", "20m^2", "0") in table.rows
     assert ("mul", "transactions", "17m^3/4096 + m^2/16", "17m^3/4096 + m^2/16", "0") in table.rows
@@ -127,15 +130,15 @@ def test_figure_11_has_every_kernel_and_quantity() -> None:
     ("make", "expected"),
     [
         # "about 12%" for one level: 11.5 in volume at n = 16384
-        (li.li_section6, {"reduction in volume, percent (about 12)"}),
+        (texts.li_section6, {"reduction in volume, percent (about 12)"}),
         # "about 20%" for two levels is 20.5 to 23.4; 26 for three levels is 26.7 cut off
         (
-            li.li_section7,
+            texts.li_section7,
             {*(f"two levels, {q} (about 20)" for q in QUANTITIES), "three levels, least of the three percents"},
         ),
         # 200 and 213 for one ratio, 5151.5 cut off, and two that do not follow
         (
-            li.li_section8,
+            ratios.li_section8,
             {
                 "maximum error, Strassen, four levels",
                 "average error, Winograd, four levels",
@@ -169,9 +172,14 @@ def test_levels_of_a_threshold(n: int, tau2: int, k: int) -> None:
 
 
 def test_curves_have_the_levels_of_their_threshold() -> None:
-    assert [row[:2] for row in li.reduction_curve("strassen", 4096)] == [(2048, 0), (4096, 1), (8192, 2), (16384, 3)]
-    assert li.reduction_curve("winograd", 2048)[-1][2:] == tuple(reduction(q, "winograd", 4, 16384) for q in QUANTITIES)
-    assert li.reduction_curve("strassen", 4096)[0][2:] == (Fraction(0),) * 3  # GPU8 against itself
+    assert [row[:2] for row in reduction_curve("strassen", 4096)] == [
+        (2048, 0),
+        (4096, 1),
+        (8192, 2),
+        (16384, 3),
+    ]
+    assert reduction_curve("winograd", 2048)[-1][2:] == tuple(reduction(q, "winograd", 4, 16384) for q in QUANTITIES)
+    assert reduction_curve("strassen", 4096)[0][2:] == (Fraction(0),) * 3  # GPU8 against itself
 
 
 # ---- values

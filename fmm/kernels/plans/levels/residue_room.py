@@ -7,32 +7,19 @@ from functools import cached_property, lru_cache
 
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli_needed
-from fmm.kernels.cuda.products.float16.f16_planes import whole
+from fmm.kernels.plans.memory_layout import whole
 
 ITEM = 8  # bytes of a number, unless it is said
 EXPONENT = 4  # bytes
 LINE = 16  # bytes: lines of planes are multiples of it
 ROOM = 256  # bytes: whatever stands in the workspace begins at a multiple of it
-PRODUCTS = 7  # of a level below the residues
+PRODUCTS = 7  # of a level of recursion below the residues
 # Bytes of workspace from which on only some planes of A and B are there at a time, for which A and B are read again.
 ENOUGH = 52 << 30
-# What a leaf's name says: modulo how many numbers, and how many levels are below.
-DOUBLE_LEAVES = {
-    f"oz{moduli}{suffix}": (moduli, levels)
-    for moduli in (13, 14, 15, 16)
-    for levels, suffix in enumerate(("", "x7", "x49"))
-}
-SINGLE_LEAVES = {
-    f"oz{moduli}{suffix}": (moduli, levels) for moduli in (7, 8, 9) for levels, suffix in enumerate(("", "x7"))
-}
-LEAVES = DOUBLE_LEAVES | SINGLE_LEAVES
-# Of integers: how many levels are below; and those of which sums of two fit in 64 bits, and that are more than a byte.
-WHOLE_LEAVES = {"residues": 0, "residuesx7": 1}
-SUMMED = ("int16", "int32", "uint16", "uint32")
 
 
 @dataclass(frozen=True)
-class Residues:
+class ResidueRoom:
     """A batch of products m x k x n by residues modulo `moduli` numbers, with `levels` of Strassen's algorithm below:
     its blocks, and bytes of each part."""
 
@@ -126,13 +113,13 @@ def whole_moduli(dtype: str, k: int) -> int:
 def whole_scratch(levels: int, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Bytes of workspace for a batch of products of integers of so many bytes."""
     needed = max(whole_moduli(name, k) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
-    return max(Residues(*size, count, needed, levels, itemsize).scratch for size in ((m, k, n), (n, k, m)))
+    return max(ResidueRoom(*size, count, needed, levels, itemsize).scratch for size in ((m, k, n), (n, k, m)))
 
 
 def residue_scratch(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
     """Bytes of workspace for a batch of products of numbers of so many bytes, whichever of C and its transpose is
     computed."""
-    return max(Residues(*size, count, moduli, levels, item).scratch for size in ((m, k, n), (n, k, m)))
+    return max(ResidueRoom(*size, count, moduli, levels, item).scratch for size in ((m, k, n), (n, k, m)))
 
 
 def kept_room(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li_counts import TABLES
+from fmm.perfmodel.papers.li.counts import TABLES
 
 
 def plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.gpu8") -> Plan:

@@ -1,0 +1,108 @@
+"""The tables of docs/everywhere.md, from results/: what unchanged programs gained, and other projects' own tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.measured import digits, load, paired, table
+from benchmarks.outside import SUITES
+
+GAINED = ("what", "where", "as it is", "with fmm", "gained")
+OUTSIDE = ("tests of", "which", "every product by", "passed, skipped, failed", "with fmm", "fail only with fmm")
+
+
+def gained(results: Path) -> Iterator[str]:
+    """Medians of both, and of the ratios of each round; of small products what a call takes more."""
+    rows = [*_sharded(results), *_trained(results), *_declined(results), *_dask(results), *_streamed(results)]
+    yield from table(GAINED, iter(rows))
+
+
+def _sharded(results: Path) -> Iterator[Sequence[object]]:
+    for path in sorted(results.glob("*/distributed.json")):
+        environment, rows = load(path)
+        for row in rows:
+            plain, hooked = (row["seconds"].get(who) for who in ("torch", "hook"))
+            if plain and hooked:
+                what = f"DTensor's `a @ b`, {row['dtype']} {row['n']}"
+                yield what, f"{environment['gpus']} x {environment['device']}", *_milliseconds(plain, hooked)
+
+
+def _trained(results: Path) -> Iterator[Sequence[object]]:
+    for path in sorted(results.glob("*/training.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        for dtype, run in told["runs"].items():
+            plain, ours = (run["seconds"][who] for who in ("torch", "fmm"))
+            what = f"training a small transformer, {dtype}, losses {_within(run)}"
+            yield what, _machine(told["environment"]), *_milliseconds([plain], [ours])
+
+
+def _within(run: dict[str, Any]) -> str:
+    """What two plain runs differ by is the measure."""
+    return f"apart by {digits(run['apart'] / run['noise'])} of what two plain runs are" if run["noise"] else "alike"
+
+
+def _declined(results: Path) -> Iterator[Sequence[object]]:
+    for path in sorted(results.glob("*/host-declined.json")):
+        environment, rows = load(path)
+        for row in rows:
+            plain, ours = median(row["without"]), median(row["with"])
+            what = f"a small `torch.{row['operator']}`, which is torch's own, the host's time"
+            more = f"{ours - plain:+.2f} µs"
+            yield what, environment["device"], f"{plain:.1f} µs", f"{ours:.1f} µs", more
+
+
+def _dask(results: Path) -> Iterator[Sequence[object]]:
+    for path in sorted(results.glob("*/dask.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        for run in told["runs"]:
+            what = f"Dask's `x @ y`, {run['dtype']} {run['side']} in chunks of {run['chunk']}, as `fmm.dask.matmul`"
+            plain, ours = (run["seconds"][who] for who in ("dask", "fmm"))
+            yield what, _machine(told["environment"]), *_milliseconds(plain, ours)
+
+
+def _streamed(results: Path) -> Iterator[Sequence[object]]:
+    """Beside cuBLASXt, where that was measured."""
+    for path in sorted(results.glob("*/out_of_core*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        for run in told["runs"]:
+            if "cuBLASXt" in run["seconds"]:
+                what = f"NumPy's arrays on a GPU, {run['dtype']} {run['side']}, beside cuBLASXt"
+                plain, ours = (run["seconds"][who] for who in ("cuBLASXt", "fmm"))
+                yield what, path.parent.name, *_milliseconds(plain, ours)
+
+
+def _milliseconds(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
+    both = median(plain), median(ours)
+    unit, scale = ("s", 1.0) if max(both) > 1 else ("ms", 1e3)
+    before, after = (f"{digits(scale * x)} {unit}" for x in both)
+    return before, after, f"**{paired(plain, ours):.2f}**"
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    return str(environment.get("device") or f"{environment['processor']}, {environment['blas_threads']} threads")
+
+
+# ---- other projects' tests
+
+
+def outside(results: Path) -> Iterator[str]:
+    """What `python -m benchmarks.outside` found, suite by suite."""
+    yield from table(OUTSIDE, _outside_rows(results))
+
+
+def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
+    for path in sorted(path for name in SUITES for path in results.glob(f"*/{name}*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        package = {"sklearn": "scikit-learn", "torch-cpu": "torch"}.get(told["suite"], told["suite"])
+        which = ", ".join(f"`{Path(name).name}`" for name in SUITES[told["suite"]].files)
+        known = {"cupy": told["versions"].get("cupy-cuda13x")} | told["versions"]
+        counts = (", ".join(str(told[who].get(end, 0)) for end in ENDS) for who in ("without fmm", "with fmm"))
+        plan = f"`{told['plan']}`" if told["plan"] else "what fmm chooses"
+        yield f"{package} {known.get(package, '')}", which, plan, *counts, len(told["worse with fmm"])
+
+
+ENDS = ("passed", "skipped", "failed")

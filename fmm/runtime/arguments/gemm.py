@@ -1,0 +1,72 @@
+"""A call of fmm.gemm."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.pick import library_of
+from fmm.runtime.arguments.numbers import checked_scalar
+from fmm.runtime.arguments.result import check_place, single
+from fmm.runtime.arguments.wishes import checked_wishes, given_plan
+from fmm.runtime.gemm import OPS, Update
+from fmm.runtime.limits import Wishes
+
+
+class AskedGemm(NamedTuple):
+    """A call of fmm.gemm, checked."""
+
+    library: Library
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+    update: Update
+    wishes: Wishes
+
+
+def checked_gemm(a: Any, b: Any, c: Any, out: Any, update: tuple[Any, ...], wished: tuple[Any, ...]) -> AskedGemm:
+    """`update`: alpha, beta, transpose_a, transpose_b; `wished`: plan, max_error_growth, workspace."""
+    given = given_plan(wished[0])
+    if given is not None:  # a plan that was explained may conjugate, which the call itself decides
+        given = given.conjugating(*given.conjugates) or given
+    told, wishes = _update(*update), checked_wishes(given, *wished[1:])
+    library, arrays = _arrays(a, b, c, out)
+    _check_scalars(library, arrays[:3], told)
+    return AskedGemm(library, *arrays, told, wishes)
+
+
+def _update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update:
+    """What was asked besides arrays."""
+    ops = []
+    for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
+        op = OPS.get(value) if isinstance(value, str | int | np.integer | np.bool_) else None
+        if op is None:
+            raise ValueError(f"{name} must be False, True or 'C', or 0, 1 or 2, not {value!r}")
+        ops.append(op)
+    return Update(checked_scalar("alpha", alpha), checked_scalar("beta", beta), *ops)
+
+
+def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) -> None:
+    """Real matrices have no complex multiples."""
+    if any(isinstance(x, complex) for x in update[:2]):
+        given = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
+        if not any(library.is_complex(x) for x in given):
+            raise TypeError("alpha and beta must be real numbers for real matrices")
+
+
+def _arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, Any, Any, Any]]:
+    """The library whose arrays these are, and the arrays."""
+    out = single(out)
+    library = library_of(a, b, out if c is None else c)
+    check_place(library, out)
+    if c is not None and out is not None:
+        library_of(a, b, out)
+    own = library.adopted(a, b, c)
+    if own is not None:
+        a, b, c = own
+        out = None if out is None else library.adopted(a, b, out)[2]  # type: ignore[index]
+    return library, (a, b, c, out)

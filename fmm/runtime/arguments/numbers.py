@@ -1,0 +1,70 @@
+"""Numbers that a caller gives: sides, factors, limits."""
+
+from __future__ import annotations
+
+import math
+import sys
+from numbers import Complex, Integral, Real
+from typing import Any
+
+import numpy as np
+
+LONGEST = sys.maxsize  # that a side of an array can be; and more bytes than any machine has
+
+
+def checked_side(name: str, side: Any) -> int:
+    """A side of a matrix."""
+    if not isinstance(side, int | np.integer) or side < 0:
+        raise ValueError(f"{name} must be a whole number, 0 or more, not {in_words(side)}")
+    if side > LONGEST:
+        raise ValueError(f"{name} must be at most {LONGEST}, as an array's sides are, not {in_words(side)}")
+    return int(side)
+
+
+def checked_workspace(nbytes: Any) -> int:
+    if isinstance(nbytes, bool) or not isinstance(nbytes, Integral) or nbytes < 0:
+        raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {in_words(nbytes)}")
+    return min(int(nbytes), LONGEST)
+
+
+def checked_growth(growth: Any) -> float:
+    """The limit of errors as a float; none (infinity) where it is beyond the floats."""
+    real = isinstance(growth, Real) and not isinstance(growth, bool)
+    try:
+        number = float(growth) if real else math.nan
+    except OverflowError:
+        number = math.inf if growth > 0 else -math.inf
+    if not number >= 1:
+        raise ValueError(f"max_error_growth must be a number, 1 or more, not {in_words(growth)}")
+    return number
+
+
+def checked_real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not is_float(value):
+        raise ValueError(f"{name} must be a real number, not {in_words(value)}")
+    return float(value)
+
+
+def checked_scalar(name: str, value: Any) -> complex:
+    """A number as Python has it: it never changes the type of what it multiplies."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not is_float(value):
+        raise ValueError(f"{name} must be a number, not {in_words(value)}")
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else complex(value)
+
+
+def is_float(value: Complex) -> bool:
+    """Is the number within the floats?"""
+    try:
+        complex(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def in_words(value: Any) -> str:
+    """A wrong argument, for a message; Python writes no whole numbers of some thousand digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a{' negative' * (value < 0)} number of {value.bit_length()} bits"
+    return repr(value)

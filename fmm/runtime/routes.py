@@ -1,0 +1,227 @@
+"""By which way a call is answered: by torch's, through a device, by a plan, or by the library at once.
+
+The modules that few programs need, and those that load torch or CuPy, are loaded by the first call that goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fmm.arrays.kinds import array_in_words, on_device
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import NAMES, NUMPY
+from fmm.arrays.pick import cupy_library, library_of
+from fmm.config.environment import componentwise_wanted, emulation_allowed
+from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Operation, Problem, Shape
+from fmm.runtime import call, devices
+from fmm.runtime.arguments.gemm import AskedGemm
+from fmm.runtime.arguments.gram import AskedGram
+from fmm.runtime.arguments.result import single
+from fmm.runtime.decide import Decision
+from fmm.runtime.gemm import gemm_explained, gemm_product
+from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
+from fmm.runtime.left_to_vendor import SMALL_BYTES, left_to_vendor, small_enough_for_numpy
+from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.prepared_operand import unwrapped
+from fmm.runtime.semirings.path_request import PathRequest
+
+if TYPE_CHECKING:
+    from fmm.runtime.out_of_core.machine import Machine
+
+_NUMPYS = tuple(NAMES.values())
+
+
+# ---- products
+
+
+def left_to_torch(library: Library, a: Any, b: Any) -> bool:
+    """Are they tensors whose product is torch's own for certain? (CuPy does not ask on which device the result is, so
+    that somebody has to look at its arrays.)"""
+    own = library.differentiable and not library.watched() and not library.lacks(a)
+    return own and left_to_vendor(library, a, b)
+
+
+def plain_product(library: Library, a: Any, b: Any) -> Any:
+    """The product of two of CuPy's arrays or of torch's tensors, of which nothing else is asked."""
+    if library.watched():
+        return _recorded_product(a, b, None, NO_WISHES)
+    try:
+        small = a.nbytes * b.nbytes < SMALL_BYTES
+    except RuntimeError:  # sparse tensors have no such numbers
+        small = False
+    if small or left_to_vendor(library, a, b):
+        try:
+            return library.quick_vendor(a, b)
+        except RuntimeError:
+            if not library.lacks(a):
+                raise
+    if library.differentiable:
+        return _torch_products().product(a, b, None, NO_WISHES)
+    return call.product(library, a, b, None, NO_WISHES)
+
+
+def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
+    """The product of any arrays with any options."""
+    out = single(out)
+    a, b, wishes = unwrapped(a, b, wishes)
+    library = library_of(a, b, out).with_options(options)
+    if library.watched():
+        return _recorded_product(a, b, out, wishes)
+    if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
+        return library.vendor(a, b, out)
+    if library.differentiable:
+        return _torch_products().product(a, b, out, wishes)
+    return call.product_of_any(library, a, b, out, wishes)
+
+
+def product_on(
+    device: str | int, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes, progress: bool
+) -> Any:
+    """The product on a device: arrays on the host are streamed through it, those that are there stay there."""
+    out = single(out)
+    machine = _machine_for(device, a, b, out)
+    if machine is None:
+        return any_product(a, b, out, options, wishes)
+    from fmm.runtime.out_of_core import product
+
+    return product.host_product(NUMPY.with_options(options), a, b, out, machine, wishes, progress)
+
+
+def product_explained(
+    device: str | int | None, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes
+) -> Decision:
+    """What `any_product` would do, or with a device `product_on`, and why."""
+    out = single(out)
+    machine = None if device is None else _machine_for(device, a, b, out)
+    if machine is not None:
+        from fmm.runtime.out_of_core import product
+
+        return product.explained(NUMPY.with_options(options), a, b, out, machine, wishes)
+    a, b, wishes = unwrapped(a, b, wishes)
+    library = library_of(a, b, out).with_options(options)
+    if library.differentiable:
+        from fmm.runtime.tensors import gradients
+
+        return gradients.explained(a, b, out, wishes)
+    return call.explained(library, a, b, out, wishes)
+
+
+def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
+    """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
+    on_cpu = device == "cpu"
+    number = 0 if on_cpu else devices.cuda_index(device)
+    library = library_of(a, b, out)
+    if library is NUMPY:
+        if on_cpu:
+            return None
+        _device(device, number)  # where there is none, this says so
+        from fmm.runtime.out_of_core import machine
+
+        return machine.CudaMachine(number)
+    if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
+        raise ValueError(f"a is {array_in_words(a)}: to device={device!r} fmm.matmul moves NumPy's arrays alone")
+    return None
+
+
+@lru_cache(maxsize=1)
+def _torch_products() -> Any:
+    """The module in which torch's products begin, which loads torch."""
+    from fmm.runtime.tensors import gradients
+
+    return gradients
+
+
+def _recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """Of tensors, while somebody records torch's calls."""
+    from fmm.runtime.tensors import graph_operator
+
+    return graph_operator.recorded_product(a, b, out, wishes)
+
+
+# ---- half of C, updates of C, semirings
+
+
+def half_product(asked: AskedGram) -> Any:
+    return _torch_products().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
+
+
+def known_half_product(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
+    """Of CuPy's arrays or torch's tensors, where little is asked; None where the usual way must see it."""
+    if library.differentiable:
+        return _torch_products().known_gram(a, out, rows, fill)
+    return known_gram(library, a, out, rows, fill)
+
+
+def half_product_explained(asked: AskedGram) -> Decision:
+    if not asked.library.differentiable:
+        return gram_explained(*asked)
+    from fmm.runtime.tensors import gradients
+
+    return gradients.gram_explained(*asked[1:])
+
+
+def updated_product(asked: AskedGemm) -> Any:
+    if not asked.library.differentiable:
+        return gemm_product(*asked)
+    from fmm.runtime.tensors import gemm
+
+    return gemm.gemm(*asked[1:])
+
+
+def updated_product_explained(asked: AskedGemm) -> Decision:
+    if not asked.library.differentiable:
+        return gemm_explained(*asked)
+    from fmm.runtime.tensors import gemm
+
+    return gemm.explained(*asked[1:])
+
+
+def minplus_product(a: Any, b: Any, out: Any, maximum: bool, argmin: bool) -> Any:
+    from fmm.runtime.semirings import semiring
+
+    return semiring.minplus_product(a, b, single(out), maximum, argmin)
+
+
+def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
+    from fmm.runtime.semirings import semiring
+
+    return semiring.all_shortest_paths(d, single(out), request)
+
+
+# ---- decisions without arrays
+
+
+def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, wishes: Wishes) -> Decision:
+    """The decision for arrays that lie row by row on a device."""
+    on_cpu = device == "cpu"
+    number = blas_threads() if on_cpu else devices.cuda_index(device)
+    if dtype not in (_NUMPYS if on_cpu else DTYPES):
+        who, whose = ("NumPy", "NumPy's") if on_cpu else ("the vendor", "its")
+        if wishes.plan not in (None, VENDOR):
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {dtype} products are {whose} own")
+        return Decision(VENDOR, None, f"{who} answers: {dtype} products are {whose} own")
+    found = _device(device, number)
+    room = wishes.workspace
+    if room is None:
+        room = memory_share(NUMPY if on_cpu else cupy_library(), number)
+    growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
+    entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
+    limits = Limits(room, growth, emulation_allowed(), entries)
+    return call.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
+
+
+def _device(device: str | int, number: int) -> devices.Device:
+    """The device of that number, by whatever name it was asked for."""
+    try:
+        return devices.device_of("cpu" if device == "cpu" else "cuda", number)
+    except ModuleNotFoundError as error:
+        needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
+        raise ModuleNotFoundError(needed) from error
+    except ImportError as error:
+        raise ImportError(f"device={device!r} needs CuPy, which does not load: {error}") from error

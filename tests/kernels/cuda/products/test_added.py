@@ -1,0 +1,184 @@
+"""Products that are added to a matrix which C does not hold, one row for all rows perhaps: which kernels read it where
+it lies, what they compute, and which leaves begin with a copy of it."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
+from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiles.tiled import TileOp, pointer_words
+from fmm.kernels.cuda.products.tiles.tiled_gemm import ADDING, tile_op, with_added
+from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, TileKernel, tiled_source
+from fmm.kernels.cuda.products.tiles.wgmma import wgmma_op
+from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.level_steps import APART
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from tests.support.chips import A100, H200
+from tests.support.host_compiler import required_compiler
+from tests.support.marks import quick_and_slow
+from tests.support.nvrtc import EACH_ARCHITECTURE, nvrtc, report
+from tests.support.tiled_on_host import compiled_for_the_host, floats
+
+SMALL = TileSizes("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
+ROW = (0, 1)
+
+
+def only_product(problem: Problem, leaf: str = "tile") -> GemmOp:
+    (op,) = record_operations(Plan.parse(leaf), problem).ops
+    assert isinstance(op, GemmOp)
+    return op
+
+
+def added_tile(problem: Problem) -> TileOp:
+    op = only_product(problem)
+    assert op.added is not None
+    return with_added(tile_op(replace(op, added=None), problem.dtype, SMALL), op.added)
+
+
+# ---- the tiled kernels, on the host
+
+
+@pytest.mark.parametrize(("dtype", "order"), [("float32", "C"), ("float64", "C"), ("float32", "F")])
+@pytest.mark.parametrize("gap", [0, 1], ids=["aligned", "gaps"])
+def test_tiles_add_what_lies_elsewhere(dtype: str, order: Any, gap: int, rng: np.random.Generator) -> None:
+    """Exact on small integers; C was NaN, and is not touched beside the matrix."""
+    required_compiler()
+    m, k, n = (20, 12, 36) if not gap else (21, 11, 35)
+    rows, cols = (m, n) if order == "C" else (n, m)  # lines, and numbers in them
+    for broadcast, (alpha, beta) in product((True, False), ((1, 1), (-2, 0.5))):
+        step = 0 if broadcast else cols + gap
+        steps = (step, 1) if order == "C" else (1, step)
+        layouts = Layout("C", k), Layout("C", n), Layout(order, cols + gap)
+        op = added_tile(Problem(m, k, n, dtype, layouts, alpha, beta, added=steps))
+        assert op.kernel.epilogue == ADDING and op.access == ("scalar" if gap else "vector")
+        sizes = {"A": m * k, "B": k * n, "C": rows * (cols + gap), APART: (1 if broadcast else rows) * (cols + gap)}
+        memory = {name: floats(size + 8, dtype) for name, size in sizes.items()}
+        for name in ("A", "B", APART):
+            memory[name][: sizes[name]] = rng.integers(-3, 4, sizes[name])
+        launch(op, memory)
+        a, b = memory["A"][: m * k].reshape(m, k), memory["B"][: k * n].reshape(k, n)
+        old = np.lib.stride_tricks.as_strided(memory[APART], (m, n), [s * a.itemsize for s in steps])
+        lines = memory["C"][: sizes["C"]].reshape(rows, cols + gap)
+        c = lines[:, :cols] if order == "C" else lines[:, :cols].T
+        np.testing.assert_array_equal(c, alpha * (a @ b) + beta * old)
+        assert np.isnan(lines[:, cols:]).all() and np.isnan(memory["C"][sizes["C"] :]).all()
+
+
+def launch(op: TileOp, memory: dict[str, Any]) -> None:
+    library = compiled_for_the_host(op.kernel, op.access)
+    parameters = np.frombuffer(op.parameters, np.int64).copy()
+    for word, piece in zip(pointer_words(op), op.pieces, strict=True):
+        parameters[word] = memory[piece.base].ctypes.data + piece.offset
+    assert library.launch(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
+
+
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    quick_and_slow([("float64", "Square")], [("float32", "Square"), ("float32", "Huge"), ("float64", "Huge")]),
+)
+def test_tiles_that_add_stay_in_registers(dtype: str, name: str, architecture: str) -> None:
+    """As those that add to what C holds do."""
+    nvrtc()
+    s = named_strategy(name)
+    plain, adding = (TileKernel(s, dtype, epilogue=e) for e in (TileKernel(s, dtype).epilogue, ADDING))
+    local = [report(name, tiled_source(x, "vector"), architecture, OPTIONS).local for x in (plain, adding)]
+    assert local[1] <= local[0], local
+
+
+# ---- the warpgroups' kernel
+
+
+def test_warpgroups_read_a_row_for_all_rows() -> None:
+    """As old numbers whose rows are no step apart; not by the copy engine, which adds to what C holds."""
+    plain = Problem(256, 256, 256, "bfloat16", beta=1)
+    made = wgmma_op(only_product(replace(plain, added=ROW)), "bfloat16", 132)
+    usual = wgmma_op(only_product(replace(plain, beta=2)), "bfloat16", 132)
+    assert made is not None and usual is not None and made.kernel == usual.kernel
+    at = 3 * 128 + 8  # behind the maps and the pointer: from row to row, from layer to layer, sides, how much is kept
+    assert struct.unpack_from("<2q2if", made.parameters, at) == (0, 0, 256, 256, 1.0)
+    assert struct.unpack_from("<2q2if", usual.parameters, at) == (256, 0, 256, 256, 2.0)
+    assert (made.adds, made.keep) == (False, 1.0)
+    (first,) = launches("tile", replace(plain, added=ROW))
+    assert isinstance(first, Launch) and first.slots[-1].base == APART
+    assert not any(slot.base == "C" for slot in first.slots[3:])
+
+
+def test_warpgroups_read_pairs() -> None:
+    """Rows that are an odd number apart begin in the middle of one."""
+    problem = Problem(256, 256, 256, "bfloat16", beta=1, added=(257, 1))
+    assert wgmma_op(only_product(problem), "bfloat16", 132) is None
+    begin, _ = launches("tile", problem)
+    assert isinstance(begin, Launch) and "begin C" in begin.label
+
+
+# ---- what is selected
+
+
+def launches(text: str, problem: Problem, chip: Any = H200, flagged: bool = False) -> tuple[Any, ...]:
+    return record_launches(Plan.parse(text), problem, target_on(chip, flagged=flagged)).steps
+
+
+def bases(step: Any) -> set[str]:
+    return {slot.base for slot in step.slots} if isinstance(step, Launch) else {x.base for x in step.op.pieces}
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "chip", "begins"),
+    [
+        ("tile", "float64", H200, False),  # a second destination, which is read only
+        ("tile", "float32", A100, False),
+        ("tile", "float32", H200, True),  # the copy engine's kernel is faster, and reads only what C holds
+        ("tile", "bfloat16", H200, False),
+        ("tile", "bfloat16", A100, True),  # by the vendor there
+        ("vendor", "float32", H200, True),
+        ("f16x3", "float32", H200, True),
+        ("f16x3", "float32", A100, True),
+        ("oz14", "float64", H200, True),
+    ],
+)
+def test_which_leaves_begin_with_a_copy(text: str, dtype: str, chip: Any, begins: bool) -> None:
+    problem = Problem(2048, 2048, 2048, dtype, beta=1, added=ROW)
+    steps = launches(text, problem, chip)
+    assert [APART in bases(step) for step in steps].count(True) == 1
+    copies = [step for step in steps if isinstance(step, Launch) and "begin C" in step.label]
+    assert len(copies) == begins
+    if begins:  # and whatever multiplies then adds to what C holds
+        assert APART in bases(steps[0])
+    assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.added for x in steps)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
+@pytest.mark.parametrize("text", ["strassen^2.batched.pad16 > vendor", "winograd > vendor"])
+def test_joins_read_it_where_it_lies(text: str, dtype: str) -> None:
+    """In the launch that writes C, which is as wide as without; no other step knows of it, and none copies it."""
+    plain, biased = (Problem(1024, 1024, 1024, dtype, beta=b, added=x) for b, x in ((0, None), (1, ROW)))
+    usual, steps = launches(text, plain), launches(text, biased)
+    assert len(usual) == len(steps)
+    (join,) = (step for step in steps if APART in bases(step))
+    assert {"C", APART, "W"} <= bases(join) and "join" in join.label and join.aligned
+
+
+def test_what_is_computed_again_begins_with_it() -> None:
+    """Nothing is kept of C, whose old numbers do not count."""
+    problem = Problem(1024, 1024, 1024, "float32", beta=1)
+    text = "strassen.batched.pad16 > vendor"
+    both, target = (problem, replace(problem, added=ROW)), target_on(H200, flagged=True)
+    plain, biased = (record_launches(Plan.parse(text), x, target) for x in both)
+    assert len(biased.steps) == len(plain.steps) - 1 and biased.workspace < plain.workspace
+    again = biased.steps[-1]
+    assert isinstance(again, Launch) and again.does == "recompute"
+    (old,) = (slot for slot in again.slots if slot.base == APART)
+    assert (old.word, struct.unpack_from("<2q", again.parameters, 8 * (old.word + 1))) == (14, ROW)
+    assert any(slot.base == FLAG for slot in again.slots)
