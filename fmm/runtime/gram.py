@@ -19,10 +19,10 @@ from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
-from fmm.runtime.decide import Decision
-from fmm.runtime.limits import LIFETIME, NO_WISHES, Wishes, good_until, memory_share
-from fmm.runtime.prepare import CALLS, KeptCall, prepare, prepared, writes_there
-from fmm.runtime.question import Call
+from fmm.runtime.calls.prepare import CALLS, KeptCall, prepare, prepared, writes_there
+from fmm.runtime.calls.question import Call
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import LIFETIME, NO_WISHES, Wishes, good_until, memory_share
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")

@@ -13,9 +13,11 @@ import fmm
 from fmm.arrays import pick
 from fmm.arrays.library import Library
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.runtime import answer, devices, left_to_vendor, limits
 from fmm.runtime import call as product_call
-from fmm.runtime.decide import Decision
+from fmm.runtime import devices
+from fmm.runtime.calls import answer
+from fmm.runtime.decisions import left_to_vendor, limits
+from fmm.runtime.decisions.decide import Decision
 from tests.support import numpy_cupy
 from tests.support.devices import H200
 

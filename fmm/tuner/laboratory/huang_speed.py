@@ -184,8 +184,8 @@ FIGURES: Final = (
         SWEEP,
         {"measured": _break_even},
         "Break-even points are of the sizes that were measured; a code that has none is slower than the vendor at the "
-        "largest of them, as both references are on a processor whose sides are an eighth of these. The paper's "
-        "reference forms each sum by a call of the library, ours all sums of a level in one pass.",
+        "largest of them. The paper's reference forms each sum by a call of the library, ours all sums of a level in "
+        "one pass.",
         PRINTED_1,
         keys=("number", "code"),
         x="code",
