@@ -1,4 +1,6 @@
-"""Compile what the device's tests launch, before they start: `python -m benchmarks.compile_ahead [--chip H200]`.
+"""Compile what a device is to launch, before it starts: `python -m benchmarks.compile_ahead [--chip H200] [--paper]`.
+
+What the device's tests launch, or with `--paper` what `fmm-tune paper missing --measure` would.
 
 Each kernel once, by all processors, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working folder.
 Which kernels these are is found by running the tests on NumPy in the place of a device. So nothing here needs a device:
@@ -37,8 +39,12 @@ from fmm.kernels.plans.plan_error import PlanError
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
+from fmm.tuner.laboratory.benches import planned_parts
+from fmm.tuner.laboratory.experiment import Results, has_results, read_results
+from fmm.tuner.laboratory.figures import EXPERIMENTS
 
 FOLDER = Path(".cupy-cache")
+PAPER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"  # what is missing there is compiled
 # These tests run on NumPy in the place of a device.
 TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
 ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
@@ -100,6 +106,28 @@ def flagged_kernels(of: Chip) -> Iterator[Kernel]:
             with suppress(PlanError):  # a type that the leaf does not multiply
                 launches = record_launches(Plan.parse(text), Problem(*size, dtype), target).launches
                 yield from dict.fromkeys(launch.kernel for launch in launches)
+
+
+def paper_kernels(of: Chip, samples: Path) -> Iterator[Kernel]:
+    """Of the papers' experiments, as far as this folder has no samples of them."""
+    target = target_on(of)
+    for experiment in EXPERIMENTS.values():
+        path = samples / f"{experiment.name}.json"
+        results = read_results(path) if has_results(path) else Results((), 1.0, {})
+        done = {experiment.about(key) for key in results.rows}
+        parts = [part for part in planned_parts(experiment, results.scale) if part.about not in done]
+        for plan, problem in dict.fromkeys(x for part in parts for x in part.products):
+            with suppress(PlanError):
+                launches = record_launches(plan, problem, target).launches
+                yield from dict.fromkeys(launch.kernel for launch in launches)
+
+
+def written_kernels(found: Iterable[Kernel], folder: Path) -> list[Path]:
+    """A file for each of these kernels, the longest first."""
+    folder.mkdir()
+    for kernel in dict.fromkeys(found):
+        write_kernel(kernel, folder)
+    return sorted(folder.iterdir(), key=lambda path: -path.stat().st_size)
 
 
 def noted_kernels(of: Chip, folder: Path) -> list[Path]:
@@ -168,6 +196,7 @@ def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="compile_ahead", description=__doc__.partition("\n")[0])
     parser.add_argument("--chip", help="a device of the datasheets, such as H200; else device 0 is asked")
+    parser.add_argument("--paper", action="store_true", help="for the papers' experiments instead of the tests")
     options = parser.parse_args(arguments)
     os.environ.update(with_cache(os.environ))
     if options.chip:
@@ -178,7 +207,10 @@ def main(arguments: list[str]) -> int:
         of = chip_of(0)
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
-        kernels = noted_kernels(of, Path(folder))
+        if options.paper:
+            kernels = written_kernels(paper_kernels(of, PAPER), Path(folder) / "kernels")
+        else:
+            kernels = noted_kernels(of, Path(folder))
         noted = time.perf_counter() - began
         failed = compile_all(kernels, of.compute_capability)
     seconds = time.perf_counter() - began

@@ -230,9 +230,10 @@ def shortest_paths(
 ) -> Any:
     """The lengths of the shortest paths between all nodes of a graph, as SciPy's floyd_warshall returns them.
 
-    d is a dense n x n matrix of edges' lengths, of NumPy, CuPy or torch. Zero, NaN, inf and -inf are no edge (and
-    so are floats up to 1e-8, as in SciPy). float32, float64, int32 and int16 stay what they are; all else is computed
-    in float64. Of int32 and int16 the largest number means "no edge" and "no path" too, and lengths beyond it are that.
+    d is a matrix of edges' lengths, n x n, of NumPy, CuPy or torch, or a sparse one of SciPy's, whose stored zeros are
+    edges. In others zero, NaN, inf and -inf are no edge (and so are floats up to 1e-8, as in SciPy). float32, float64,
+    int32 and int16 stay what they are; all else is computed in float64. Of int32 and int16 the largest number means "no
+    edge" and "no path" too, and lengths beyond it are that.
 
     directed, return_predecessors, unweighted, overwrite
         As SciPy has them. Predecessors are int32: the node before j on the way from i, -9999 where there is none.

@@ -12,6 +12,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cpu.semirings import semiring_compiled
+from fmm.kernels.cpu.semirings.closure import LEAF, close_matrix
 from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
 from tests.support.host_compiler import required_compiler
@@ -174,9 +175,145 @@ def test_methods() -> None:
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
     with pytest.raises(ValueError, match="r-kleene"):
         fmm.shortest_paths(edges, method="dijkstra")  # type: ignore[arg-type]
+
+
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"directed": False}, {"unweighted": True}, {"overwrite": True})
+
+
+def sparse_graph(rng: np.random.Generator, dtype: str) -> Any:
+    """Of 40 nodes, with some edges of length zero, which are stored."""
     sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(TypeError, match="toarray"):
-        fmm.shortest_paths(sparse.csr_array(edges))
+    i, j = rng.integers(0, 40, (2, 160))
+    keep = np.unique(40 * i + j, return_index=True)[1]
+    lengths = rng.integers(0, 4, len(keep)).astype(dtype)
+    return sparse.coo_array((lengths, (i[keep], j[keep])), (40, 40))
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "lil", "coo"])
+def test_sparse_matrices(form: str) -> None:
+    """Stored zeros are edges, as to SciPy, which takes no coo; types stay what they are."""
+    for dtype in (*TYPES, "int64"):
+        graph = sparse_graph(np.random.default_rng(41), dtype).asformat(form)
+        assert form == "lil" or (graph.data == 0).any()
+        for options in OPTIONS:
+            wanted = csgraph.floyd_warshall(graph.tocsr() if form == "coo" else graph, **options)
+            found = fmm.shortest_paths(graph, **options)
+            assert found.dtype == (dtype if dtype in TYPES else "float64")
+            np.testing.assert_array_equal(as_lengths(found), wanted)
+    out = np.empty((40, 40))
+    assert fmm.shortest_paths(graph, out=out) is out
+    lengths, nodes = fmm.shortest_paths(graph, return_predecessors=True)
+    assert (nodes >= 0).sum() == np.isfinite(lengths).sum() - 40
+
+
+def test_sparse_matrices_of_others() -> None:
+    class Sparse:
+        def tocsr(self) -> None: ...
+
+    with pytest.raises(TypeError, match="SciPy's sparse ones"):
+        fmm.shortest_paths(Sparse())
+
+
+def test_masked_zeros_and_numbers_of_every_kind() -> None:
+    """What is masked is no edge; of the rest zero, NaN and infinities are none either."""
+    rng = np.random.default_rng(42)
+    for dtype in ("float64", "float32", "int32", "int16", "int64", "bool"):
+        values, mask = rng.integers(0, 5, (23, 23)).astype(dtype), rng.random((23, 23)) < 0.5
+        edges = np.ma.masked_array(values, mask)
+        before = edges.copy()
+        for options in OPTIONS[:3]:
+            wanted = csgraph.floyd_warshall(before.copy(), **options)
+            for overwrite in (False, True):
+                found = fmm.shortest_paths(edges, overwrite=overwrite, **options)
+                np.testing.assert_array_equal(as_lengths(found), wanted)
+        np.testing.assert_array_equal(edges.filled(9), before.filled(9))
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">i4", ">i2", ">i8", "float16", "longdouble", "uint16", "uint64"])
+def test_other_types_and_byte_orders(dtype: str) -> None:
+    """In the machine's own byte order, and what is none of the four types in float64."""
+    rng = np.random.default_rng(43)
+    edges = rng.integers(0, 9, (70, 70)).astype(dtype)
+    native = edges.dtype.newbyteorder("=")
+    for options in (*OPTIONS[::3], {"return_predecessors": True}):
+        found = fmm.shortest_paths(edges.copy(), **options)
+        found = found[0] if isinstance(found, tuple) else found
+        assert found.dtype == (native if native.name in TYPES else np.float64) and found.dtype.isnative
+        np.testing.assert_array_equal(as_lengths(found), csgraph.floyd_warshall(edges.astype(float)))
+
+
+class Lengths(np.ndarray[Any, Any]):
+    """A subclass of NumPy's arrays."""
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_lists_tuples_and_subclasses(overwrite: bool) -> None:
+    """Nothing can be written to a list; `overwrite` only allows it."""
+    edges = [[0.0, 1.0, 0.0], [0.0, 0.0, 2.0], [4.0, 0.0, 0.0]]
+    wanted = csgraph.floyd_warshall(edges)
+    forms: tuple[Any, ...] = (edges, tuple(map(tuple, edges)), np.array(edges).view(Lengths))
+    for given in forms:
+        found = fmm.shortest_paths(given, overwrite=overwrite)
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, wanted)
+    assert edges[0] == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("n", [67, 200])
+def test_any_strides(n: int) -> None:
+    """Columns that are contiguous, gaps, reversed rows; by NumPy alone and, from some size on, compiled."""
+    rng = np.random.default_rng(44)
+    wide = rng.integers(0, 9, (2 * n, 2 * n)).astype(float)
+    views = (np.asfortranarray(wide[:n, :n]), wide[::2, ::2], wide[:n, :n].T, wide[n - 1 :: -1, n - 1 :: -1])
+    for x in (*views, np.broadcast_to(wide[0, :n], (n, n))):
+        before = x.copy()
+        np.testing.assert_array_equal(fmm.shortest_paths(x), csgraph.floyd_warshall(before))
+        np.testing.assert_array_equal(x, before)
+
+
+def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled kernels take that for granted: of columns that are contiguous they computed something else."""
+    seen: list[bool] = []
+
+    def noted(ring: Any, d: Matrix, nodes: Any = None, leaf: int = LEAF) -> None:
+        seen.append(d.flags.c_contiguous)
+        close_matrix(ring, d, nodes, leaf)
+
+    monkeypatch.setattr("fmm.runtime.semirings.semiring.close_matrix", noted)
+    for dtype in TYPES:
+        for directed in (True, False):
+            fmm.shortest_paths(np.asfortranarray(np.arange(25).reshape(5, 5).astype(dtype)), directed)
+    assert seen == [True] * 8
+
+
+def test_negative_cycles_through_several_nodes() -> None:
+    """Of edges that are not all negative, among others that lead nowhere; undirected, of one negative edge."""
+    rng = np.random.default_rng(45)
+    edges = np.where(rng.random((90, 90)) < 0.1, 50.0, 0)
+    ring = rng.permutation(90)[:7]
+    edges[ring, np.roll(ring, -1)] = [5, 5, 5, -30, 5, 5, 4]
+    with pytest.raises(csgraph.NegativeCycleError):
+        csgraph.floyd_warshall(edges)
+    for dtype in TYPES:
+        with pytest.raises(fmm.NegativeCycleError):
+            fmm.shortest_paths(edges.astype(dtype), return_predecessors=True)
+    edges[ring[-1], ring[0]] += 2
+    same_as_scipy(edges, return_predecessors=True)
+    for f in (csgraph.floyd_warshall, fmm.shortest_paths):
+        with pytest.raises(csgraph.NegativeCycleError):
+            f(np.array([[0, 0, 1.0], [-1, 0, 0], [0, 0, 0]]), directed=False)
+
+
+def test_what_stands_on_the_diagonal_is_not_read() -> None:
+    """NaN, infinities, negative numbers, the largest whole one."""
+    edges = np.random.default_rng(46).integers(1, 9, (5, 5)).astype(float)
+    wanted = fmm.shortest_paths(edges)
+    for number in (np.nan, np.inf, -np.inf, -7.0, 1e300):
+        np.fill_diagonal(edges, number)
+        np.testing.assert_array_equal(fmm.shortest_paths(edges), wanted)
+    whole = np.where(np.eye(5), 0, edges).astype(np.int32)
+    np.fill_diagonal(whole, np.iinfo(np.int32).max)
+    np.testing.assert_array_equal(fmm.shortest_paths(whole), wanted)
 
 
 # ---- the product

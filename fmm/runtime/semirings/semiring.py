@@ -94,42 +94,68 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
     """The lengths of the shortest paths between all nodes, and if asked the nodes before their ends."""
     if request.method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {request.method!r}")
-    if hasattr(d, "tocsr"):
-        raise TypeError("fmm.shortest_paths wants a dense matrix; of a sparse one, d.toarray()")
     with _placed(d, out) as place:
-        given = d if isinstance(d, np.ma.MaskedArray) else place.adopt(d)
+        graph = _graph_of(place, d)
+        given = graph.lengths
         if given.ndim != 2:
             raise ValueError("graph should have two dimensions")
         if given.shape[0] != given.shape[1]:
             raise ValueError("graph should be a square array")
-        dtype = given.dtype if given.dtype.name in TYPES else np.dtype(np.float64)
-        back = d if out is None and request.overwrite and _can_be_written(given, dtype) else out
+        dtype = np.dtype(given.dtype.name if given.dtype.name in TYPES else np.float64)
+        back = d if out is None and request.overwrite and _can_be_written(d, given, dtype) else out
         target = None if back is None else _target(place, back, given.shape, dtype)
-        edges = _edges(place.xp, given, dtype, request)
+        edges = _edges(place.xp, graph, dtype, request)
         lengths, nodes = _closure(place, edges, request)
         result = place.give(lengths) if target is None else _written(back, target, lengths)
         return (result, place.give(nodes)) if request.predecessors else result
 
 
-def _can_be_written(given: Any, dtype: Any) -> bool:
-    if isinstance(given, np.ma.MaskedArray) or given.dtype != dtype:
-        return False
-    return bool(not isinstance(given, np.ndarray) or given.flags.writeable)
+class _Graph(NamedTuple):
+    """A matrix of lengths; where edges are, if it is known apart from the lengths; whether zero is a length."""
+
+    lengths: Any
+    stored: Any = None
+    zeros: bool = False
 
 
-def _edges(xp: Any, given: Any, dtype: Any, request: PathRequest) -> Any:
-    """The edges' lengths as SciPy reads them, as a new array: zero, inf and NaN are no edge; of whole numbers, the
-    largest is none either."""
-    values = np.ma.getdata(given) if isinstance(given, np.ma.MaskedArray) else given
+def _graph_of(place: _Place, d: Any) -> _Graph:
+    if isinstance(d, np.ma.MaskedArray):
+        return _Graph(np.ma.getdata(d), ~np.ma.getmaskarray(d))
+    if not hasattr(d, "tocsr"):
+        return _Graph(place.adopt(d))
+    if not type(d).__module__.startswith("scipy."):
+        raise TypeError("fmm.shortest_paths takes dense matrices, and SciPy's sparse ones")
+    from scipy.sparse.csgraph import csgraph_to_dense
+
+    lengths = csgraph_to_dense(d.tocsr(), null_value=np.inf)
+    stored = np.isfinite(lengths)
+    lengths[~stored] = 0
+    return _Graph(lengths.astype(d.dtype) if d.dtype.name in TYPES else lengths, stored, zeros=True)
+
+
+def _can_be_written(d: Any, given: Any, dtype: Any) -> bool:
+    """Is it an array of the result's type, and not only made of one?"""
+    if isinstance(given, np.ndarray):
+        own = kind_of(d) == "torch" or type(d) is np.ndarray
+        return own and given.dtype == dtype and bool(given.flags.writeable)
+    return bool(given.dtype == dtype)
+
+
+def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
+    """The edges' lengths as SciPy reads them, as a new array, row by row: zero, inf and NaN are no edge; of whole
+    numbers, the largest is none either. Zeros that a sparse matrix stores are edges."""
+    values = graph.lengths
     if values.dtype.kind == "f":
-        missing = ~(xp.isfinite(values) & (abs(values) > NO_EDGE))
+        missing = ~xp.isfinite(values)
+        if not graph.zeros:
+            missing |= abs(values) <= NO_EDGE
     else:
-        missing = values == 0
-        if values.dtype == dtype:
+        missing = xp.zeros(values.shape, bool) if graph.zeros else values == 0
+        if values.dtype.name == dtype.name:
             missing |= values == none_of(dtype, False)
-    if values is not given:
-        missing |= np.ma.getmaskarray(given)
-    edges = values.astype(dtype)
+    if graph.stored is not None:
+        missing |= ~graph.stored
+    edges = values.astype(dtype, order="C")
     if request.unweighted:
         edges[...] = 1
     edges[missing] = none_of(dtype, False)

@@ -5,30 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 
 from fmm.perfmodel.papers import dalberto, huang, sforza, sforza_speedups
-from fmm.perfmodel.papers.inventory import inventory
+from fmm.perfmodel.papers.inventory import entry_table, inventory, shown_by
 from fmm.perfmodel.papers.li import tables as li
 from fmm.perfmodel.papers.sforza_speedups import Measured
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.paper_measure import CannotMeasureError, Laboratory, laboratory, missing_table
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
-from fmm.tuner.laboratory.bench import Bench
-from fmm.tuner.laboratory.benches import bench_of
-from fmm.tuner.laboratory.figure import (
-    Figure,
-    Results,
-    draw_figure,
-    figure_table,
-    measured_now,
-    read_results,
-    write_results,
-)
+from fmm.tuner.laboratory.experiment import DamagedSamplesError, has_results, read_results
+from fmm.tuner.laboratory.figure import figure_table
 from fmm.tuner.laboratory.figures import FIGURES
-from fmm.tuner.trials.environment import typed_command
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 PAPERS = (li, huang, dalberto, sforza, sforza_speedups)
@@ -36,20 +28,24 @@ TABLES: Mapping[str, Callable[..., Table]] = {
     make.__name__.replace("_", "-"): make for paper in PAPERS for make in paper.TABLES
 }
 NAMES = tuple(dict.fromkeys((*TABLES, *FIGURES)))
+MISSING = "missing"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("paper", help="the papers' figures and tables: published, computed, measured here")
-    parser.add_argument("tables", nargs="*", metavar="NAME", help="such as li-fig17; 'all': every one; none: the list")
-    parser.add_argument("--measure", action="store_true", help="run the figure's experiment on this device")
-    parser.add_argument("--device", default=argparse.SUPPRESS, help="cpu, or the number of a CUDA device (cpu)")
-    parser.add_argument("--side", type=int, metavar="N", help="the largest side; all others are scaled with it")
-    parser.add_argument(
-        "--into", type=Path, metavar="DIR", help="write the samples and the pictures there (results/<device>/paper)"
+    parser = commands.add_parser(
+        "paper",
+        help="the papers' figures and tables: published, computed, measured here",
+        epilog="exit codes: 0; 1 if something failed, 2 for bad arguments, 130 after Ctrl-C (what is done is kept)",
     )
-    parser.add_argument(
-        "--measured", type=Path, metavar="PATH", help="instead of measuring: the folder of samples, or a gram.json"
-    )
+    add = parser.add_argument
+    add("tables", nargs="*", metavar="NAME", help="as li-fig17; none: the list; all; missing: what is not measured")
+    add("--measure", action="store_true", help="run the experiments of these figures on this device")
+    add("--device", default=argparse.SUPPRESS, help="where to measure: cpu, or the number of a CUDA device (cpu)")
+    add("--side", type=int, metavar="N", help="measure with this as the largest side; all others are scaled with it")
+    limit = "begin nothing that would not be measured within S seconds"
+    add("--time-limit", type=float, default=argparse.SUPPRESS, metavar="S", help=limit)
+    add("--into", type=Path, metavar="DIR", help="where samples and pictures are kept (results/<device>/paper)")
+    add("--measured", type=Path, metavar="PATH", help="instead of measuring: the folder of samples, or a gram.json")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
     add_json(style)
@@ -57,37 +53,118 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the named table or figure, all of them, or the list."""
-    names = list(NAMES) if options.tables == ["all"] else options.tables
-    if not names:
-        print(printed([inventory()], options))
-        return 0
-    if unknown := [name for name in names if name not in NAMES]:
-        print(f"fmm-tune paper: unknown table {unknown[0]!r}; the tables are {', '.join(NAMES)}, all", file=sys.stderr)
+    """Print the named tables and figures, all of them, or the list."""
+    asked = list(dict.fromkeys(NAMES if options.tables == ["all"] else options.tables))
+    try:
+        check_options(asked, options)
+        if asked == [MISSING]:
+            return run_missing(options)
+        if not asked:
+            print(printed([inventory()], options))
+            return 0
+        names = list(dict.fromkeys(known_name(name) for name in asked))
+        return run_measured(names, options) if options.measure else run_kept(names, options)
+    except (BadRequestError, CannotMeasureError) as error:
+        print(f"fmm-tune paper: {error}", file=sys.stderr)
         return 2
-    if options.measure:
-        return measure(names, options)
+
+
+class BadRequestError(Exception):
+    """Arguments that make no sense, or not together."""
+
+
+def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
+    """What is asked for must be used."""
+    here = {"--device": getattr(options, "device", None), "--side": options.side, "--into": options.into}
+    if names != [MISSING] and not options.measure:
+        for option, value in {**here, "--time-limit": options.time_limit}.items():
+            if value is not None:
+                raise BadRequestError(f"{option} is for measuring; add --measure")
+    if options.measure and options.measured:
+        raise BadRequestError("--measured shows what was measured before, --measure measures; one of them")
+    if options.measure and not names:
+        raise BadRequestError(f"--measure needs names of figures, or '{MISSING}', or 'all'")
+    if options.measured and not options.measured.exists():
+        raise BadRequestError(f"{options.measured} does not exist")
+
+
+def known_name(name: str) -> str:
+    """A table, a figure, or that which shows another figure of a paper, such as li-fig32 for li-fig33."""
+    if name in NAMES:
+        return name
+    shown = shown_by(name)
+    if shown is None:
+        near = get_close_matches(name.lower(), NAMES, 1, 0.8)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise BadRequestError(f"unknown table {name!r}{hint}; the tables are {', '.join(NAMES)}, all, {MISSING}")
+    return shown
+
+
+def run_kept(names: Sequence[str], options: argparse.Namespace) -> int:
+    """As published, as computed, and as measured before."""
     try:
         tables = [made_table(name, options.measured) for name in names]
+    except DamagedSamplesError as error:
+        raise BadRequestError(str(error)) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        what = "is no folder of samples" if options.measured.is_dir() else "is no gram.json"
-        print(f"fmm-tune paper: {options.measured} {what}: {error}", file=sys.stderr)
-        return 2
+        if options.measured is None:
+            raise
+        raise BadRequestError(f"{options.measured} is no gram.json: {error}") from None
+    if options.tables != ["all"]:
+        tell_unmeasured(names, options.measured)
     print(printed(tables, options))
     return 0
 
 
+def tell_unmeasured(names: Sequence[str], measured: Path | None) -> None:
+    """Of which figures such a folder has no samples: on stderr, since the tables are printed all the same."""
+    if measured is not None and measured.is_dir():
+        for name in (name for name in names if name in FIGURES):
+            if not has_results(samples_of(name, measured)):
+                print(f"fmm-tune paper: no samples of {name} in {measured}", file=sys.stderr)
+
+
+def samples_of(name: str, folder: Path) -> Path:
+    return folder / f"{FIGURES[name].experiment.name}.json"
+
+
 def made_table(name: str, measured: Path | None) -> Table:
     """The table, with what was measured beside it if it has a place for that."""
-    if measured and measured.is_dir():
-        path = measured / f"{FIGURES[name].experiment.name}.json" if name in FIGURES else measured
-        if path.is_file():
+    if measured and measured.is_dir() and name in FIGURES:
+        path = samples_of(name, measured)
+        if has_results(path):
             return figure_table(FIGURES[name], read_results(path))
     if name not in TABLES:
-        return figure_table(FIGURES[name])
+        return figure_table(FIGURES[name]) if name in FIGURES else entry_table(name)
     make = TABLES[name]
     beside = measured and not measured.is_dir() and make in sforza_speedups.TABLES
     return make(measured_speedups(measured)) if beside and measured else make()
+
+
+def run_measured(names: Sequence[str], options: argparse.Namespace) -> int:
+    """The figures among them are measured, whatever is on record."""
+    figures = [FIGURES[name] for name in names if name in FIGURES]
+    if not figures:
+        known = ", ".join(FIGURES)
+        raise BadRequestError(f"{names[0]} is computed, not measured; measured are {known}")
+    found = laboratory(options)
+    code = found.measure(found.begun(figures), anew=True)
+    print(printed([measured_table(name, found) for name in names], options))
+    return code
+
+
+def measured_table(name: str, found: Laboratory) -> Table:
+    results = found.results.get(FIGURES[name].experiment.name) if name in FIGURES else None
+    return figure_table(FIGURES[name], results) if results is not None else made_table(name, None)
+
+
+def run_missing(options: argparse.Namespace) -> int:
+    """What of all experiments is not on record; with --measure it is measured."""
+    found = laboratory(options)
+    before = found.missing()
+    code = found.measure(before, anew=False) if options.measure else 0
+    print(printed([missing_table(before, found)], options))
+    return code
 
 
 def measured_speedups(path: Path) -> Measured:
@@ -99,50 +176,6 @@ def measured_speedups(path: Path) -> Measured:
             over_gemm, over_syrk = ratios
             found[row["dtype"], row["size"][0], row["depth"]] = over_gemm, over_syrk
     return found
-
-
-# ---- measuring
-
-
-def measure(names: Sequence[str], options: argparse.Namespace) -> int:
-    """Each experiment once; its figures as tables on stdout, and as samples and pictures in a folder."""
-    known = [FIGURES[name] for name in names if name in FIGURES]
-    if not known:
-        which = ", ".join(FIGURES)
-        print(f"fmm-tune paper: {names[0]} is computed, not measured; measured are {which}", file=sys.stderr)
-        return 2
-    name = getattr(options, "device", None) or "cpu"
-    try:
-        bench = bench_of(name)
-    except ValueError as error:
-        print(f"fmm-tune paper: {error}; valid: cpu, or the number of a CUDA device", file=sys.stderr)
-        return 2
-    print(printed(list(measured_tables(known, bench, options)), options))
-    return 0
-
-
-def measured_tables(figures: Sequence[Figure], bench: Bench, options: argparse.Namespace) -> Iterator[Table]:
-    """What was measured is written before the next experiment begins."""
-    folder = options.into or Path("results") / bench.folder / "paper"
-    found: dict[str, Results] = {}
-    for figure in figures:
-        experiment = figure.experiment
-        if experiment.name not in found:
-            side = options.side or min(bench.side, experiment.side)
-            found[experiment.name] = measured_now(experiment, bench, side, typed_command())
-            write_results(found[experiment.name], experiment, folder / f"{experiment.name}.json")
-        save_picture(figure, found[experiment.name], folder / "report")
-        yield figure_table(figure, found[experiment.name])
-
-
-def save_picture(figure: Figure, results: Results, folder: Path) -> None:
-    """As PNG, if Matplotlib is there."""
-    try:
-        made = draw_figure(figure, results)
-    except ModuleNotFoundError:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    made.savefig(folder / f"{figure.name}.png", dpi=120)
 
 
 # ---- printing

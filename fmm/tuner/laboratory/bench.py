@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 
+import fmm
 from fmm.arrays.host_memory import borrowed_block
 from fmm.kernels.cpu.arena import Arena
 from fmm.kernels.cpu.execute import execute_plan
@@ -21,6 +22,7 @@ from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
+from fmm.problem import Problem
 from fmm.tuner.trials.environment import device_folder, environment
 
 Array = Any
@@ -56,8 +58,15 @@ class Bench(Protocol):
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
         """A B by this plan; PlanError if it cannot be done."""
 
-    def prepare(self, plans: Sequence[Plan], sizes: Sequence[tuple[int, int, int]], dtype: str) -> None:
+    def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         """Whatever can be made ready for all of them at once."""
+
+    def chosen(self, problem: Problem, max_error_growth: float | None = None) -> Plan:
+        """What fmm chooses on this device."""
+
+    @property
+    def speed(self) -> float:
+        """Flops a second of the vendor's float64 product, roughly."""
 
     def row_by_column(self, a: Array, b: Array) -> tuple[Array, Array]:
         """Which rows, and those rows of the product, one accumulator an entry, in the order of k."""
@@ -107,6 +116,22 @@ def time_plans(
     return timed_in_turns(bench, calls, rounds), failed
 
 
+def chosen_plan(problem: Problem, device: str | int, max_error_growth: float | None) -> Plan:
+    """What fmm chooses for a problem, by the public function."""
+    m, k, n = problem.size
+    asked = {"op": problem.op, "dtype": problem.dtype, "device": device, "max_error_growth": max_error_growth}
+    return fmm.plan(m, k, n, **asked).plan  # type: ignore[arg-type]
+
+
+def vendor_speed(bench: Bench, side: int) -> float:
+    """Flops a second of the vendor's float64 product of this side, warm."""
+    rng = bench.generator(0)
+    a, b = rng.standard_normal((side, side)), rng.standard_normal((side, side))
+    seconds, _ = time_plans(bench, {"vendor": "vendor"}, a, b, 3)
+    bench.free()
+    return float(2 * side**3 / min(seconds["vendor"]))
+
+
 # ---- this processor
 
 
@@ -146,8 +171,15 @@ class HostBench:
         with borrowed_block(workspace(plan, m, k, n, c.itemsize)) as block:
             execute_plan(plan, a, b, c, NumpyBackend(Threads(blas_threads())), Arena(block, c.dtype))
 
-    def prepare(self, plans: Sequence[Plan], sizes: Sequence[tuple[int, int, int]], dtype: str) -> None:
+    def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         return None
+
+    def chosen(self, problem: Problem, max_error_growth: float | None = None) -> Plan:
+        return chosen_plan(problem, "cpu", max_error_growth)
+
+    @cached_property
+    def speed(self) -> float:
+        return vendor_speed(self, 512)
 
     def row_by_column(self, a: Array, b: Array) -> tuple[Array, Array]:
         """Of a large product so many rows, evenly spaced; the order of the sums is that of one loop over k."""

@@ -1,14 +1,16 @@
 """Is a caller's budget of error kept? Random problems, each with a limit, against the vendor's own error.
 
-fmm.matmul(..., max_error_growth=) is asked as a user asks it. Where no plan pays, which is so for small products, the
-vendor answers and nothing is shown; there, and in every other problem anyhow, one of the deepest candidates that the
-limit admits is run by its name.
+fmm.matmul and fmm.gram are asked with max_error_growth as a user asks them. Where no plan pays, which is so for small
+products, the vendor answers and nothing is shown; there, and in every other problem anyhow, one of the deepest
+candidates that the limit admits is run by its name.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import fmm
@@ -16,9 +18,11 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, candidates
 from fmm.perfmodel.stability import expected_growth
+from fmm.problem import Problem
 from fmm.tuner.laboratory.bench import Bench
-from fmm.tuner.laboratory.figure import Experiment, Figure, Numbers, Results, Row
-from fmm.tuner.laboratory.growth import error_of
+from fmm.tuner.laboratory.experiment import Experiment, Numbers, Part, Results, Row
+from fmm.tuner.laboratory.figure import Figure
+from fmm.tuner.laboratory.growth import OF_REFERENCE, error_of, rounded
 from fmm.tuner.laboratory.matrices import Array
 from fmm.tuner.laboratory.precise import reference
 
@@ -30,15 +34,15 @@ DATA: Final = ("normal", "uniform [-1,1]", "uniform [0,1]")
 HUGE: Final = 1 << 50
 
 
-def deepest_within(budget: float, size: tuple[int, int, int], dtype: str, on_host: bool, pick: random.Random) -> Plan:
+def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.Random) -> Plan:
     """One of the candidates that the budget admits and that leave leaf products of 32 and more; the vendor if none."""
-    limits = Limits(HUGE, budget)
+    limits, dtype = Limits(HUGE, budget), problem.dtype
     found = [
         plan
-        for plan in candidates(not on_host)
+        for plan in candidates(not on_host, problem.halved)
         if plan.considered_for(dtype)
         and limits.allow(plan, expected_growth(plan, dtype, on_host))
-        and _large(plan, size)
+        and _large(plan, problem.size)
     ]
     found.sort(key=lambda plan: expected_growth(plan, dtype, on_host))
     return found[-1 - pick.randrange(min(3, len(found)))] if found else VENDOR
@@ -64,58 +68,78 @@ class Asked(NamedTuple):
     """A random problem, what fmm chooses for it, and what is run."""
 
     number: int
-    size: tuple[int, int, int]
-    dtype: str
+    problem: Problem
     data: str
     budget: float
     chosen: Plan
     plan: Plan
 
+    @property
+    def by_name(self) -> bool:
+        return self.plan != self.chosen
+
 
 def asked_problems(bench: Bench, side: int, count: int) -> list[Asked]:
-    """The same ones every time."""
-    pick = random.Random(21)
+    """The same ones every time; every fourth is a matrix times its own adjoint."""
     found = []
     for number in range(count):
+        pick = random.Random(number)  # of its own, so that what one device chooses changes no other problem
         m, k, n = (pick.randint(max(side // 8, 8), side) for _ in range(3))
         dtype, data, budget = pick.choice(TYPES), pick.choice(DATA), round(pick.uniform(1, LARGEST), 1)
-        device = "cpu" if bench.on_host else 0
-        chosen = fmm.plan(m, k, n, dtype=dtype, device=device, max_error_growth=budget).plan
+        gram = number % 4 == 3
+        problem = Problem(n, k, n, dtype, op="gram") if gram else Problem(m, k, n, dtype)
+        chosen = bench.chosen(problem, budget)
         asked = number % 2 == 0 and chosen != VENDOR
-        plan = chosen if asked else deepest_within(budget, (m, k, n), dtype, bench.on_host, pick)
-        found.append(Asked(number, (m, k, n), dtype, data, budget, chosen, plan))
+        plan = chosen if asked else deepest_within(budget, problem, bench.on_host, pick)
+        found.append(Asked(number, problem, data, budget, chosen, plan))
     return found
 
 
+def budget_row(bench: Bench, x: Asked) -> Row:
+    """What was asked, what ran, and the error over the vendor's."""
+    (m, k, n), dtype = x.problem.size, x.problem.dtype
+    key = [x.number, x.problem.op, f"{m} x {k} x {n}", dtype, x.data, x.budget, str(x.plan)]
+    b = _drawn(bench, x.data, dtype, (k, n), 2 * x.number + 1)
+    a = b.conj().T if x.problem.op == "gram" else _drawn(bench, x.data, dtype, (m, k), 2 * x.number)
+    left, right = (bench.widened(y, dtype) for y in (a, b))
+    exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
+    try:
+        own, vendor = (error_of(bench, exact, c, dtype) for c in _computed(bench, x, a, b))
+    except PlanError as error:
+        return {"key": key, "failed": str(error)}
+    growth = rounded(own / vendor)
+    return {"key": key, "growth": growth, "share": rounded(growth / x.budget), "chosen": not x.by_name}
+
+
+def _computed(bench: Bench, x: Asked, a: Array, b: Array) -> tuple[Array, Array]:
+    """By the plan, or as a user asks for it; and by the vendor's product."""
+    wish: dict[str, Any] = {"plan": x.plan} if x.by_name else {"max_error_growth": x.budget}
+    if x.problem.op == "gram":
+        return fmm.gram(b, **wish), fmm.gram(b, plan=VENDOR)
+    vendor = bench.multiply(VENDOR, a, b)
+    return bench.multiply(x.plan, a, b) if x.by_name else fmm.matmul(a, b, **wish), vendor
+
+
 def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
-    """A row for each problem: what was asked, what ran, and the error over the vendor's."""
-    problems = asked_problems(bench, side, count)
-    for dtype in TYPES:
-        plans = list(dict.fromkeys(x.plan for x in problems if x.dtype == dtype and x.plan != x.chosen))
-        bench.prepare(plans, [(side, side, side)], dtype)
-    for x in problems:
-        (m, k, n), dtype = x.size, x.dtype
-        a = _drawn(bench, x.data, dtype, (m, k), 2 * x.number)
-        b = _drawn(bench, x.data, dtype, (k, n), 2 * x.number + 1)
-        left, right = (bench.widened(y, dtype) for y in (a, b))
-        exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
-        try:
-            by_name = x.plan != x.chosen
-            own = bench.multiply(x.plan, a, b) if by_name else fmm.matmul(a, b, max_error_growth=x.budget)
-        except PlanError:
-            continue
-        errors = [error_of(bench, exact, c, dtype) for c in (own, bench.multiply(VENDOR, a, b))]
-        growth = errors[0] / errors[1]
-        key = [x.number, f"{m} x {k} x {n}", dtype, x.data, x.budget, str(x.plan)]
-        yield {"key": key, "growth": growth, "share": growth / x.budget, "chosen": not by_name}
+    """A row for each problem."""
+    return (budget_row(bench, x) for x in asked_problems(bench, side, count))
 
 
-def _measure(bench: Bench, scale: float) -> Iterator[Row]:
+def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each problem."""
     side = max(int(SIDE * scale), 64)
-    yield from budget_rows(bench, min(side, 1024) if bench.on_host else side, PROBLEMS)
+    for x in asked_problems(bench, min(side, 1024) if bench.on_host else side, PROBLEMS):
+        products = ((x.plan, x.problem),) if x.by_name and x.problem.op == "product" else ()
+        yield Part((x.number,), partial(_rows, bench, x), products, 2.0 * prod(x.problem.size) * OF_REFERENCE)
 
 
-EXPERIMENT: Final = Experiment("error-budget", ("number", "size", "type", "data", "budget", "plan"), SIDE, _measure)
+def _rows(bench: Bench, x: Asked) -> Iterator[Row]:
+    yield budget_row(bench, x)
+
+
+EXPERIMENT: Final = Experiment(
+    "error-budget", ("number", "operation", "size", "type", "data", "budget", "plan"), SIDE, _parts, ("number",)
+)
 
 
 def _share(results: Results) -> Numbers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import product
 from typing import Any
 
 import cupy
@@ -16,7 +15,7 @@ from fmm.problem import Problem
 from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
 from fmm.tuner.devices.cuda import event_milliseconds
 from fmm.tuner.devices.cuda_operands import bfloat16_bits, double_precision
-from fmm.tuner.laboratory.bench import Array, Call
+from fmm.tuner.laboratory.bench import Array, Call, chosen_plan, vendor_speed
 from fmm.tuner.trials.environment import environment
 
 # One accumulator an entry, in the order of k, each product rounded before it is added.
@@ -93,13 +92,20 @@ class CudaBench:
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
         return self._backend.multiply(plan, a, b, dtype=dtype or None)
 
-    def prepare(self, plans: Sequence[Plan], sizes: Sequence[tuple[int, int, int]], dtype: str) -> None:
-        """Compile what these plans launch on products of these sizes, all at once."""
+    def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
+        """Compile what these products launch, all at once."""
         found = []
-        for plan, size in product(plans, sizes):
+        for plan, problem in products:
             with suppress(PlanError):
-                found.append(recorded_for_device(plan, Problem(*size, dtype)))
+                found.append(recorded_for_device(plan, problem))
         compile_for(found)
+
+    def chosen(self, problem: Problem, max_error_growth: float | None = None) -> Plan:
+        return chosen_plan(problem, self.index, max_error_growth)
+
+    @cached_property
+    def speed(self) -> float:
+        return vendor_speed(self, 4096)
 
     def row_by_column(self, a: Array, b: Array) -> tuple[Array, Array]:
         """All rows."""

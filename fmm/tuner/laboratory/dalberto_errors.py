@@ -9,6 +9,7 @@ are judged by a reference of twice the precision, which is compared with Priest'
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -19,7 +20,9 @@ from fmm.perfmodel.papers.hasa_rule import hasa_plan
 from fmm.perfmodel.papers.recursion_points import levels_until
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.laboratory.bench import Bench
-from fmm.tuner.laboratory.figure import Experiment, Figure, Key, Numbers, Results, Row
+from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row
+from fmm.tuner.laboratory.figure import Figure
+from fmm.tuner.laboratory.li_errors import products_of
 from fmm.tuner.laboratory.matrices import uniform
 from fmm.tuner.laboratory.precise import precise_product, priest_product
 
@@ -27,7 +30,7 @@ POINT: Final = 900  # n1: where one level begins
 SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)
 DATA: Final = ("[-1,1]", "[0,1]")
 ENTRIES: Final = 16  # rows, and columns, whose entries Priest's summation sums
-CODES: Final = ("dgemm", "HASA", "row by column")
+OF_REFERENCE: Final = 12  # about so many plain products take as long as a part
 
 
 def hasa_depth(n: int) -> int:
@@ -43,27 +46,34 @@ def _host(x: Any) -> Any:
     return x if isinstance(x, np.ndarray) else x.get()
 
 
-def _measure(bench: Bench, scale: float) -> Iterator[Row]:
+def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each range of numbers and size."""
     for data, n in product(DATA, SIZES):
-        side, depth = max(int(n * scale), 24), hasa_depth(n)
-        a, b = _operands(bench, data, side)
-        at = np.unique(np.linspace(0, side - 1, min(ENTRIES, side)).astype(int))
-        rows = bench.xp.asarray(at)
-        right = b[:, rows]
-        priest = priest_product(_host(a[rows]), _host(right))
-        whole = precise_product(bench.xp, a, b)
-        apart = np.abs((_host(whole.high[rows][:, rows]) - priest) + _host(whole.low[rows][:, rows])).max()
-        results = {"dgemm": bench.multiply(VENDOR, a, b), "HASA": bench.multiply(hasa_plan(depth), a, b)}
-        for code, c in results.items():
-            entries = float(np.abs(_host(c[rows][:, rows]) - priest).max())
-            off = whole.distance(c)
-            yield {"key": [data, code, n], "levels": depth, "error": entries, "whole": float(off.max())}
-        _, plain = bench.row_by_column(a[rows], right)
-        error = float(np.abs(_host(plain) - priest).max())
-        yield {"key": [data, "row by column", n], "levels": 0, "error": error, "references": float(apart)}
+        side = max(int(n * scale), 24)
+        products = products_of([hasa_plan(hasa_depth(n))], side, "float64")
+        yield Part((data, n), partial(_rows, bench, data, n, side), products, 2.0 * side**3 * OF_REFERENCE)
 
 
-EXPERIMENT: Final = Experiment("dalberto-fig2", ("data", "code", "n"), SIZES[-1], _measure)
+def _rows(bench: Bench, data: str, n: int, side: int) -> Iterator[Row]:
+    depth = hasa_depth(n)
+    a, b = _operands(bench, data, side)
+    at = np.unique(np.linspace(0, side - 1, min(ENTRIES, side)).astype(int))
+    rows = bench.xp.asarray(at)
+    right = b[:, rows]
+    priest = priest_product(_host(a[rows]), _host(right))
+    whole = precise_product(bench.xp, a, b)
+    apart = np.abs((_host(whole.high[rows][:, rows]) - priest) + _host(whole.low[rows][:, rows])).max()
+    results = {"dgemm": bench.multiply(VENDOR, a, b), "HASA": bench.multiply(hasa_plan(depth), a, b)}
+    for code, c in results.items():
+        entries = float(np.abs(_host(c[rows][:, rows]) - priest).max())
+        off = whole.distance(c)
+        yield {"key": [data, code, n], "levels": depth, "error": entries, "whole": float(off.max())}
+    _, plain = bench.row_by_column(a[rows], right)
+    error = float(np.abs(_host(plain) - priest).max())
+    yield {"key": [data, "row by column", n], "levels": 0, "error": error, "references": float(apart)}
+
+
+EXPERIMENT: Final = Experiment("dalberto-fig2", ("data", "code", "n"), SIZES[-1], _parts, ("data", "n"))
 
 
 def _ratio(quantity: str) -> Any:

@@ -1,49 +1,13 @@
-"""An experiment measures; a figure is one view of what an experiment measured, beside what a paper printed.
-
-An experiment's results are rows: what a row is about (its keys), and its quantities, each a number or the samples of
-one. Sizes and thresholds that belong to a size are those of the paper, scaled to the device: a row keeps the paper's.
-"""
+"""A figure is one view of what an experiment measured, beside what a paper printed: a table and a picture."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 from fmm.perfmodel.papers.table import Cell, Table
-from fmm.tuner.laboratory.bench import Bench
-
-Key = tuple[str | int | float, ...]
-Numbers = Mapping[Key, float]
-Row = dict[str, Any]  # "key": the key as a list, and the quantities
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What is run, once for all figures that show it; its samples are in results/<device>/paper/<name>.json."""
-
-    name: str
-    keys: tuple[str, ...]
-    side: int  # the largest of the paper
-    measure: Callable[[Bench, float], Iterator[Row]]  # scale: of the sides that are run beside the paper's
-
-
-@dataclass(frozen=True)
-class Results:
-    """An experiment's rows, as measured now or as kept in a file."""
-
-    environment: Mapping[str, Any]
-    scale: float
-    rows: Mapping[Key, Row]
-
-    def numbers(self, quantity: str) -> Numbers:
-        """One quantity by key, the median of its samples; rows without it (a plan failed) are left out."""
-        found = {key: row.get(quantity) for key, row in self.rows.items()}
-        return {key: median(x) if isinstance(x, list) else x for key, x in found.items() if x is not None}
-
+from fmm.tuner.laboratory.experiment import Experiment, Numbers, Results
 
 Columns = Mapping[str, Callable[[Results], Numbers]]
 
@@ -74,28 +38,6 @@ class Figure:
 def quantity(name: str) -> Callable[[Results], Numbers]:
     """The column that is one quantity of the rows."""
     return lambda results: results.numbers(name)
-
-
-def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[str]) -> Results:
-    """Run it with the paper's largest side scaled to this one, and all others with it."""
-    scale = min(side / experiment.side, 1.0)
-    rows = {tuple(row["key"]): row for row in experiment.measure(bench, scale)}
-    bench.free()
-    return Results(bench.environment(command), scale, rows)
-
-
-def write_results(results: Results, experiment: Experiment, path: Path) -> None:
-    """As JSON, a row a line."""
-    head = {"experiment": experiment.name, "environment": dict(results.environment), "scale": results.scale}
-    rows = ",\n".join(json.dumps(row) for row in results.rows.values())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n', encoding="utf-8")
-
-
-def read_results(path: Path) -> Results:
-    """From such a file."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return Results(found["environment"], found["scale"], {tuple(row["key"]): row for row in found["rows"]})
 
 
 # ---- a table
@@ -130,6 +72,7 @@ def _said(results: Results | None) -> tuple[str, ...]:
 # ---- a picture
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#999999")
+MARKERS = ("o", "s", "^", "v")  # of the first curve of each colour, the second, ...
 STYLES: Mapping[str, Mapping[str, Any]] = {
     "published": {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markersize": 6},
     "measured": {"linestyle": "-", "marker": "o", "markersize": 3.5, "linewidth": 1.2},
@@ -165,8 +108,15 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
             points = [(places[row[at]], row[column]) for row in rows if row[column] is not None]
             label = None if named or not points else ", ".join(map(str, curve))
             named = named or bool(points)
-            style = STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER)
-            axes.plot(*zip(*points, strict=True) if points else ((), ()), color=COLOURS[i % 8], label=label, **style)
+            style = dict(STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER))
+            if "marker" in style:
+                style["marker"] = MARKERS[i // len(COLOURS) % len(MARKERS)]
+            axes.plot(
+                *zip(*points, strict=True) if points else ((), ()),
+                color=COLOURS[i % len(COLOURS)],
+                label=label,
+                **style,
+            )
     if not all(map(_is_number, labels)):
         axes.set_xticks(list(places.values()), [str(x) for x in labels], rotation=30, ha="right", fontsize=7)
     elif figure.x in LOGARITHMIC and len(labels) > 1:

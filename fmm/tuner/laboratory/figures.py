@@ -15,7 +15,8 @@ from fmm.tuner.laboratory import (
     li_speed,
     scaling,
 )
-from fmm.tuner.laboratory.figure import Experiment, Figure
+from fmm.tuner.laboratory.experiment import Experiment
+from fmm.tuner.laboratory.figure import Figure
 
 MODULES = (li_errors, dalberto_errors, growth, scaling, budget, li_speed, huang_speed, dalberto_speed)
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for x in MODULES for figure in x.FIGURES})

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import product
+from math import prod
 from statistics import median
 from typing import Final
 
 from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import huang
+from fmm.problem import Problem
 from fmm.tuner.laboratory.bench import Bench, time_plans
-from fmm.tuner.laboratory.figure import Experiment, Figure, Key, Numbers, Results, Row, quantity
+from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
+from fmm.tuner.laboratory.figure import Figure, quantity
 
 ROUNDS: Final = 3
 SIDE: Final = 16384
@@ -45,17 +49,23 @@ def sweep_size(sweep: str, x: int, scale: float = 1.0) -> tuple[int, int, int]:
     return m, k, n
 
 
-def _sweeps(bench: Bench, scale: float) -> Iterator[Row]:
+def _sweep_parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each size of each sweep, all codes in it."""
     codes = HOST_CODES if bench.on_host else DEVICE_CODES
-    sizes = [sweep_size(sweep, x, scale) for sweep in SWEEPS for x in VARIED]
-    bench.prepare([Plan.parse(text) for text in codes.values()], sizes, "float32")
-    for sweep in SWEEPS:
-        for x in VARIED:
-            yield from (
-                {**row, "key": [sweep, row["key"][0], x]}
-                for row in rate_rows(bench, codes, sweep_size(sweep, x, scale))
-            )
-            bench.free()
+    for sweep, x in product(SWEEPS, VARIED):
+        yield rate_part(bench, codes, (sweep, x), sweep_size(sweep, x, scale))
+
+
+def rate_part(bench: Bench, codes: Mapping[str, str], about: tuple[str, int], size: tuple[int, int, int]) -> Part:
+    """All codes on products of this size, in turns; the key of a row has the code between what the part is about."""
+    products = tuple((Plan.parse(text), Problem(*size, "float32")) for text in codes.values())
+    work = 2.0 * prod(size) * len(codes) * (ROUNDS + 1)
+
+    def rows() -> Iterator[Row]:
+        for row in rate_rows(bench, codes, size):
+            yield {**row, "key": [about[0], row["key"][0], about[1]]}
+
+    return Part(about, rows, products, work)
 
 
 def rate_rows(bench: Bench, codes: Mapping[str, str], size: tuple[int, int, int]) -> Iterator[Row]:
@@ -71,7 +81,7 @@ def rate_rows(bench: Bench, codes: Mapping[str, str], size: tuple[int, int, int]
         yield {"key": [name], "plan": codes[name], "size": list(size), "failed": why}
 
 
-SWEEP: Final = Experiment("huang-fig8", ("sweep", "code", "n"), SIDE, _sweeps)
+SWEEP: Final = Experiment("huang-fig8", ("sweep", "code", "n"), SIDE, _sweep_parts, ("sweep", "n"))
 
 
 # ---- Figure 1: from which size on a code is faster than cuBLAS
@@ -135,16 +145,15 @@ LEVELS: Final = {"GEMM": "", "1-level": "strassen-huang.fused.pad4 > ", "2-level
 SIZES_10: Final = (1024, 2048, 4096, 6144, 8192, 10240)
 
 
-def _strategies(bench: Bench, scale: float) -> Iterator[Row]:
-    if bench.on_host:
-        return  # these kernels are a GPU's
-    sizes = [max(int(n * scale), 64) for n in SIZES_10]
-    for strategy in STRATEGIES:
+def _strategy_parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each strategy and size; none on a CPU, since these kernels are a GPU's."""
+    for strategy, n in () if bench.on_host else product(STRATEGIES, SIZES_10):
         codes = {name: f"{level}tile.{strategy.lower()}" for name, level in LEVELS.items()}
-        bench.prepare([Plan.parse(x) for x in codes.values()], [(n, n, n) for n in sizes], "float32")
-        for n, side in zip(SIZES_10, sizes, strict=True):
-            for row in rate_rows(bench, codes, (side, side, side)):
-                yield {**row, "key": [strategy, row["key"][0], n]}
+        side = max(int(n * scale), 64)
+        yield rate_part(bench, codes, (strategy, n), (side, side, side))
+
+
+STRATEGY: Final = Experiment("huang-fig10", ("strategy", "code", "n"), SIZES_10[-1], _strategy_parts, ("strategy", "n"))
 
 
 def _modelled() -> Numbers:
@@ -164,8 +173,8 @@ FIGURES: Final = (
         "Huang et al., Figure 8: squares, rank-4096 updates and inner products",
         SWEEP,
         {"measured": quantity("tflops")},
-        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. An H200 has four times a "
-        "V100's rate in float32 and five times its bandwidth, so that break-even points need not be far from theirs.",
+        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. Of a processor, which has "
+        "no products with sums inside, there are the vendor's and both references.",
         unit="effective TFLOPS",
         logarithmic=False,
     ),
@@ -175,8 +184,8 @@ FIGURES: Final = (
         SWEEP,
         {"measured": _break_even},
         "Break-even points are of the sizes that were measured; a code that has none is slower than the vendor at the "
-        "largest of them, as both references are on a processor whose sides are an eighth of these. The paper's "
-        "reference forms each sum by a call of the library, ours all sums of a level in one pass.",
+        "largest of them. The paper's reference forms each sum by a call of the library, ours all sums of a level in "
+        "one pass.",
         PRINTED_1,
         keys=("number", "code"),
         x="code",
@@ -185,7 +194,7 @@ FIGURES: Final = (
     Figure(
         "huang-fig9",
         "Huang et al., Figure 9: the machine's rates",
-        Experiment("huang-fig9", ("rate",), 8192, _machine),
+        Experiment("huang-fig9", ("rate",), 8192, one_part(_machine)),
         {"measured": quantity("rate")},
         "tau_gmop is printed with a fifth more than the V100's bandwidth, for the second-level cache; tau_smop with "
         "2 percent less than footnote 13 gives. tau_gmop is measured by an addition of matrices that no cache holds, "
@@ -198,7 +207,7 @@ FIGURES: Final = (
     Figure(
         "huang-fig10",
         "Huang et al., Figure 10: strategies Huge and Small, one product after the other",
-        Experiment("huang-fig10", ("strategy", "code", "n"), SIZES_10[-1], _strategies),
+        STRATEGY,
         {"measured": quantity("tflops")},
         "The column V100 is the paper's model of its machine, by which one level with Huge blocks beats none and two "
         "levels at once are below both.",

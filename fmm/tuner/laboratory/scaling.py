@@ -9,14 +9,17 @@ Nothing is rounded by it. The error is taken in two ways: in the Frobenius norm,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.tuner.laboratory.bench import Bench
-from fmm.tuner.laboratory.figure import Experiment, Figure, Row, quantity
+from fmm.tuner.laboratory.experiment import Experiment, Part, Row
+from fmm.tuner.laboratory.figure import Figure, quantity
 from fmm.tuner.laboratory.growth import frobenius
+from fmm.tuner.laboratory.li_errors import products_of
 from fmm.tuner.laboratory.matrices import FAMILIES, Array, graded_inside
 from fmm.tuner.laboratory.precise import reference
 
@@ -39,31 +42,39 @@ SCALINGS: Final = {
 }
 
 
-def _measure(bench: Bench, scale: float) -> Iterator[Row]:
+def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each kind of data and type."""
     side = max(int(SIDE * scale), 32)
     for data, dtype in product(DATA, ("float32", "float64")):
-        pair = DATA[data](bench.xp, bench.generator(1), side)
-        a, b = (x.astype(dtype) for x in pair)
-        left, right = (bench.widened(x, dtype) for x in (a, b))
-        exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
-        beside = abs(a).astype("float64") @ abs(b).astype("float64")
-
-        def errors(c: Array, exact: Any = exact, beside: Array = beside) -> tuple[float, float]:
-            off = exact.distance(c.astype("float64"))
-            return frobenius(off), float((off / beside).max())
-
-        vendor = errors(bench.multiply(VENDOR, a, b))
-        for text, (name, scaling) in product(PLANS, SCALINGS.items()):
-            own = errors(bench.multiply(Plan.parse(f"{scaling}{text}"), a, b))
-            norm, entry = (x / y for x, y in zip(own, vendor, strict=True))
-            yield {"key": [data, dtype, text, name], "norm": norm, "entry": entry}
+        plans = [Plan.parse(text) for text in PLANS]
+        work = 2.0 * side**3 * len(PLANS) * len(SCALINGS)
+        yield Part((data, dtype), partial(_rows, bench, data, dtype, side), products_of(plans, side, dtype), work)
 
 
+def _rows(bench: Bench, data: str, dtype: str, side: int) -> Iterator[Row]:
+    pair = DATA[data](bench.xp, bench.generator(1), side)
+    a, b = (x.astype(dtype) for x in pair)
+    left, right = (bench.widened(x, dtype) for x in (a, b))
+    exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
+    beside = abs(a).astype("float64") @ abs(b).astype("float64")
+
+    def errors(c: Array) -> tuple[float, float]:
+        off = exact.distance(c.astype("float64"))
+        return frobenius(off), float((off / beside).max())
+
+    vendor = errors(bench.multiply(VENDOR, a, b))
+    for text, (name, scaling) in product(PLANS, SCALINGS.items()):
+        own = errors(bench.multiply(Plan.parse(f"{scaling}{text}"), a, b))
+        norm, entry = (x / y for x, y in zip(own, vendor, strict=True))
+        yield {"key": [data, dtype, text, name], "norm": norm, "entry": entry}
+
+
+EXPERIMENT: Final = Experiment("error-scaled", ("data", "type", "plan", "scaling"), SIDE, _parts, ("data", "type"))
 FIGURES: Final = (
     Figure(
         "error-scaled",
         "Exact scaling by powers of two before a fast product: the error over the vendor's",
-        Experiment("error-scaled", ("data", "type", "plan", "scaling"), SIDE, _measure),
+        EXPERIMENT,
         {"measured": quantity("norm"), "measured, by entries": quantity("entry")},
         "Scaling inside lowers the error on matrices that are graded along k from tens of thousands of times the "
         "vendor's to a few times, in norm and by entries. Scaling outside does so by entries where rows and columns "

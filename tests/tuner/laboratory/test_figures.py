@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,17 @@ import pytest
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.papers.inventory import ENTRIES, inventory, named_in
+from fmm.perfmodel.papers.inventory import ENTRIES, Entry, inventory, named_in
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES
 from fmm.tuner.laboratory import budget, dalberto_errors, dalberto_speed, growth, huang_speed, li_errors, li_speed
 from fmm.tuner.laboratory.bench import HostBench, time_plans
-from fmm.tuner.laboratory.benches import bench_of
-from fmm.tuner.laboratory.figure import (
-    Experiment,
-    Figure,
-    Results,
-    draw_figure,
-    figure_table,
-    measured_now,
-    quantity,
-    read_results,
-    write_results,
-)
+from fmm.tuner.laboratory.benches import bench_of, planned_parts
+from fmm.tuner.laboratory.experiment import Experiment, Results, has_results, read_results, write_results
+from fmm.tuner.laboratory.figure import Figure, draw_figure, figure_table, quantity
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
 from fmm.tuner.laboratory.matrices import FAMILIES, kaporin, pair_of
+from fmm.tuner.laboratory.measuring import measured_now
 from tests.support import ROOT
 
 BENCH = HostBench()
@@ -46,6 +39,11 @@ CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 @lru_cache(maxsize=16)
 def small(name: str, side: int = 64) -> Results:
     return measured_now(EXPERIMENTS[name], BENCH, side, ["a test"])
+
+
+def samples_of(name: str) -> list[Path]:
+    """The files of an experiment's samples, packed ones under the name that they had."""
+    return [folder / f"{name}.json" for folder in SAMPLES.glob("*/paper") if has_results(folder / f"{name}.json")]
 
 
 # ---- the list
@@ -61,9 +59,32 @@ def test_measured_is_what_can_be_measured() -> None:
         if entry.done in ("measured", "measurable"):
             assert figures, entry
         if entry.done == "measured":
-            assert all(list(SAMPLES.glob(f"*/paper/{x.experiment.name}.json")) for x in figures), entry
+            assert all(samples_of(x.experiment.name) for x in figures), entry
         if entry.done == "computed":
             assert not any(name in FIGURES for name in entry.see.split()), entry
+
+
+@pytest.mark.parametrize("entry", [x for x in ENTRIES if x.done == "measured"], ids=lambda x: f"{x.source} {x.figure}")
+def test_the_list_says_on_which_devices_a_figure_was_measured(entry: Entry) -> None:
+    """All parts of its experiments, or some of them, as the files have it."""
+    said = []
+    for name, folder, on_host in (("CPU", "cpu-*", True), ("H200", "nvidia-h200", False)):
+        shares = [share_measured(x, folder, on_host) for x in entry.see.split() if x in FIGURES]
+        if any(shares):
+            said.append(name if min(shares) == 1 else f"{name} in part")
+    assert entry.on == ", ".join(said)
+
+
+def share_measured(name: str, folder: str, on_host: bool) -> float:
+    """The largest share of the parts of a figure's experiment that a folder of samples has."""
+    experiment = FIGURES[name].experiment
+    shares = [0.0]
+    for path in (path for path in samples_of(experiment.name) if fnmatch(path.parent.parent.name, folder)):
+        results = read_results(path)
+        found = {experiment.about(key) for key in results.rows}
+        parts = {part.about for part in planned_parts(experiment, results.scale, on_host)}
+        shares.append(len(parts & found) / len(parts))
+    return max(shares)
 
 
 @pytest.mark.parametrize(("source", "figures", "tables"), [("Li", 44, 0), ("Huang", 10, 0), ("D'Alberto, ", 9, 3)])
@@ -185,7 +206,7 @@ def test_the_contract_holds_on_small_products(dtype: str) -> None:
 
 def test_the_contract_holds_in_all_samples() -> None:
     """Never below the median that was measured, and at most ten times above."""
-    paths = list(SAMPLES.glob("*/paper/error-growth.json"))
+    paths = samples_of("error-growth")
     assert paths
     for results in map(read_results, paths):
         measured, on_data = results.numbers("growth"), results.numbers("on data")
@@ -194,23 +215,42 @@ def test_the_contract_holds_in_all_samples() -> None:
             assert measured[key] <= growth.promised(x) <= 10 * measured[key], key
 
 
+# By how much what is measured exceeds what is expected without the data, as the figure says.
+EXCESS = {"normal": 1.03, "uniform [0,1]": 1.03, "uniform [-1,1]": 1.03, "low rank": 1.03, "graded": 1.6, "Kaporin": 11}
+
+
+def test_what_the_contracts_figure_says() -> None:
+    for results in map(read_results, samples_of("error-growth")):
+        measured, expected, on_data = (results.numbers(x) for x in ("growth", "expected", "on data"))
+        excess: dict[str, float] = {}
+        for key, x in measured.items():
+            excess[str(key[2])] = max(excess.get(str(key[2]), 0), x / expected[key])
+        assert set(excess) == set(EXCESS) and all(x <= EXCESS[family] for family, x in excess.items()), excess
+        assert max(growth.promised(x) / measured[key] for key, x in on_data.items()) < 8
+        assert {key[1] for key in measured} == set(growth.HOST_TYPES)
+
+
 def test_all_budgets_were_kept_in_all_samples() -> None:
-    paths = list(SAMPLES.glob("*/paper/error-budget.json"))
+    paths = samples_of("error-budget")
     assert paths
     for results in map(read_results, paths):
         assert len(results.rows) == budget.PROBLEMS and not budget.broken(results)
 
 
 def test_all_schemes_and_tables_are_in_the_experiment() -> None:
-    names = {plan.split(" > ")[0].partition(".")[0] for plan in growth.host_plans(1024)}
+    names = {plan.split(" > ")[0].partition(".")[0] for plan in growth.host_plans(520)}
     assert names == {*scheme_names(), *step_table_names()}
     assert "strassen > strassen > strassen > strassen > vendor" in growth.host_plans(512)
-    assert all(Plan.parse(text) for text in growth.host_plans(256))
+    assert "laderman > laderman > laderman > vendor" in growth.host_plans(520)
+    for dtype in growth.HOST_TYPES:
+        assert all(plan.takes_type(dtype) for plan in growth.plans_on(True, dtype, 256))
+    assert Plan.parse("3m > vendor") in growth.plans_on(True, "complex64", 256)
 
 
 def test_budgets_are_kept() -> None:
     rows = {tuple(row["key"]): row for row in budget.budget_rows(BENCH, 200, 12)}
-    assert len(rows) == 12 and not budget.broken(Results({}, 1.0, rows))
+    assert len(rows) == 12 and {key[1] for key in rows} == {"product", "gram"}
+    assert not budget.broken(Results((), 1.0, rows))
     assert any(str(key[-1]) != str(VENDOR) for key in rows)
 
 
@@ -276,7 +316,7 @@ def test_break_even_is_where_it_stays_faster() -> None:
     sizes = huang_speed.VARIED
     rows: dict[Any, Any] = {("m=n=k", "cuBLAS", n): {"tflops": 10.0} for n in sizes}
     rows |= {("m=n=k", "1-level", n): {"tflops": 11.0 if n in (1536, *sizes[4:]) else 9.0} for n in sizes}
-    found = FIGURES["huang-fig1"].measured["measured"](Results({}, 1.0, rows))
+    found = FIGURES["huang-fig1"].measured["measured"](Results((), 1.0, rows))
     assert found == {("break-even", "1-level"): float(sizes[4]), ("best speedup", "1-level"): 1.1}
 
 
@@ -284,11 +324,11 @@ def test_break_even_is_where_it_stays_faster() -> None:
 
 
 def made(**more: Any) -> Figure:
-    experiment = Experiment("e", ("code", "n"), 100, lambda bench, scale: iter(()))
+    experiment = Experiment("e", ("code", "n"), 100, lambda bench, scale: ())
     return Figure("e", "A title", experiment, {"measured": quantity("error")}, "It says.", **more)
 
 
-RESULTS = Results({"processor": "P"}, 0.5, {("a", 10): {"error": [3.0, 1.0, 2.0]}, ("b", 10): {"failed": "no"}})
+RESULTS = Results(({"processor": "P"},), 0.5, {("a", 10): {"error": [3.0, 1.0, 2.0]}, ("b", 10): {"failed": "no"}})
 
 
 def test_a_table_has_published_computed_and_measured_side_by_side() -> None:
@@ -302,7 +342,7 @@ def test_a_table_has_published_computed_and_measured_side_by_side() -> None:
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_results(RESULTS, made().experiment, tmp_path / "sub" / "e.json")
-    kept = Results(RESULTS.environment, 0.5, {key: {"key": list(key), **row} for key, row in RESULTS.rows.items()})
+    kept = Results(RESULTS.runs, 0.5, {key: {"key": list(key), **row} for key, row in RESULTS.rows.items()})
     write_results(kept, made().experiment, tmp_path / "e.json")
     assert read_results(tmp_path / "e.json") == kept
 
