@@ -20,7 +20,7 @@ import numpy as np
 
 import fmm
 from fmm.config.certify import median_interval, paired_ratios
-from fmm.kernels.cpu import compiled_sums
+from fmm.kernels.cpu.sums import compiled_sums
 from fmm.tuner.commands.measure import write_result
 from fmm.tuner.trials.environment import device_folder, environment
 

@@ -98,11 +98,18 @@ def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
     for path in sorted(path for name in SUITES for path in results.glob(f"*/{name}*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
         package = {"sklearn": "scikit-learn", "torch-cpu": "torch"}.get(told["suite"], told["suite"])
-        which = ", ".join(f"`{Path(name).name}`" for name in SUITES[told["suite"]].files)
         known = {"cupy": told["versions"].get("cupy-cuda13x")} | told["versions"]
         counts = (", ".join(str(told[who].get(end, 0)) for end in ENDS) for who in ("without fmm", "with fmm"))
         plan = f"`{told['plan']}`" if told["plan"] else "what fmm chooses"
-        yield f"{package} {known.get(package, '')}", which, plan, *counts, len(told["worse with fmm"])
+        yield f"{package} {known.get(package, '')}", _which(told), plan, *counts, len(told["worse with fmm"])
+
+
+def _which(told: dict[str, Any]) -> str:
+    """The files, or what was selected of them."""
+    suite, (_, _, options) = SUITES[told["suite"]], told["environment"]["command"].partition(" --pytest ")
+    selected = options.partition("-k ")[2] or suite.select
+    files = ", ".join(f"`{Path(x).name if x.endswith('.py') else x}`" for x in suite.files)
+    return f"`-k {selected}`" if "-k " in options else f"{files}, `-k {selected}`" if selected else files
 
 
 ENDS = ("passed", "skipped", "failed")

@@ -16,8 +16,10 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import answer, left_to_vendor, routes
-from fmm.runtime.decide import Decision
+from fmm.runtime import routes
+from fmm.runtime.calls import answer
+from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.devices import Device
 
 VARIABLE = "FMM_FORCED_PLAN"

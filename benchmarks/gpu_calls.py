@@ -32,7 +32,7 @@ from benchmarks.clock import elapsed
 from benchmarks.gpu import environment, results_folder
 from benchmarks.held_out import IEEE, OWN, Size, paired
 from benchmarks.regret import Gpu, element_type
-from fmm.runtime.limits import LIFETIME, SHARE
+from fmm.runtime.decisions.limits import LIFETIME, SHARE
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
 LEAST = 5e-3  # seconds of a sample: shorter calls are repeated

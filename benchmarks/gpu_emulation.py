@@ -33,7 +33,7 @@ from benchmarks.clock import elapsed
 from benchmarks.gpu import environment, results_folder
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 LEAST = 5.0  # milliseconds of a sample: shorter calls are repeated
 SAMPLED_ROWS = 64

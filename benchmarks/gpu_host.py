@@ -35,8 +35,9 @@ from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import answer, device_run
-from fmm.runtime.decide import Decision
+from fmm.runtime.calls import answer
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.running import device_run
 
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
 SMALL = (1, 16, 127, 128, 256, 512, 1024)

@@ -25,7 +25,7 @@ from fmm.kernels.cuda.launch_list import LaunchList, Turn
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")

@@ -24,11 +24,11 @@ import numpy as np
 from fmm.config.certify import median_interval, paired_ratios
 from fmm.kernels.cpu import side_by_side
 from fmm.kernels.cpu.arena import Arena, Array, aligned_block
-from fmm.kernels.cpu.compiled_sums import compiler_found
 from fmm.kernels.cpu.execute import execute_plan
-from fmm.kernels.cpu.helper_threads import call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.sums.compiled_sums import compiler_found
+from fmm.kernels.cpu.threads.helper_threads import call_apart
+from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_flops, workspace

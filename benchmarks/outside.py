@@ -67,8 +67,12 @@ SUITES = {
     "scipy": Suite("numpy", "scipy", ("linalg/tests",)),
     "numpy": Suite(
         "numpy",
-        "numpy",
-        ("linalg/tests/test_linalg.py", "_core/tests/test_multiarray.py", "_core/tests/test_einsum.py"),
+        ".",  # in its own folder, its `typing` would be found for Python's
+        (
+            "numpy/linalg/tests/test_linalg.py",
+            "numpy/_core/tests/test_multiarray.py",
+            "numpy/_core/tests/test_einsum.py",
+        ),
         "test_linalg or matmul or dot or einsum",
     ),
 }

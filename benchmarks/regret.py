@@ -58,7 +58,7 @@ from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
-from fmm.runtime.decide import Decision, decide
+from fmm.runtime.decisions.decide import Decision, decide
 from fmm.runtime.devices import cuda_device
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 from fmm.tuner.trials.environment import device_folder, environment
@@ -193,7 +193,7 @@ class Gpu:
     def forget(self) -> None:
         import cupy
 
-        from fmm.runtime.device_run import GRAPHS
+        from fmm.runtime.running.device_run import GRAPHS
 
         GRAPHS.clear()  # a program that calls so many plans would no longer replay those of the last shapes
         cupy.get_default_memory_pool().free_all_blocks()

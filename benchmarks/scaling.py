@@ -18,7 +18,7 @@ import fmm.distributed
 from benchmarks.measured import table
 from fmm.config.locate import SHIPPED
 from fmm.kernels.plans.plan import VENDOR
-from fmm.runtime.sharing import SharedDecision
+from fmm.runtime.decisions.sharing import SharedDecision
 
 PAGE = Path(__file__).parents[1] / "docs/scaling.md"
 MARK = re.compile(r"(<!-- scaling: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

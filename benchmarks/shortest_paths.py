@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import fmm
-from fmm.kernels.cpu import semiring_compiled
+from fmm.kernels.cpu.semirings import semiring_compiled
 from fmm.tuner.trials.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]

@@ -38,7 +38,7 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import fmm
+from benchmarks.forced_plan import force
 from fmm.integrations.report import begin_report, end_report
 from fmm.tuner.trials.environment import environment
 
@@ -145,7 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("words", 8192),
     ):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--plan", default="", help="by which fmm multiplies, however small the product")
     given = parser.parse_args(arguments)
+    if given.plan:
+        force(given.plan)
     dtypes, runs = given.dtypes.split(","), dict[str, dict[str, Any]]()
     end = time.perf_counter() + given.seconds
     for i, dtype in enumerate(dtypes):

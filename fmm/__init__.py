@@ -5,7 +5,7 @@ from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.runtime.decide import Decision
+from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
 from fmm.runtime.semirings.path_request import NegativeCycleError
 

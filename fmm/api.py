@@ -19,10 +19,10 @@ from fmm.runtime.arguments.gram import asks_half_alone, checked_gram
 from fmm.runtime.arguments.numbers import checked_side
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
-from fmm.runtime.decide import Decision
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
+from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
-from fmm.runtime.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
-from fmm.runtime.limits import NO_WISHES
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 from fmm.runtime.semirings.path_request import Method, PathRequest
 

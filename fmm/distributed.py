@@ -13,8 +13,8 @@ from fmm.hardware.datasheets import device as datasheet_row
 from fmm.hardware.links import Network, link, network_of
 from fmm.kernels.distributed.layout import Layout
 from fmm.kernels.distributed.quadrants import level_above
+from fmm.runtime.decisions.sharing import Asked, SharedDecision, decide_sharing
 from fmm.runtime.devices import described_gpu
-from fmm.runtime.sharing import Asked, SharedDecision, decide_sharing
 
 __all__ = ["SharedDecision", "explain", "matmul", "plan"]
 

@@ -12,7 +12,8 @@ import pytest
 
 from fmm.arrays.numpy_library import NUMPY
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
-from fmm.runtime import devices, left_to_vendor
+from fmm.runtime import devices
+from fmm.runtime.decisions import left_to_vendor
 from tests.support import ROOT
 from tests.support.cuda_device import no_device
 

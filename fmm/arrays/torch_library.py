@@ -18,7 +18,7 @@ from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, cont
 from fmm.arrays.numpy_like import whole_factor
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 
 # Older versions have no unsigned types but that of bytes.
 NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}

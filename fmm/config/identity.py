@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fmm.kernels.cpu.compiled_sums import compiler_installed
+from fmm.kernels.cpu.sums.compiled_sums import compiler_installed
 
 
 @dataclass(frozen=True)

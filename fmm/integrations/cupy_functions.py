@@ -12,7 +12,7 @@ from fmm.api import matmul
 from fmm.integrations.contraction import contraction
 from fmm.integrations.replaced import Replaced, names_of, put
 from fmm.integrations.report import noted
-from fmm.runtime.left_to_vendor import small_enough_for_vendor
+from fmm.runtime.decisions.left_to_vendor import small_enough_for_vendor
 
 
 def install() -> Callable[[], None]:

@@ -14,7 +14,7 @@ from fmm.arrays.torch_calls import without_marks
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
 from fmm.integrations.torch_kernels import own_product, plain_operands, takes
 from fmm.runtime import call
-from fmm.runtime.limits import NO_WISHES
+from fmm.runtime.decisions.limits import NO_WISHES
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:

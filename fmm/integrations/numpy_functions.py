@@ -18,7 +18,7 @@ from fmm.integrations.replaced import Replaced, names_of, put
 from fmm.integrations.report import noted
 from fmm.kernels.cpu.numpy_products import dot as numpy_dot
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
-from fmm.runtime.left_to_vendor import small_enough_for_numpy
+from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
 
 ndarray = np.ndarray
 

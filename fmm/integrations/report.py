@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fmm.api import explain
 from fmm.kernels.plans.plan import VENDOR
-from fmm.runtime.decide import Decision
+from fmm.runtime.decisions.decide import Decision
 
 LINES = 30  # of the table, the products with the most arithmetic first
 

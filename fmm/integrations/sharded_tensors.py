@@ -28,8 +28,8 @@ from fmm.kernels.distributed.blocks import Cuts
 from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
 from fmm.kernels.distributed.quadrants import level_above, quadrants
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.runtime.decisions.sharing import Asked, SharedDecision, decide_sharing, growth_of
 from fmm.runtime.devices import Device, described_gpu, device_of
-from fmm.runtime.sharing import Asked, SharedDecision, decide_sharing, growth_of
 
 KEPT = 256  # decisions for each mesh
 ROOM = 0.8  # of the free memory that panels and blocks may take

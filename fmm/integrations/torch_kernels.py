@@ -35,11 +35,17 @@ from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import noted, reporting
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import call
+from fmm.runtime.calls.prepare import prepared
+from fmm.runtime.decisions.left_to_vendor import (
+    SMALL,
+    SMALL_HALF,
+    SMALL_UNALIGNED,
+    just_left_to_vendor,
+    remember_vendor,
+)
+from fmm.runtime.decisions.left_to_vendor import small_enough_for_vendor as small_enough
+from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gemm import Update, gemm_product, update_wishes
-from fmm.runtime.left_to_vendor import SMALL, SMALL_HALF, SMALL_UNALIGNED, just_left_to_vendor, remember_vendor
-from fmm.runtime.left_to_vendor import small_enough_for_vendor as small_enough
-from fmm.runtime.limits import NO_WISHES
-from fmm.runtime.prepare import prepared
 
 Undo = Callable[[], None]
 PRODUCT = Update()

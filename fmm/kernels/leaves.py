@@ -7,7 +7,9 @@ is the vendor's. `tile.huge` and the like multiply float32 and float64 by anothe
 behind it, tiles come to shared memory through registers, with `.texture` those of the left operand by loads of the
 read-only path: Li, Ranka and Sahni's tStrassen and tWinograd.
 
-With `.inner` after any leaf, the sums of the last level are written so that both operands of a leaf product are
+`bytes` multiplies below residues alone (fmm.kernels.plans.levels.residues), which a device does whole with it.
+
+With `.inner` after any other leaf, the sums of the last level are written so that both operands of a leaf product are
 contiguous along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B
 lie in memory, for all leaves.)
 """

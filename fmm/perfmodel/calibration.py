@@ -10,7 +10,7 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
-from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cpu.threads.thread_pool import MOST as SUM_THREADS
 from fmm.kernels.cuda.products.float16.f16_planes import PIECE
 from fmm.kernels.cuda.products.tiles.small import RESIDENT
 from fmm.kernels.cuda.products.tiles.small import TILE as SMALL_TILE

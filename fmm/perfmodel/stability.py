@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.cpu.elementwise import elementwise_calls
+from fmm.kernels.cpu.sums.elementwise import elementwise_calls
 from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Part, Place, Product, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan

@@ -15,14 +15,14 @@ from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import host_run
-from fmm.runtime.answer import answer_question, launches_at, launches_on
-from fmm.runtime.decide import Decision, decide, leaner_plans, other_plans
+from fmm.runtime.calls.answer import answer_question, launches_at, launches_on
+from fmm.runtime.calls.prepare import prepare, prepared, writes_there
+from fmm.runtime.calls.question import Call, Question
+from fmm.runtime.decisions.decide import Decision, decide, leaner_plans, other_plans
+from fmm.runtime.decisions.left_to_vendor import remember_vendor
+from fmm.runtime.decisions.limits import NO_WISHES, Wishes
 from fmm.runtime.devices import Device
-from fmm.runtime.left_to_vendor import remember_vendor
-from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import prepare, prepared, writes_there
-from fmm.runtime.question import Call, Question
+from fmm.runtime.running import host_run
 
 
 def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -126,7 +126,7 @@ def _runner(processor: Processor) -> Any:
     """The module that runs plans there; the one for devices loads CuPy."""
     if processor == "cpu":
         return host_run
-    from fmm.runtime import device_run
+    from fmm.runtime.running import device_run
 
     return device_run
 

@@ -16,10 +16,10 @@ from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
-from fmm.runtime.decide import Decision
-from fmm.runtime.limits import NO_WISHES, HalfWishes, Wishes
-from fmm.runtime.prepare import Ask, prepare, prepared, writes_there
-from fmm.runtime.question import Call
+from fmm.runtime.calls.prepare import Ask, prepare, prepared, writes_there
+from fmm.runtime.calls.question import Call
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import NO_WISHES, HalfWishes, Wishes
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")

@@ -24,9 +24,9 @@ from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
+from fmm.runtime.calls.operands import matrix_layout
+from fmm.runtime.decisions.limits import Kept, Wishes
 from fmm.runtime.devices import cuda_device
-from fmm.runtime.limits import Kept, Wishes
-from fmm.runtime.operands import matrix_layout
 
 Side = Literal["left", "right"]
 LEAST_SIDE = 64  # of a matrix of which it is worth while to keep anything
@@ -142,6 +142,6 @@ def _launches(
 
 def _run(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
     """And wait for it: other streams may read it at once."""
-    from fmm.runtime import device_run
+    from fmm.runtime.running import device_run
 
     device_run.run_to_the_end(library, launches, pointer, device)

@@ -19,13 +19,13 @@ import numpy as np
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.arena import Arena, Array, aligned_block
-from fmm.kernels.cpu.fork_safe import Lock
-from fmm.kernels.cpu.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.openblas import threads_given_up
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, threads_per_product
 from fmm.kernels.cpu.step_timer import time_steps
+from fmm.kernels.cpu.threads.fork_safe import Lock
+from fmm.kernels.cpu.threads.helper_threads import NoThreadError, call_apart
+from fmm.kernels.cpu.threads.openblas import threads_given_up
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan

@@ -15,7 +15,7 @@ from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.arrays.pick import cupy_library, library_of
 from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Operation, Problem, Shape
@@ -23,11 +23,11 @@ from fmm.runtime import call, devices
 from fmm.runtime.arguments.gemm import AskedGemm
 from fmm.runtime.arguments.gram import AskedGram
 from fmm.runtime.arguments.result import single
-from fmm.runtime.decide import Decision
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.left_to_vendor import SMALL_BYTES, left_to_vendor, small_enough_for_numpy
+from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.gemm import gemm_explained, gemm_product
 from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
-from fmm.runtime.left_to_vendor import SMALL_BYTES, left_to_vendor, small_enough_for_numpy
-from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.prepared_operand import unwrapped
 from fmm.runtime.semirings.path_request import PathRequest
 

@@ -19,9 +19,11 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import answer, devices, left_to_vendor, limits, prepare
 from fmm.runtime import call as product_call
-from fmm.runtime.decide import Decision, decide
+from fmm.runtime import devices
+from fmm.runtime.calls import answer, prepare
+from fmm.runtime.decisions import left_to_vendor, limits
+from fmm.runtime.decisions.decide import Decision, decide
 from tests.support import configs, numpy_cupy
 from tests.support.devices import H200
 
@@ -209,7 +211,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
     ran.clear()
     with monkeypatch.context() as patch:
         patch.setattr("fmm.runtime.routes.gram_product", None)
-        patch.setattr("fmm.runtime.prepare.answer_question", None)
+        patch.setattr("fmm.runtime.calls.prepare.answer_question", None)
         assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
         assert fmm.gram(flat, None, out, rows=True, fill="upper") is out
         fmm.gram(larger)

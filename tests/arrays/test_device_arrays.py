@@ -27,15 +27,17 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import answer, devices, left_to_vendor, limits, prepare
 from fmm.runtime import call as product_call
-from fmm.runtime.answer import answer_question
-from fmm.runtime.decide import decide, leaner_plans
+from fmm.runtime import devices
+from fmm.runtime.calls import answer, prepare
+from fmm.runtime.calls.answer import answer_question
+from fmm.runtime.calls.operands import NotOursError
+from fmm.runtime.calls.question import Call, Question
+from fmm.runtime.decisions import left_to_vendor, limits
+from fmm.runtime.decisions.decide import decide, leaner_plans
+from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
+from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.devices import cuda_index, described_gpu
-from fmm.runtime.left_to_vendor import just_left_to_vendor, remember_vendor
-from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
-from fmm.runtime.operands import NotOursError
-from fmm.runtime.question import Call, Question
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.devices import H200

@@ -21,12 +21,13 @@ import fmm
 from fmm.config import document, environment, files, identity, locate, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import call, decide, devices, online
-from fmm.runtime.limits import Wishes
+from fmm.runtime import call, devices
+from fmm.runtime.decisions import decide, online
+from fmm.runtime.decisions.limits import Wishes
 from tests.support import configs as tuned
 from tests.support.clock import least_seconds, plain_loop
 from tests.support.interrupts import AtStep
@@ -112,7 +113,7 @@ def test_a_section_without_a_calibration_has_entries_all_the_same(path: Path) ->
 
 
 def test_a_product_follows_the_config(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr("fmm.runtime.left_to_vendor.SMALLEST_SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.SMALLEST_SIDE", 0)
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan="laderman > vendor")))
     a, b = rng.standard_normal((2, 96, 96))
     assert str(fmm.explain(a, b).plan) == "laderman > vendor"
@@ -216,7 +217,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "online")
-    monkeypatch.setattr("fmm.runtime.left_to_vendor.SMALLEST_SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.SMALLEST_SIDE", 0)
     monkeypatch.setattr(decide, "WORTH_TUNING", 0)
     # The file is looked at again once a second: on a busy machine that may be in the midst of this.
     monkeypatch.setattr("fmm.config.files.time", SimpleNamespace(monotonic=lambda: 0.0))
@@ -233,7 +234,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
         return measured(library, a, b, out, wishes)
 
     monkeypatch.setattr(call, "product", slow_vendor)
-    monkeypatch.setattr("fmm.runtime.online.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fmm.runtime.decisions.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS
     for _ in range(products):
@@ -252,7 +253,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
 def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets so many seconds pass, by the clock that a trial looks at and no other."""
     now = [0.0]
-    monkeypatch.setattr("fmm.runtime.online.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("fmm.runtime.decisions.online.time", SimpleNamespace(perf_counter=lambda: now[0]))
     return lambda seconds: now.append(now.pop() + seconds)
 
 
@@ -532,7 +533,7 @@ def test_a_thousand_damaged_configs_break_no_product(
 ) -> None:
     """Every product is right, and each config is either used or passed over with one line."""
     caplog.set_level(logging.WARNING, "fmm")
-    monkeypatch.setattr("fmm.runtime.left_to_vendor.SMALLEST_SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.SMALLEST_SIDE", 0)
     text = tuned.write(path, HERE.key, found=GOOD).read_text()
     a, b = rng.standard_normal((2, 96, 96))
     right, chance, steps, lines = a @ b, random.Random(1), set[str](), 0

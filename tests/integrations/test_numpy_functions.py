@@ -14,7 +14,8 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import host_run, left_to_vendor
+from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime.running import host_run
 
 np: Any = numpy
 MATMUL, DOT = np.matmul, np.dot

@@ -18,6 +18,7 @@ from fmm.config import environment
 from fmm.integrations import on_import, places
 from fmm.integrations.places import CannotInstallError, Place
 from fmm.integrations.replaced import Replaced, names_of, put
+from tests.support.threads import at_once
 
 np: Any = numpy
 MATMUL, DOT = np.matmul, np.dot
@@ -87,11 +88,7 @@ def test_many_threads_install_and_multiply() -> None:
                 if np.matmul is MATMUL or np.matmul(a, a.T).tolist() != (a @ a.T).tolist():
                     wrong.append("inside")
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([work] * 4)
     assert not wrong and np.matmul is MATMUL
 
 

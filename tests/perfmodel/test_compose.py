@@ -23,7 +23,7 @@ from fmm.perfmodel.choose import Candidate, Limits, choose, ranked_candidates
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem
-from fmm.runtime.limits import SHARE
+from fmm.runtime.decisions.limits import SHARE
 from tests.support import ROOT
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.step_table import step_table, step_table_names, tabl
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.data_growth import growth_on_data
 from fmm.perfmodel.papers.dalberto import dalberto_bounds, printed_bounds

@@ -26,7 +26,7 @@ from benchmarks.regret import family, shortlist, whole_list
 from benchmarks.replay import limits_of, replayed, tuned_model
 from fmm.config.locate import SHIPPED
 from fmm.kernels import Plan
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.perfmodel.choose import choose
 from fmm.problem import Problem
 from fmm.runtime.devices import cpu_device

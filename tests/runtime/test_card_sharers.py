@@ -8,7 +8,8 @@ import pytest
 
 from fmm.config.files import Configs
 from fmm.config.locate import SHIPPED
-from fmm.runtime import card_sharers, limits
+from fmm.runtime import card_sharers
+from fmm.runtime.decisions import limits
 from fmm.runtime.devices import described_gpu
 
 

@@ -10,9 +10,9 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.runtime.answer import answer_question
+from fmm.runtime.calls.answer import answer_question
+from fmm.runtime.calls.question import Call, Question
 from fmm.runtime.devices import Device, described_gpu
-from fmm.runtime.question import Call, Question
 from tests.support.chips import H200 as CHIP
 
 PLENTY = Limits(1 << 36)

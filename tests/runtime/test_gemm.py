@@ -18,8 +18,10 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
-from fmm.runtime import answer, call, gemm, host_run
-from fmm.runtime.decide import Decision
+from fmm.runtime import call, gemm
+from fmm.runtime.calls import answer
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.running import host_run
 from tests.support.chips import H200
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import CPP17, EACH_ARCHITECTURE, compile_cuda, nvrtc, report

@@ -91,6 +91,36 @@ def test_gemm(library: Any, dtype: str, plan: str | None) -> None:
             assert np.abs(library.host(result) - expected).max() <= 40 * 96**0.5 * EPS[dtype] * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("plan", "dtype"),
+    [
+        *((plan, dtype) for plan in ("tile", "strassen.batched.pad16 > tile") for dtype in ("float32", "float64")),
+        ("tile", "bfloat16"),
+        ("f16x3", "float32"),
+        ("winograd > f16x3", "float32"),
+        ("strassen.fused > tile", "float32"),
+        ("winograd > vendor", "bfloat16"),
+        ("3m > vendor", "complex64"),
+    ],
+)
+def test_what_is_added_may_be_a_row_for_all_rows(library: Any, dtype: str, plan: str) -> None:
+    """Or a column, a number, a matrix: read where it lies, and left as it is; the result may have inf and NaN."""
+    x, y = draw((144, 96), dtype), draw((96, 80), dtype, 1)
+    for shape, broken in product(((80,), (144, 1), (1, 1), (144, 80)), (False, True)):
+        x[3, 5] = np.inf if broken else 1
+        a, b, c = (library.array(z, dtype) for z in (x, y, draw(shape, dtype, 2)))
+        library.spoil(1 << 22)
+        before = library.host(c)
+        found, vendor = (fmm.gemm(a, b, c, alpha=-0.5, beta=2, plan=p) for p in (plan, "vendor"))
+        np.testing.assert_array_equal(library.host(c), before)
+        if broken:
+            same_places(library, found, vendor)
+        else:
+            expected = -0.5 * (library.host(a) @ library.host(b)) + 2 * before
+            close = 40 * 96**0.5 * EPS[dtype] * np.abs(expected).max()
+            assert np.abs(library.host(found) - expected).max() <= close
+
+
 @pytest.mark.parametrize("corrupt", CORRUPTIONS)
 @pytest.mark.parametrize("dtype", ("float16", "float32", "float64", "complex64"))
 def test_gemm_begins_anew_with_the_old_numbers(library: Any, dtype: str, corrupt: Any) -> None:

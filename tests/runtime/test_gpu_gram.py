@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import answer
+from fmm.runtime.calls import answer
 from fmm.runtime.gram import HALVES
 from tests.support.device_arrays import CupyLibrary, TorchLibrary, close, draw
 
@@ -160,7 +160,7 @@ def test_out_overlaps_the_operand(library: Any) -> None:
 def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognised at the second call of it too, and never taken for another product of that shape."""
     monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
-    monkeypatch.setattr("fmm.runtime.left_to_vendor.small_enough_for_vendor", lambda *sizes: False)
+    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.small_enough_for_vendor", lambda *sizes: False)
     monkeypatch.setattr(answer, "faster_as_half", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)
     y = library.array(draw((640, 640), seed=1), dtype)

@@ -20,9 +20,11 @@ from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_growth
-from fmm.runtime import answer, call, left_to_vendor, limits
-from fmm.runtime.decide import Decision
-from fmm.runtime.limits import Wishes
+from fmm.runtime import call
+from fmm.runtime.calls import answer
+from fmm.runtime.decisions import left_to_vendor, limits
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import Wishes
 from tests.support.device_arrays import (
     CORRUPTIONS,
     EPS,
@@ -485,7 +487,7 @@ def test_threads_and_streams_at_once(library: Any, eager: list[Plan]) -> None:
 def graphs(eager: list[Plan]) -> Iterator[Any]:
     """The graphs that calls are replayed as; none are left of other tests."""
     from fmm.kernels.cuda.recompute import flags
-    from fmm.runtime.device_run import GRAPHS
+    from fmm.runtime.running.device_run import GRAPHS
 
     GRAPHS.clear()
     flags.forget_flags()  # no plan rests because of what other tests multiplied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -16,12 +17,14 @@ from fmm.kernels.cpu import half_product, numpy_backend
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import answer, call, devices, gram, host_run
-from fmm.runtime.answer import answer_question
-from fmm.runtime.decide import Decision
+from fmm.runtime import call, devices, gram
+from fmm.runtime.calls import answer
+from fmm.runtime.calls.answer import answer_question
+from fmm.runtime.calls.question import Call, Question
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import HALVES
-from fmm.runtime.limits import NO_WISHES
-from fmm.runtime.question import Call, Question
+from fmm.runtime.running import host_run
 from tests.support.chips import H200
 
 Matrix = np.ndarray[Any, Any]
@@ -398,3 +401,25 @@ def test_a_small_half_is_written_where_it_is_read() -> None:
     expected = x @ x.T
     assert fmm.gram(x, out=x, rows=True) is x
     np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize("number", [1e200, np.inf, np.nan])
+def test_numpy_tells_of_an_overflow_in_a_large_half_too(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "LEAST_MIRRORED", 500)
+    x = np.random.default_rng(5).standard_normal((512, 448))
+    x[7, 9] = number
+    with np.errstate(all="ignore"):
+        expected = x @ x.T
+    with np.errstate(over="raise", invalid="raise"):
+        theirs, ours = (raised(lambda: x @ x.T), raised(lambda: fmm.matmul(x, x.T, out=np.empty((512, 512)))))
+    assert theirs == ours
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(fmm.matmul(x, x.T), expected)
+
+
+def raised(call: Callable[[], object]) -> type[BaseException] | None:
+    try:
+        call()
+    except FloatingPointError as error:
+        return type(error)
+    return None

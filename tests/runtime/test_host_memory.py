@@ -13,6 +13,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
 from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import host_run, limits
+from fmm.runtime.decisions import limits
+from fmm.runtime.running import host_run
 from tests.support import ROOT
+from tests.support.threads import at_once
 
 Array = np.ndarray[Any, Any]
 PLANS = ("winograd > vendor", "winograd > li-fig23 > vendor", "strassen.sequential > vendor", "hasa > vendor")
@@ -573,26 +576,15 @@ def test_a_real_interrupt_at_any_moment() -> None:
 @pytest.mark.parametrize("count", [2, 8])
 def test_threads_call_at_once(count: int, lent: list[tuple[int, int, int]]) -> None:
     cases = [(*pair(64 + 32 * (i % 3), seed=i), PLANS[i % len(PLANS)]) for i in range(count)]
-    start, wrong = threading.Barrier(count), []
+    start = threading.Barrier(count, timeout=60)
 
     def work(a: Any, b: Any, plan: str) -> None:
         exact = a @ b
         start.wait()
         for _ in range(12):
-            try:
-                c = fmm.matmul(a, b, plan=plan)
-            except BaseException as error:
-                wrong.append(error)
-                return
-            if np.abs(c - exact).max() > 1e-10:
-                wrong.append(AssertionError(plan))
+            assert np.abs(fmm.matmul(a, b, plan=plan) - exact).max() <= 1e-10, plan
 
-    threads = [threading.Thread(target=work, args=case) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
+    at_once([partial(work, *case) for case in cases])
     assert len(lent) == 12 * count
     assert len({thread for thread, _, _ in lent}) == count
 
@@ -611,13 +603,7 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(host_run, "borrowed_block", held)
     a, b = pair()
-    results: list[Any] = []
-    threads = [threading.Thread(target=lambda: results.append(fmm.matmul(a, b, plan=PLANS[0]))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert all(close(c, a, b) for c in results) and len(results) == 2
+    assert all(close(c, a, b) for c in at_once([lambda: fmm.matmul(a, b, plan=PLANS[0])] * 2))
     (start, end), (other, last) = sorted(spans)
     assert start < end <= other < last
 
@@ -667,7 +653,7 @@ def test_a_forked_child_multiplies() -> None:
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 
-LOCKING = ("fmm.kernels.cpu.thread_pool",)
+LOCKING = ("fmm.kernels.cpu.threads.thread_pool",)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -696,9 +682,8 @@ def test_a_child_forked_while_another_thread_holds_the_lock(module: str) -> None
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_every_lock_of_a_cpu_is_open_in_a_child() -> None:
     """Whoever held them in the parent is not there to open them."""
-    modules = [
-        sys.modules[name] for name in (*LOCKING, "fmm.runtime.probe", "fmm.runtime.online", "fmm.kernels.cpu.openblas")
-    ]
+    others = "fmm.runtime.probe", "fmm.runtime.decisions.online", "fmm.kernels.cpu.threads.openblas"
+    modules = [sys.modules[name] for name in (*LOCKING, *others)]
     with ExitStack() as held:
         for module in modules:
             held.enter_context(module._lock.now)

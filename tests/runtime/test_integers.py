@@ -15,8 +15,9 @@ from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.cpu import exact_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.registry import forget_everything
-from fmm.runtime import decide, host_run, left_to_vendor
-from fmm.runtime.left_to_vendor import small_enough_for_numpy
+from fmm.runtime.decisions import decide, left_to_vendor
+from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
+from fmm.runtime.running import host_run
 from tests.support import random_integers
 from tests.support.integers import KINDS, by_python, drawn, laid_out, spread
 

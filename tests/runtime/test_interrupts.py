@@ -46,7 +46,7 @@ import signal, time
 import numpy as np
 import fmm
 from fmm.kernels.cpu import numpy_backend
-from fmm.runtime import host_run
+from fmm.runtime.running import host_run
 host_run.SMALL = 0
 a = np.ones((300, 300))
 out = np.full((300, 300), 7.0)
@@ -81,7 +81,7 @@ NO_ROOM = """
 import os, resource, signal, time, warnings
 import numpy as np
 import fmm
-from fmm.runtime import host_run
+from fmm.runtime.running import host_run
 warnings.simplefilter("ignore")
 host_run.SMALL = 0
 a = np.ones((300, 300))

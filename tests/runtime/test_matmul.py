@@ -21,12 +21,13 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
 from fmm.kernels.cpu.side_by_side import threads_per_product
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import call as calls
-from fmm.runtime import devices, left_to_vendor
-from fmm.runtime.limits import Wishes
-from fmm.runtime.question import Call as Prepared
+from fmm.runtime import devices
+from fmm.runtime.calls.question import Call as Prepared
+from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime.decisions.limits import Wishes
 from tests.support import configs as tuned
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

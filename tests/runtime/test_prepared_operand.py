@@ -20,10 +20,10 @@ from fmm.perfmodel.stability import bounds_entries
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices
-from fmm.runtime.answer import answer_question
-from fmm.runtime.limits import NO_WISHES, Kept
+from fmm.runtime.calls.answer import answer_question
+from fmm.runtime.calls.question import Question
+from fmm.runtime.decisions.limits import NO_WISHES, Kept
 from fmm.runtime.prepared_operand import _launches, unwrapped
-from fmm.runtime.question import Question
 from tests.support.devices import H200
 
 PLENTY = Limits(1 << 36, 16.0)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import BUILT_IN, Calibration, Rate, cpu
 from fmm.perfmodel.choose import Limits, choose
 from fmm.problem import Problem
-from fmm.runtime import decide, devices, probe
+from fmm.runtime import devices, probe
+from fmm.runtime.decisions import decide
 from tests.support.clock import least_of_tries, least_seconds
 
 LARGE = Limits(1 << 50)

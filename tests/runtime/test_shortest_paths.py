@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cpu import semiring_compiled
+from fmm.kernels.cpu.semirings import semiring_compiled
 from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
 from tests.support.host_compiler import required_compiler

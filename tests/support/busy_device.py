@@ -18,7 +18,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
-from fmm.runtime.decide import certified_entry, model_choice
+from fmm.runtime.decisions.decide import certified_entry, model_choice
 from fmm.tuner.devices.device import BEST, TRIES, Run
 from fmm.tuner.devices.fake import FakeDevice, FakeSession
 from fmm.tuner.trials.record import Size

@@ -17,7 +17,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.launch import prepared_calls
-from fmm.runtime import device_run
+from fmm.runtime.running import device_run
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
 from tests.support.hostile import UNTOUCHED, HostileUse, check_place, main
 

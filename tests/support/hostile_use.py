@@ -22,10 +22,10 @@ import numpy as np
 import fmm
 from fmm.arrays import host_memory
 from fmm.kernels.cpu import numpy_backend, side_by_side
-from fmm.kernels.cpu.openblas import loaded_openblas
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.openblas import loaded_openblas
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import host_run
+from fmm.runtime.running import host_run
 from tests.support.hostile import UNTOUCHED, HostileUse, Wrong, check_place, main
 
 Array = np.ndarray[Any, Any]

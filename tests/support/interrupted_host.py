@@ -10,8 +10,9 @@ import numpy as np
 
 import fmm
 from fmm.arrays import host_memory
-from fmm.kernels.cpu import exact_product, helper_threads, side_by_side, thread_pool
-from fmm.runtime import host_run
+from fmm.kernels.cpu import exact_product, side_by_side
+from fmm.kernels.cpu.threads import helper_threads, thread_pool
+from fmm.runtime.running import host_run
 from tests.support.interrupts import AtStep, watched
 
 MODULES = (helper_threads, thread_pool, host_memory, host_run, exact_product)

@@ -118,7 +118,7 @@ from fmm.kernels.cuda.record import record_launches  # noqa: E402
 from fmm.kernels.plans.plan import Plan, PlanError  # noqa: E402
 from fmm.perfmodel.tile_choice import target_on  # noqa: E402
 from fmm.problem import Problem  # noqa: E402
-from fmm.runtime import device_run  # noqa: E402
+from fmm.runtime.running import device_run  # noqa: E402
 from tests.support.chips import H200  # noqa: E402
 
 sizes: dict[int, int] = {}  # function -> bytes of its parameters

@@ -20,7 +20,7 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import PlanError
-from fmm.runtime import host_run
+from fmm.runtime.running import host_run
 from tests.support import count_outcomes
 
 PLAN = os.environ.get("FMM_TEST_PLAN")
@@ -88,7 +88,7 @@ def install() -> None:
     if importlib.util.find_spec("cupy"):
         import cupy
 
-        from fmm.runtime import device_run
+        from fmm.runtime.running import device_run
 
         types = (*types, cupy.ndarray)
         vars(cupy)["matmul"] = THROUGH

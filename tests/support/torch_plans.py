@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import answer, left_to_vendor
 from fmm.runtime import call as product_call
-from fmm.runtime.decide import Decision
+from fmm.runtime.calls import answer
+from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime.decisions.decide import Decision
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
 N = 64

@@ -21,10 +21,10 @@ import numpy as np
 
 from fmm.kernels.algorithms.digits import DigitProducts, Planes, any_digits, digit_products
 from fmm.kernels.cpu.arena import Arena, Array
-from fmm.kernels.cpu.helper_threads import in_own_thread
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.side_by_side import PRODUCTS_AT_ONCE, threads_per_product
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.threads.helper_threads import in_own_thread
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
 BLOCK = 2048  # rows, and columns, of C that are computed at a time

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.compiled_sums import sum_tasks
-from fmm.kernels.cpu.elementwise import Call, CallSchedule, elementwise_calls
 from fmm.kernels.cpu.half_product import half_product, mirror_tasks
 from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.rescale import rescaled_arrays
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.sums.compiled_sums import sum_tasks
+from fmm.kernels.cpu.sums.elementwise import Call, CallSchedule, elementwise_calls
+from fmm.kernels.cpu.sums.rescale import rescaled_arrays
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.leaf import Multiply, leaf_use
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.rescaling import LineExponents, Rescaled

@@ -21,10 +21,10 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.half_product import BAND, half_product, mirror_band
-from fmm.kernels.cpu.helper_threads import in_own_thread, until_done
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, host_product
-from fmm.kernels.cpu.openblas import one_thread_each
-from fmm.kernels.cpu.thread_pool import Share, Threads, side_by_side
+from fmm.kernels.cpu.threads.helper_threads import in_own_thread, until_done
+from fmm.kernels.cpu.threads.openblas import one_thread_each
+from fmm.kernels.cpu.threads.thread_pool import Share, Threads, side_by_side
 from fmm.kernels.plans.leaf import Multiply
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.rescaling import LineExponents, Rescaled

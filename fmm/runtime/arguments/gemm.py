@@ -12,8 +12,8 @@ from fmm.arrays.pick import library_of
 from fmm.runtime.arguments.numbers import checked_scalar
 from fmm.runtime.arguments.result import check_place, single
 from fmm.runtime.arguments.wishes import checked_wishes, given_plan
+from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.gemm import OPS, Update
-from fmm.runtime.limits import Wishes
 
 
 class AskedGemm(NamedTuple):

@@ -12,8 +12,8 @@ from fmm.arrays.pick import library_of
 from fmm.runtime.arguments.numbers import checked_real
 from fmm.runtime.arguments.result import check_place, single
 from fmm.runtime.arguments.wishes import checked_wishes
+from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.gram import HALVES, GramRequest
-from fmm.runtime.limits import Wishes
 
 
 class AskedGram(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec
 
-from fmm.runtime.decide import Decision
+from fmm.runtime.decisions.decide import Decision
 
 P = ParamSpec("P")
 Explained = Callable[[Mapping[str, Any]], Decision]

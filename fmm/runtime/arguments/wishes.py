@@ -7,8 +7,8 @@ from typing import Any
 
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.arguments.numbers import checked_growth, checked_workspace
-from fmm.runtime.decide import Decision
-from fmm.runtime.limits import NO_WISHES, Wishes
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import NO_WISHES, Wishes
 
 NO_OPTIONS: Mapping[str, Any] = {}
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from fmm.arrays.pick import cupy_library
 from fmm.runtime import call
 from fmm.runtime.card_sharers import processes_on
+from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.devices import Device, cuda_device
 from fmm.runtime.gemm import Update, gemm_product
-from fmm.runtime.limits import Wishes
 from fmm.runtime.out_of_core.schedule import Rates
 from fmm.runtime.out_of_core.transfers import Engine, Transfers, measured_rates
 

@@ -24,15 +24,15 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import call
-from fmm.runtime.decide import Decision, decide, expected_seconds
+from fmm.runtime.decisions.decide import Decision, decide, expected_seconds
+from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.devices import Device
-from fmm.runtime.limits import Wishes
 from fmm.runtime.out_of_core.choose import DoesNotFitError, chosen_schedule
 from fmm.runtime.out_of_core.machine import Machine
+from fmm.runtime.out_of_core.progress import shown_progress
 from fmm.runtime.out_of_core.run import ScheduleRun
 from fmm.runtime.out_of_core.schedule import Multiply, Rates, Schedule, Times, spans
 from fmm.runtime.out_of_core.transfers import Array, Transfers
-from fmm.runtime.progress import shown_progress
 
 SHARE = 0.9  # of the device's free memory
 SPARED = 64 << 20  # bytes of it that are left in any case

@@ -11,11 +11,11 @@ import numpy as np
 
 from fmm.arrays.kinds import kind_of, on_device
 from fmm.arrays.pick import cupy_library
-from fmm.kernels.cpu import semiring_compiled
-from fmm.kernels.cpu.closure import LEAF, Semiring, close_matrix
-from fmm.kernels.cpu.semiring_compiled import CompiledSemiring
-from fmm.kernels.cpu.semiring_numpy import Noted, NumpySemiring
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.semirings import semiring_compiled
+from fmm.kernels.cpu.semirings.closure import LEAF, Semiring, close_matrix
+from fmm.kernels.cpu.semirings.semiring_compiled import CompiledSemiring
+from fmm.kernels.cpu.semirings.semiring_numpy import Noted, NumpySemiring
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.runtime.semirings.path_request import METHODS, NegativeCycleError, PathRequest
 from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 

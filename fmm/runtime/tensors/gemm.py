@@ -13,10 +13,10 @@ from fmm.arrays.torch_calls import plain_call, without_marks
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, torch_update
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.runtime.decide import Decision
+from fmm.runtime.calls.prepare import prepared
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.gemm import Update, gemm_explained, gemm_product
-from fmm.runtime.limits import Wishes
-from fmm.runtime.prepare import prepared
 
 ITS_OWN = "this call is its own (see fmm.matmul)"
 

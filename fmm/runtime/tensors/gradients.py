@@ -17,10 +17,10 @@ from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import call
 from fmm.runtime import gram as gram_module
-from fmm.runtime.decide import Decision
+from fmm.runtime.calls.prepare import prepared
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.gram import GramRequest, Half, gram_product
-from fmm.runtime.limits import Wishes
-from fmm.runtime.prepare import prepared
 
 ITS_OWN = "this call is its own (see fmm.matmul)"
 

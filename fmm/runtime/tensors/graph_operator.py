@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fmm.arrays.torch_calls import MATMUL, PLAIN, is_compiling, is_exporting
 from fmm.arrays.torch_library import HOST_TYPES, NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.runtime.left_to_vendor import SMALL
-from fmm.runtime.limits import Wishes
+from fmm.runtime.decisions.left_to_vendor import SMALL
+from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.tensors.gradients import gradients, product
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"

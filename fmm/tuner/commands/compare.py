@@ -17,7 +17,7 @@ from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
-from fmm.runtime.decide import certified_entry, model_choice
+from fmm.runtime.decisions.decide import certified_entry, model_choice
 from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path

@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import decide
+from fmm.runtime.decisions.decide import decide
 from fmm.tuner.commands import suites
 from fmm.tuner.commands.config import config_sections, one_line_errors
 from fmm.tuner.commands.options import add_json

@@ -11,7 +11,7 @@ from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, cpu, datasheet, with_integers

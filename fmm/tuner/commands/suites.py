@@ -18,12 +18,12 @@ import numpy as np
 
 import fmm
 from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
-from fmm.runtime.overflow import may_overflow
+from fmm.runtime.running.overflow import may_overflow
 from fmm.tuner.trials.paired import Rounds, paired_rounds
 
 Row = dict[str, Any]

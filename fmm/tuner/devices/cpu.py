@@ -19,20 +19,20 @@ from fmm.config import identity
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
-from fmm.kernels.cpu.helper_threads import call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.step_timer import StepTimes, time_steps
-from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
+from fmm.kernels.cpu.threads.helper_threads import call_apart
+from fmm.kernels.cpu.threads.thread_pool import blas_threads, usable_processors
 from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.runtime.limits import memory_share
-from fmm.runtime.overflow import may_overflow
+from fmm.runtime.decisions.limits import memory_share
+from fmm.runtime.running.overflow import may_overflow
 from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
 from fmm.tuner.devices.effort import EFFORTS, Effort
 

@@ -24,7 +24,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
-from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
 from fmm.tuner.devices.cuda_operands import Operands
 from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run

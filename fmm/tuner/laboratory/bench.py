@@ -18,7 +18,7 @@ from fmm.kernels.cpu.arena import Arena
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.tuner.trials.environment import device_folder, environment

@@ -13,7 +13,7 @@ import numpy as np
 
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
 from fmm.tuner.devices.cuda import event_milliseconds
 from fmm.tuner.devices.cuda_operands import bfloat16_bits, double_precision
 from fmm.tuner.laboratory.bench import Array, Call

@@ -12,7 +12,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.choose import Choice, Limits, choose, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Operation, Problem
-from fmm.runtime.limits import SHARE
+from fmm.runtime.decisions.limits import SHARE
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import BLACK, GREY, PLAN_COLOURS, cube_side, named_at_right, new_figure, plain_sides
 

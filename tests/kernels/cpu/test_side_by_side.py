@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cpu import numpy_backend, openblas, side_by_side
-from fmm.kernels.cpu.helper_threads import call_apart
+from fmm.kernels.cpu import numpy_backend, side_by_side
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
 from fmm.kernels.cpu.side_by_side import SideBySide, Task, TaskQueue
 from fmm.kernels.cpu.step_timer import time_steps
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.threads import openblas
+from fmm.kernels.cpu.threads.helper_threads import call_apart
+from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime import host_run, probe
+from fmm.runtime import probe
+from fmm.runtime.running import host_run
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Run
 from tests.support import ROOT
@@ -330,8 +332,9 @@ AT_EXIT = """
 import atexit, sys, threading
 import numpy as np
 import fmm
-from fmm.kernels.cpu import openblas as blas, side_by_side
-from fmm.runtime import host_run
+from fmm.kernels.cpu import side_by_side
+from fmm.kernels.cpu.threads import openblas as blas
+from fmm.runtime.running import host_run
 side_by_side.LEAST_FLOPS = host_run.SMALL = 0
 blas.loaded_openblas().limit(2)
 a = np.arange(4096.0).reshape(64, 64)
@@ -356,7 +359,7 @@ def test_without_threads_to_be_had_the_caller_does_it_all(when: str) -> None:
 AFTER_FORK = """
 import os, warnings
 warnings.simplefilter("ignore")
-from fmm.kernels.cpu import openblas as blas
+from fmm.kernels.cpu.threads import openblas as blas
 library = blas.loaded_openblas()
 library.limit(2)
 with blas.one_thread_each(2):

@@ -21,7 +21,7 @@ from fmm.problem import Layout, Problem
 
 pytest.importorskip("cupy")
 
-from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 

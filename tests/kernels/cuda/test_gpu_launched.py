@@ -21,7 +21,7 @@ import cupy
 
 from fmm.kernels.cuda.launch import graphs
 from fmm.kernels.cuda.launch.compile import compiled_kernel
-from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList

@@ -13,7 +13,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn, VendorCall
 from fmm.kernels.cuda.recompute.recompute import may_differ

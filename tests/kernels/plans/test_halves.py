@@ -12,7 +12,7 @@ import pytest
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.candidates import half_candidates
 from fmm.kernels.plans.level_steps import Asked, Mirror, Place, Product, ProductBatch, Sum
 from fmm.kernels.plans.levels.sforza import Sforza
@@ -22,8 +22,8 @@ from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_growth
 from fmm.problem import Fill, Problem
-from fmm.runtime.decide import check_runnable
-from fmm.runtime.overflow import growth_bound
+from fmm.runtime.decisions.decide import check_runnable
+from fmm.runtime.running.overflow import growth_bound
 
 LOOSE, FULL = Asked(op="gram", fill="loose"), Asked(op="gram")
 BACKEND = NumpyBackend(Threads(1))

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.kernels.cpu.arena import Arena, aligned_block
-from fmm.kernels.cpu.elementwise import elementwise_calls
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.sums.elementwise import elementwise_calls
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.blocks import block_side, operand_blocks, side_cuts
 from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, ProductBatch, Sum, whole_matrix
 from fmm.kernels.plans.levels.scheme_level import Level

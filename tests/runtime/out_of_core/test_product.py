@@ -14,7 +14,7 @@ import pytest
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
-from fmm.runtime.limits import NO_WISHES
+from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
 from fmm.runtime.out_of_core.transfers import Transfers, measured_rates
@@ -203,7 +203,7 @@ def test_a_bar_where_it_is_asked_for_and_takes_long(
     a = matrix((100, 100), "float32")
 
     def shown(long: float, progress: bool) -> str:
-        monkeypatch.setattr("fmm.runtime.progress.LONG", long)
+        monkeypatch.setattr("fmm.runtime.out_of_core.progress.LONG", long)
         close(out_of_core.host_product(NUMPY, a, a, None, HostMachine(60_000), NO_WISHES, progress), a, a)
         return capfd.readouterr().err
 

@@ -18,7 +18,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
-from fmm.runtime.decide import decide
+from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import Device
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, Run

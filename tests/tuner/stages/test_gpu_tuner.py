@@ -13,7 +13,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import decide
+from fmm.runtime.decisions.decide import decide
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, Run
 from fmm.tuner.devices.effort import GPU_EFFORTS

@@ -13,7 +13,7 @@ from fmm.kernels.plans.candidates import half_candidates
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.decide import certified_entry
+from fmm.runtime.decisions.decide import certified_entry
 from fmm.tuner.commands.measure import canary
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import FailedError, Run

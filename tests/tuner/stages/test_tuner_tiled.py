@@ -18,8 +18,8 @@ from fmm.perfmodel.choose import Limits, choose, ranked_candidates
 from fmm.perfmodel.predict import predict, predict_vendor
 from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
-from fmm.runtime.answer import launches_on
-from fmm.runtime.decide import certified_entry, model_choice
+from fmm.runtime.calls.answer import launches_on
+from fmm.runtime.decisions.decide import certified_entry, model_choice
 from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.findings.conclude import concluded_section, searched_entries
 from fmm.tuner.stages.shapes import LADDER, square_ladder, squares_below

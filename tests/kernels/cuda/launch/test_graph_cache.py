@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fmm.arrays import host_memory
 from fmm.kernels.cuda.launch.graph_cache import COUNTED, REPEATS, GraphCache, Replays
+from tests.support.threads import at_once
 
 
 def capturing(shelf: GraphCache, fails: bool = False) -> tuple[Replays, list[Any]]:
@@ -73,25 +74,17 @@ def test_counts_do_not_pile_up_and_what_is_found_belongs_to_the_pointers(keys: l
 
 
 def test_threads_share_a_shelf() -> None:
-    shelf, failures = GraphCache(limit=5), list[BaseException]()
+    shelf = GraphCache(limit=5)
 
     def work(number: int) -> None:
         replays, _ = capturing(shelf)
-        try:
-            for i in range(4000):
-                key = number, i // 40 % 17
-                assert find(replays, key) in (None, f"graph of {key}")
-                if i % 1000 == 999:
-                    shelf.clear()
-        except BaseException as error:
-            failures.append(error)
+        for i in range(4000):
+            key = number, i // 40 % 17
+            assert find(replays, key) in (None, f"graph of {key}")
+            if i % 1000 == 999:
+                shelf.clear()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    at_once([partial(work, number) for number in range(4)])
     assert shelf.clear() <= 5
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import numpy_cupy
+from tests.support.threads import at_once
 
 STREAMS, CUBLAS = "fmm.kernels.cuda.launch.streams", "fmm.kernels.cuda.launch.cublas"
 
@@ -31,15 +32,8 @@ def launches(lanes: int, vendor: int) -> Any:
 
 def in_a_thread(streams: Any, device: int, lanes: int, vendor: int) -> set[int]:
     """The streams of the lanes that a thread has besides the caller's."""
-    found: set[int] = set()
-
-    def use() -> None:
-        found.update(lane.stream for lane in streams.lanes_for(launches(lanes, vendor), device, 5, 99)[1:])
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    return found
+    (found,) = at_once([lambda: {x.stream for x in streams.lanes_for(launches(lanes, vendor), device, 5, 99)[1:]}])
+    return set(found)
 
 
 def test_the_first_lane_is_the_callers(streams: Any) -> None:
@@ -66,16 +60,12 @@ def test_threads_that_come_and_go_use_the_same_lanes(streams: Any) -> None:
 
 def test_threads_at_the_same_time_have_lanes_of_their_own(streams: Any) -> None:
     module, _ = streams
-    barrier = threading.Barrier(4, timeout=10)
-    found: list[int] = []
+    barrier = threading.Barrier(4, timeout=60)
 
-    def use() -> None:
-        found.extend(lane.stream for lane in module.lanes_for(launches(3, 3), 0, 5, 99)[1:])
+    def use() -> list[int]:
+        found = [lane.stream for lane in module.lanes_for(launches(3, 3), 0, 5, 99)[1:]]
         barrier.wait()
+        return found
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = [stream for own in at_once([use] * 4) for stream in own]
     assert len(set(found)) == len(found) == 8

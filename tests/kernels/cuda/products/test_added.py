@@ -20,6 +20,8 @@ from fmm.kernels.cuda.products.tiles.tiled_gemm import ADDING, tile_op, with_add
 from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, TileKernel, tiled_source
 from fmm.kernels.cuda.products.tiles.wgmma import wgmma_op
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.level_steps import APART
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
@@ -95,6 +97,27 @@ def test_tiles_that_add_stay_in_registers(dtype: str, name: str, architecture: s
     plain, adding = (TileKernel(s, dtype, epilogue=e) for e in (TileKernel(s, dtype).epilogue, ADDING))
     local = [report(name, tiled_source(x, "vector"), architecture, OPTIONS).local for x in (plain, adding)]
     assert local[1] <= local[0], local
+
+
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    quick_and_slow(
+        [("winograd > vendor", "float32")],
+        [("strassen^2.batched.pad16 > vendor", x) for x in ("float32", "bfloat16", "complex64")],
+    ),
+)
+def test_joins_that_add_stay_in_registers(text: str, dtype: str, architecture: str) -> None:
+    """As those that add to what C holds do, with as many numbers in one access."""
+    nvrtc()
+    found = []
+    for added in (None, ROW):
+        problem = Problem(1024, 1024, 1024, dtype, beta=1, added=added)
+        join = record_operations(Plan.parse(text), problem).ops[-1]
+        assert isinstance(join, SumOp) and join.writes_result
+        r = report(text, sum_source(join.kernel, join.access, True), architecture)
+        found.append((join.access, join.kernel.lanes, r.local))
+    assert found[0] == found[1]
 
 
 # ---- the warpgroups' kernel

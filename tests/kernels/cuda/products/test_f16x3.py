@@ -34,7 +34,7 @@ from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
-from fmm.runtime.answer import launches_on
+from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.devices import Device
 from tests.support.chips import A100, H200
 from tests.support.nvrtc import compile_cuda, in_parallel, nvrtc, report

@@ -24,7 +24,7 @@ from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
 from fmm.perfmodel.tile_choice import target_on
-from fmm.runtime.device_backend import DeviceBackend, matrix_layout, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, matrix_layout, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 

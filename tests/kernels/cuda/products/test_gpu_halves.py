@@ -15,7 +15,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
-from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 LEAVES = (

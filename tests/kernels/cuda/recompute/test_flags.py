@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import numpy_cupy
+from tests.support.threads import at_once
 
 FLAGS = "fmm.kernels.cuda.recompute.flags"
 
@@ -22,11 +23,7 @@ def flags() -> Iterator[Any]:
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join()
-    return found[0]
+    return at_once([call])[0]
 
 
 def known(flags: Any) -> int:
@@ -44,18 +41,14 @@ def test_a_thread_has_one_flag_a_stream(flags: Any) -> None:
 
 
 def test_threads_at_the_same_time_have_flags_of_their_own(flags: Any) -> None:
-    barrier, found = threading.Barrier(8, timeout=10), []
+    barrier = threading.Barrier(8, timeout=60)
 
-    def use() -> None:
-        found.append(flags.stream_flag(0, 7))
+    def use() -> Any:
+        found = flags.stream_flag(0, 7)
         barrier.wait()
+        return found
 
-    threads = [threading.Thread(target=use) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({flag.address for flag in found}) == 8
+    assert len({flag.address for flag in at_once([use] * 8)}) == 8
 
 
 def test_threads_that_come_and_go_leave_nothing(flags: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cpu.rescale import rescaled_arrays
+from fmm.kernels.cpu.sums.rescale import rescaled_arrays
 from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.sums.rescale import (
     ENTRY,

@@ -1,0 +1,1 @@
+"""Products and closures over semirings on the host, by NumPy or compiled by Numba."""

@@ -1,0 +1,117 @@
+"""Products over semirings and Floyd and Warshall's algorithm by NumPy alone: one pass a step, over pieces that stay in
+a processor's second-level cache. All threads take pieces; NumPy's loops let go of Python's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmm.kernels.cpu.threads.thread_pool import Threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PIECE_BYTES = 1 << 17  # of a piece of the result; the sums have as many
+LONGEST_ROW = 1 << 13  # bytes of a piece's row
+
+
+class Noted(NamedTuple):
+    """What is noted of each number of a product: the step, -1 where the old one stays; or what `via` has there."""
+
+    args: Array
+    old: Array | None = None
+    via: Array | None = None
+
+    def part(self, rows: slice, cols: slice) -> Noted:
+        """Of these rows and columns of the result."""
+        old, via = self.old, self.via
+        return Noted(
+            self.args[rows, cols], None if old is None else old[rows, cols], None if via is None else via[:, cols]
+        )
+
+    def settle(self, step: Array) -> None:
+        """Note what belongs to the steps that were the best."""
+        if self.via is None or self.old is None:
+            self.args[...] = step
+            return
+        found = self.via[np.maximum(step, 0), np.arange(step.shape[1])]
+        self.args[...] = np.where(step >= 0, found, self.old)
+
+
+@dataclass(frozen=True)
+class NumpySemiring:
+    """dest = the best of old and of all sums of left and right; `none` is what no sum is worse than."""
+
+    greatest: bool
+    none: Any
+    threads: int
+
+    @property
+    def best(self) -> Any:
+        """NaN is never the best."""
+        return np.fmax if self.greatest else np.fmin
+
+    @property
+    def better(self) -> Any:
+        return np.greater if self.greatest else np.less
+
+    def product(self, left: Array, right: Array, old: Array | None, dest: Array, noted: Noted | None = None) -> None:
+        tasks: list[Callable[[], None]] = []
+        for rows, cols in _pieces(dest):
+            tasks.append(partial(self._piece, left[rows], right[:, cols], old, dest, noted, rows, cols))
+        Threads(self.threads).run(tasks)
+
+    def _piece(
+        self,
+        left: Array,
+        right: Array,
+        old: Array | None,
+        dest: Array,
+        noted: Noted | None,
+        rows: slice,
+        cols: slice,
+    ) -> None:
+        c = np.full((len(left), right.shape[1]), self.none, dest.dtype)
+        if old is not None:
+            c[...] = old[rows, cols]
+        if noted is None:
+            sums = np.empty_like(c)
+            for k in range(left.shape[1]):
+                np.add(left[:, k, None], right[k], out=sums)
+                self.best(c, sums, out=c)
+        else:
+            noted.part(rows, cols).settle(self._steps(left, right, c))
+        dest[rows, cols] = c
+
+    def _steps(self, left: Array, right: Array, c: Array) -> Array:
+        """Which step was the best: the first of several, -1 where none was better than what c held."""
+        sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
+        for k in range(left.shape[1]):
+            np.add(left[:, k, None], right[k], out=sums)
+            self.better(sums, c, out=won)
+            np.copyto(c, sums, where=won)
+            np.copyto(step, np.int32(k), where=won)
+        return step
+
+    def close(self, d: Array, nodes: Array | None = None) -> None:
+        """Floyd and Warshall's algorithm in place; `nodes`: the last ones before the ends of the ways."""
+        with np.errstate(all="ignore"):
+            sums, won = np.empty_like(d), np.empty(d.shape, bool)
+            for k in range(len(d)):
+                np.add(d[:, k, None], d[k], out=sums)
+                if nodes is None:
+                    self.best(d, sums, out=d)
+                    continue
+                self.better(sums, d, out=won)
+                np.copyto(d, sums, where=won)
+                np.copyto(nodes, np.broadcast_to(nodes[k].copy(), nodes.shape), where=won)
+
+
+def _pieces(x: Array) -> Iterator[tuple[slice, slice]]:
+    wide = max(min(x.shape[1], LONGEST_ROW // x.itemsize), 1)
+    high = max(PIECE_BYTES // (wide * x.itemsize), 1)
+    for i in range(0, x.shape[0], high):
+        for j in range(0, x.shape[1], wide):
+            yield slice(i, min(i + high, x.shape[0])), slice(j, min(j + wide, x.shape[1]))

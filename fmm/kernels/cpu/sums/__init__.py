@@ -1,0 +1,1 @@
+"""Sums on the host: as elementwise calls, as compiled loops, and by powers of two."""

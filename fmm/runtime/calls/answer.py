@@ -1,0 +1,274 @@
+"""The call that answers a question: which plan, which matrices it multiplies, on a device which launches.
+
+A pure function: it touches no array and no device, so that tests ask about arrays that do not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from fmm.arrays.library import Operand, contiguous, product_shape
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.cuda.select import alignment_of
+from fmm.kernels.plans.level_steps import PLAIN, Asked
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.stability import bounds_entries
+from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.work import rows_aligned
+from fmm.problem import Problem
+from fmm.runtime.calls.operands import (
+    LibraryAnswersError,
+    Matrices,
+    NotOursError,
+    arranged_matrices,
+    byte_span,
+)
+from fmm.runtime.calls.question import Call, Question
+from fmm.runtime.decisions.decide import (
+    Decision,
+    check_runnable,
+    decide,
+    faster_as_half,
+    only_choice,
+    other_plans,
+    without_layouts,
+)
+from fmm.runtime.decisions.left_to_vendor import SMALLEST_SIDE
+from fmm.runtime.devices import Device, chip_as_tuned
+
+RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
+
+
+def answer_question(asked: Question) -> Call:
+    """The call that answers it; NotOursError where only the library can, PlanError where a given plan cannot run."""
+    return _as_gram(asked) or _answered(asked)
+
+
+def _as_gram(asked: Question) -> Call | None:
+    """The call for a product of a matrix and its transpose in place, if it is faster to compute one half.
+
+    NumPy's own product does so too; those of other libraries do not.
+    """
+    setting = asked.setting
+    if not setting.adjoint or asked.plan is not None or asked.asked != PLAIN:
+        return None
+    row = DTYPES.get(str(setting.dtype))
+    if row is None or row.is_complex or row.exact:  # the adjoint of complex ones is conjugated, too
+        return None
+    call = _answered(replace(asked, asked=Asked(op="gram")))
+    problem = call.decision.problem
+    if call.plan is None or problem is None or (call.plan == VENDOR and not _vendor_has_half(asked, problem)):
+        return None
+    if asked.device.threads:
+        own = call.plan == VENDOR
+        return replace(call, decision=replace(call.decision, reason=MIRRORED_BY_US)) if own else call
+    return call if faster_as_half(call.decision, call.limits, asked.device) else None
+
+
+MIRRORED_BY_US = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
+
+
+def _vendor_has_half(asked: Question, problem: Problem) -> bool:
+    """Is there a function of the vendor's that a library's own product does not call? Of 16-bit types there is none, so
+    that a half would be a whole product and a pass besides. NumPy's product calls it, and mirrors by itself."""
+    ranks = problem.dtype in VENDOR.leaf_use.leaf.rank_updates
+    if asked.device.threads:
+        large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE  # a shorter inner side is NumPy's unasked
+        return ranks and bool(asked.setting.vendor_better) and large
+    return ranks
+
+
+# NumPy mirrors the half that BLAS computed number by number, in one thread; we do it in tiles, in all threads, which
+# costs more to begin. Two cores, NumPy's time over ours, float64 and float32: 0.40 and 0.25 with 300 rows, 0.89 and
+# 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096; 1.07 with 8192 (float64).
+LEAST_MIRRORED = 3000
+
+
+def _answered(asked: Question) -> Call:
+    """The call for just what is asked."""
+    result, on_host = _checked(asked), asked.device.threads > 0
+    kind = "tf32" if asked.setting.math == "tf32" else result.dtype
+    # A device's library copies an operand as a whole; on the host matrix after matrix is copied into the workspace.
+    work = arranged_matrices(asked.a, asked.b, asked.out, result, kind, not on_host, asked.asked)
+    work = replace(work, problem=_as_asked(asked, work))
+    copied = work.copied_bytes(whole=not on_host)
+    limits = _limits_left(asked.limits, work.problem, copied)
+    decision, launches = _decided(asked, work.problem, limits)
+    call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
+    if launches is not None:
+        call = _on_device(call, launches, work, asked)
+    elif on_host and (decision.plan != VENDOR or _not_the_librarys(asked, work)):
+        call = _on_host(call, work, copied)
+    else:
+        return call
+    return replace(
+        call,
+        plan=decision.plan,
+        result=result,
+        packs=work.packs,
+        direct=work.direct,
+        folds=work.folds,
+        spans=(byte_span(asked.a), byte_span(asked.b), byte_span(work.c)),
+        copies=any(work.packs),
+    )
+
+
+def _limits_left(limits: Limits, problem: Problem, copied: int) -> Limits:
+    """Beside so many bytes of copies. Integers are exact; halves are not checked, so what has to be is not for them."""
+    componentwise = limits.componentwise and not problem.type.exact
+    emulation = limits.emulation and not (componentwise and problem.halved)
+    room = max(limits.workspace - copied, 0)
+    return replace(limits, workspace=room, emulation=emulation, componentwise=componentwise)
+
+
+def _as_asked(asked: Question, work: Matrices) -> Problem:
+    """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
+    problem, kept = work.problem, asked.kept
+    if asked.added is not None:
+        problem = replace(problem, added=(asked.added[-2], asked.added[-1]))
+    if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
+        return problem
+    usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
+    base = kept.base if kept is not None and usable and not asked.limits.componentwise else ""
+    return replace(problem, componentwise=asked.limits.componentwise, kept=base)
+
+
+def _not_the_librarys(asked: Question, work: Matrices) -> bool:
+    """Is it no product that the library has? A stack times one matrix is a single product for the vendor too, where its
+    library does not see that."""
+    halved = work.problem.halved and not _is_numpys_half(asked, work.problem)
+    return halved or work.problem.updates or (work.folds and not asked.setting.folds_stacks)
+
+
+def _is_numpys_half(asked: Question, problem: Problem) -> bool:
+    """Is it just what NumPy's product of a small matrix and its transpose in place computes?"""
+    numpys = asked.setting.adjoint and bool(asked.setting.vendor_better)
+    return numpys and asked.asked == Asked(op=asked.asked.op) and problem.m < LEAST_MIRRORED
+
+
+def _on_host(call: Call, work: Matrices, copied: int) -> Call:
+    """What a call on the host needs of memory: for its plan, and for the copies of operands that BLAS cannot read."""
+    plan, problem = call.decision.plan, work.problem
+    copies = copied if plan != VENDOR or problem.halved else 0
+    asked = problem.alpha, problem.beta, problem.op, problem.fill
+    return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *asked) + copies)
+
+
+def _on_device(call: Call, launches: LaunchList, work: Matrices, asked: Question) -> Call:
+    """What a call on a device has besides: launches, addresses and memory."""
+    vendors = GRAPH_SCRATCH * launches.vendor_lanes
+    recurs = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
+    needed = cublas_scratch(launches) + vendors if recurs else launches.workspace
+    added = work.added_offsets(asked.added) if asked.added is not None else ()
+    found = replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
+    return replace(found, added_offsets=added)
+
+
+def _recurs(launches: LaunchList, work: Matrices) -> bool:
+    """Would a graph start noticeably earlier than its launches? Few of them but more than one, the vendor's calls among
+    them, of about 3 milliseconds at most."""
+    ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
+    multiply_adds = work.count * prod(work.problem.size)
+    several = work.count * len(launches.steps) > 1
+    return several and launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
+
+
+def cublas_scratch(launches: LaunchList) -> int:
+    """Where cuBLAS's own memory begins in the workspace of a call that may be captured."""
+    return -(-launches.workspace // 256) * 256
+
+
+def _checked(asked: Question) -> Operand:
+    """The product as a new array, of what can be multiplied."""
+    setting, shape = asked.setting, product_shape(asked.a.shape, asked.b.shape)
+    if shape is None:
+        raise NotOursError(f"shapes {tuple(asked.a.shape)} and {tuple(asked.b.shape)} do not match")
+    if setting.dtype is None or setting.dtype not in DTYPES:
+        raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} are its own")
+    if DTYPES[setting.dtype].exact and asked.asked != PLAIN:
+        raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} besides matmul are its own")
+    if asked.out is not None and asked.out.shape != shape:
+        raise (LibraryAnswersError if setting.casts_result else NotOursError)(OTHER_OUT)
+    if asked.out is not None and asked.out.dtype != setting.dtype and not setting.casts_result:
+        raise NotOursError(OTHER_OUT)
+    if 0 in (*asked.a.shape, *asked.b.shape):
+        raise LibraryAnswersError("there is nothing to multiply")
+    return asked.result or contiguous(shape, setting.dtype)
+
+
+OTHER_OUT = "out has another shape or type than the product"
+
+
+# ---- the plan
+
+
+def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
+    """The plan and its launches. What these take counts, should it be more than the model thought."""
+    device = asked.device
+    if asked.plan is not None:
+        check_runnable(asked.plan, problem, device.threads > 0)
+        checked = bounds_entries(asked.plan) and (limits.emulation or not asked.plan.emulates)
+        if limits.componentwise and not checked:
+            raise PlanError(f"the plan {asked.plan} bounds no error entry by entry, as componentwise asks")
+        unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
+        given = Decision(asked.plan, problem, f"this plan was given{unless}", on_cpu=device.threads > 0)
+        return given, launches_on(asked.plan, problem, device, True)
+    if asked.setting.vendor_better and not problem.halved:
+        return Decision(VENDOR, problem, asked.setting.vendor_better), None
+    first = decide(problem, limits, device)
+    if first.plan == VENDOR and asked.setting.lacking:
+        first = only_choice(first, limits, device)
+    if device.chip is None or (first.plan == VENDOR and not problem.halved):
+        return first, None
+    for plan in (first.plan, *other_plans(problem, first.plan, limits, device)):
+        launches = launches_on(plan, problem, device, False)
+        if launches is not None and launches.workspace <= limits.workspace:
+            return (first if plan == first.plan else _second_choice(first, plan)), launches
+    return first, None
+
+
+# Whatever the plan, inf and NaN stand where the vendor has them: what answers where it alone cannot.
+INSTEAD_OF_GIVEN = {
+    True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
+    False: "where the result has inf or NaN, it is computed again in the classical order",
+}
+
+
+def _second_choice(first: Decision, plan: Plan) -> Decision:
+    """The next plan, where the first one's kernels cannot read arrays that lie like these, or want more workspace."""
+    why = f"{first.plan} was chosen first, but cannot run on these arrays within the limits; the model's next choice"
+    return Decision(plan, first.problem, why, first.considered, first.step, on_cpu=first.on_cpu)
+
+
+def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> LaunchList:
+    """The launches of a device's call for A, B and C at these addresses; None: where the library allocates."""
+    assert call.launches is not None and call.device is not None and call.device.chip is not None
+    x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
+    plan, problem = call.launches.plan, call.launches.problem
+    chip = chip_as_tuned(call.device) or call.device.chip
+    return record_launches(plan, problem, target_on(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
+
+
+def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
+    """A plan's launches on a device; None where the vendor multiplies, and on the host."""
+    chip = chip_as_tuned(device)
+    if (plan == VENDOR and not problem.halved and not problem.updates) or chip is None:
+        return None
+    try:
+        launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))
+    except PlanError:
+        if given:
+            raise
+        return None  # a sum of more blocks than a launch can name
+    if not given and plan.leaf_use.leaf.emulates and not any(x.does == "product" for x in launches.launches):
+        return None  # on this chip the leaf does not multiply such a problem, and the vendor would
+    # On lines that are not aligned our own kernel is slower: whoever chose it knew so of arrays without gaps, but not
+    # of other views.
+    known = not rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
+    return launches if given or launches.reads_aligned or known else None

@@ -1,0 +1,111 @@
+"""Quick answers: products that no plan makes faster, told in a microsecond or less and left to the vendor.
+
+Small products take ten microseconds or less, so that to ask for a plan would cost more than the product. Three ways:
+by the bytes of the operands, by the sides, and by remembering what was decided a moment ago.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmm.arrays.library import Library, Processor
+from fmm.dtypes import DTYPES
+from fmm.perfmodel.calibration import FLOPS_PER_BYTE
+from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, Decision
+
+# ---- on CUDA devices
+
+# Multiply-adds that take less time on any device than the launches of a plan, or that no plan makes faster: of 16-bit
+# types (in tensor cores), and of those whose rows are not aligned, which vendors multiply several times slower.
+SMALL, SMALL_HALF, SMALL_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
+
+# The same without a look at the sides: the bytes of A times those of B are the multiply-adds times the inner side times
+# the square of an item's bytes. Where the inner side is below SHORT_SIDE, a product waits for its result to be written,
+# so that no plan makes it faster; where it is not, there are fewer than SMALL (of 2 bytes: SMALL_UNALIGNED)
+# multiply-adds.
+SHORT_SIDE = 144
+SMALL_BYTES = SHORT_SIDE * min(SMALL * 4**2, SMALL_UNALIGNED * 2**2)
+
+
+def small_enough_for_vendor(m: int, k: int, n: int, itemsize: int) -> bool:
+    """On a CUDA device: is a product of two matrices too small for any plan?"""
+    work = m * k * n
+    return work < SMALL or (itemsize == 2 and work < (SMALL_UNALIGNED if (k | n) & 7 else SMALL_HALF))
+
+
+def left_to_vendor(library: Library, a: Any, b: Any) -> bool:
+    """Arrays on a CUDA device: are they two matrices whose product is the vendor's for certain?"""
+    try:
+        (m, k), (_, n) = a.shape, b.shape
+    except (ValueError, RuntimeError):  # not two matrices; nested tensors have no shape
+        return False
+    itemsize = a.itemsize
+    if itemsize == 2 and getattr(a.dtype, "kind", "f") in "iu":
+        itemsize = 4  # the vendor's tensor cores multiply halves, and no integers
+    return small_enough_for_vendor(m, k, n, itemsize) or just_left_to_vendor(library, a, b)
+
+
+# ---- on the host
+
+
+def smallest_side() -> int:
+    """A side below which no plan can win, whatever the other sides are.
+
+    One level saves an eighth of the m k n multiply-adds, and its sums at least read and write B once, 2 k n elements:
+    below 16 times (bytes an element) times (flops a byte) / (flops a multiply-add) for m, that pass alone costs more.
+    """
+    sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in FLOPS_PER_BYTE.items())
+    return int(min(sides))
+
+
+SMALLEST_SIDE = smallest_side()
+
+
+def small_enough_for_numpy(a: Any, b: Any) -> bool:
+    """On the host: is there a side that is too small for any plan? What is no plain array is NumPy's too."""
+    if type(a) is not np.ndarray or type(b) is not np.ndarray:
+        return True
+    if a.ndim == 2 and b.ndim == 2:
+        (m, k), n = a.shape, b.shape[1]
+    elif a.ndim < 3 or b.ndim < 2:
+        return True
+    else:  # a stack, of whose rows there are many together
+        m, k, n = SMALLEST_SIDE, a.shape[-1], b.shape[-1]
+    if m >= SMALLEST_SIDE and k >= SMALLEST_SIDE and n >= SMALLEST_SIDE:
+        return False
+    return m < SMALLEST_EXACT_SIDE or k < SMALLEST_EXACT_SIDE or n < SMALLEST_EXACT_SIDE or a.dtype.kind not in "iub"
+
+
+# ---- remembered
+
+
+class Memory(NamedTuple):
+    """How long a product is remembered as the vendor's, and from how many flops on that is worth while."""
+
+    seconds: float
+    flops: int
+
+
+# On the host all that is cold after a long product, Python's code too: to ask again takes milliseconds then. On a
+# device for as long as its free memory is taken for known.
+REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Memory(1.0, 0)}
+
+
+def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
+    """Was a product like this one left to the library a moment ago?"""
+    until: float = library.calls.get(library.size_key(a, b), 0.0)
+    return until > time.monotonic()
+
+
+def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> None:
+    """Note that products of matrices like these are the library's for a moment, whatever else their arrays are."""
+    memory, problem = REMEMBERED[library.processor], decision.problem
+    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say
+        return
+    # On the host a rule may be about these very arrays: that one is the other's transpose, say.
+    if library.processor == "cpu" and (decision.step == "rule" or problem is None or problem.flops < memory.flops):
+        return
+    library.calls[library.size_key(a, b)] = time.monotonic() + memory.seconds

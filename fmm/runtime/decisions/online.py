@@ -1,0 +1,85 @@
+"""Measuring in place: the first products of a large shape time the model's choice against the vendor.
+
+D'Alberto and Nicolau's dynamic HASA, made practical: plan and vendor take turns in shuffled pairs, every product
+returns its result, and what was found is kept for the process and written into the config. FMM_TUNING_MODE=online asks
+for it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fmm.config import certify, environment, locate, schema, store
+from fmm.config.identity import Identity
+from fmm.config.schema import Entry
+from fmm.kernels.cpu.threads.fork_safe import Lock
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
+
+PAIRS = certify.ROUNDS
+NOISE = 0.01  # assumed: in place there is no pair of equal products to tell it
+
+
+class Trial:
+    """One shape's measurement: pairs of the vendor and one plan; `entry` is what they showed, once all are done."""
+
+    def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
+        self.problem, self.device, self.plan = problem, device, plan
+        self.entry: Entry | None = None
+        self._lock = threading.Lock()
+        shuffled = random.Random(0)
+        pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(PAIRS)]
+        self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # first one of each that does not count
+        self._seconds: list[float] = []  # of the first so many turns: one `append` ends a turn
+
+    def run(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
+        """One product, by the plan whose turn it is; products in other threads meanwhile are not measured.
+
+        `settle` waits for a device that computes on its own.
+        """
+        if self.entry is not None:
+            return multiply(Plan.parse(self.entry.plan))
+        if self._lock.locked():
+            return multiply(self.plan)
+        with self._lock:
+            return self._timed(multiply, settle)
+
+    def _timed(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
+        done = len(self._seconds)
+        if done == len(self._turns):  # another thread's, or this one's before an exception, was the last
+            self._conclude()
+            return multiply(self.plan)
+        settle()
+        start = time.perf_counter()
+        result = multiply(self._turns[done])
+        settle()
+        self._seconds.append(time.perf_counter() - start)
+        if done + 1 == len(self._turns):
+            self._conclude()
+        return result
+
+    def _conclude(self) -> None:
+        pairs = list(zip(self._turns, self._seconds, strict=True))
+        vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
+        self.entry = certify.entry_of_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
+        self._keep(self.entry)
+
+    def _keep(self, entry: Entry) -> None:
+        try:
+            store.add_entry(locate.default_path(), self.device, self.problem.dtype, entry)
+        except (OSError, RuntimeError, schema.ConfigError) as error:
+            environment.log_once(f"what was measured is kept for this process only: {error}")
+
+
+_trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
+_lock = Lock()
+
+
+def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
+    """The trial of a shape, begun at its first product; the problem is without layouts, so that all share one."""
+    with _lock.now:
+        return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

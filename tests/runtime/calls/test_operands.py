@@ -1,0 +1,303 @@
+"""Operands on the host: which calls are fmm's, and the layouts and folds that it reads off strides alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fmm.arrays.library import product_shape
+from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
+from fmm.kernels.plans.plan import Plan
+from fmm.runtime.calls.operands import byte_span, matrix_layout, tall_matrix
+from fmm.runtime.calls.prepare import prepare
+from fmm.runtime.calls.question import Call
+from fmm.runtime.decisions.limits import NO_WISHES, Wishes
+from fmm.runtime.running.host_run import _products
+
+Array = np.ndarray[Any, Any]
+X = np.zeros((6, 7))
+LEVEL = Wishes(Plan.parse("winograd > vendor"))
+
+
+def prepared(a: Any, b: Any, out: Any = None, wishes: Wishes = NO_WISHES, **options: Any) -> Call:
+    return prepare(NUMPY.with_options(options), a, b, out, wishes)
+
+
+def new_result(a: Array, b: Array, order: str = "K") -> Any:
+    """As fmm.matmul allocates it."""
+    library, shape = NUMPY.with_options({"order": order}), product_shape(a.shape, b.shape)
+    assert shape is not None
+    return library.new_array(library.result_operand(a, b, shape, np.result_type(a, b).name))
+
+
+def numbered(*shape: int) -> Any:
+    return np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
+
+
+STACKS: list[tuple[str, Any, bool]] = [
+    # what, a stack, do its rows collapse to one axis without a copy?
+    ("a matrix", numbered(4, 5), True),
+    ("a stack", numbered(2, 3, 4, 5), True),
+    ("rows part of wider ones", numbered(2, 3, 4, 9)[..., :5], True),
+    ("columns of the rows swapped with nothing", numbered(2, 3, 4, 10)[..., ::2], True),
+    ("a part of the rows", numbered(2, 3, 6, 5)[:, :, :4], False),
+    ("a part of the rows, stacked by a single axis", numbered(2, 1, 6, 5)[:, :, :4], False),
+    ("a part of the rows, twice single", numbered(2, 1, 1, 6, 5)[:, :, :, :4], False),
+    ("a part of the rows of one matrix", numbered(1, 1, 6, 5)[:, :, :4], True),
+    ("a part of the second axis", numbered(2, 4, 4, 5)[:, :3], False),
+    ("one row each, at equal distances", numbered(2, 3, 4, 5)[:, :, :1], True),
+    ("one row each, not at equal distances", numbered(2, 4, 4, 5)[:, :3, :1], False),
+    ("every second of the first axis", numbered(4, 3, 4, 5)[::2], False),
+    ("the last two axes swapped", numbered(2, 3, 5, 4).swapaxes(-1, -2), False),
+    ("the first two axes swapped", numbered(3, 2, 4, 5).swapaxes(0, 1), False),
+    ("broadcast over the first axis", np.broadcast_to(numbered(4, 5), (2, 4, 5)), False),
+    ("one row, broadcast", np.broadcast_to(numbered(1, 5), (2, 4, 5)), True),
+    ("a new axis in front", numbered(4, 5)[None, None], True),
+    ("a new axis in between", numbered(3, 4, 5)[:, None], True),
+    ("wholly backwards", numbered(2, 3, 4, 5)[::-1, ::-1, ::-1], True),
+    ("the stack backwards", numbered(2, 4, 5)[::-1], False),
+]
+
+
+@pytest.mark.parametrize(("what", "x", "collapses"), STACKS, ids=[s[0] for s in STACKS])
+def test_stacked_rows(what: str, x: Array, collapses: bool) -> None:
+    tall = x.reshape(-1, x.shape[-1])
+    assert np.shares_memory(tall, x) is collapses, "the table is wrong: NumPy decides"
+    assert (tall_matrix(NUMPY.operand(x)) is not None) is collapses
+
+
+@st.composite
+def views(draw: st.DrawFn, ndim: int | None = None) -> Any:
+    """A view of a numbered array: any cut, step and order of the axes."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=ndim or 2, max_size=ndim or 5))
+    x = numbered(*shape)
+    cuts = [draw(st.sampled_from([slice(None), slice(1, None), slice(0, 2), slice(None, None, 2)])) for _ in shape]
+    cuts = [cut if n > 1 else slice(None) for cut, n in zip(cuts, shape, strict=True)]
+    turned = [cut if draw(st.integers(0, 4)) else slice(None, None, -1) for cut in cuts]
+    return x[tuple(turned)].transpose(draw(st.permutations(range(len(shape)))))
+
+
+@given(views())
+def test_stacked_rows_is_never_wrong_about_a_copy(x: Array) -> None:
+    """Wrong the one way, a product would be written into a copy of out and be lost."""
+    if tall_matrix(NUMPY.operand(x)) is not None:
+        assert np.shares_memory(x.reshape(-1, x.shape[-1]), x)
+
+
+READY: list[tuple[str, Any, bool]] = [
+    ("C", numbered(4, 5), True),
+    ("F", numbered(5, 4).T, True),
+    ("a part of C", numbered(6, 9)[1:5, 2:7], True),
+    ("a part of F", numbered(9, 6).T[1:5, 2:7], True),
+    ("every second row", numbered(8, 5)[::2], True),
+    ("every second column of F", numbered(8, 5).T[:, ::2], True),
+    ("every second column", numbered(4, 10)[:, ::2], False),
+    ("rows backwards", numbered(4, 5)[::-1], False),
+    ("columns backwards", numbered(4, 5)[:, ::-1], False),
+    ("one row broadcast", np.broadcast_to(numbered(5), (4, 5)), False),
+    ("one number broadcast", np.broadcast_to(np.float64(1), (4, 5)), False),
+    ("overlapping rows", np.lib.stride_tricks.sliding_window_view(numbered(20), 5), False),
+    ("another byte order", numbered(4, 5).astype(">f8"), False),
+    ("long double", numbered(4, 5).astype("g"), False),
+    ("not aligned", np.zeros(161, "u1")[1:].view("f8").reshape(4, 5), False),
+    ("rows at no whole number of elements", np.zeros((4, 44), "u1")[:, :40].view("f8"), False),
+    ("complex", numbered(4, 5).astype("D"), True),
+    ("the real part of complex", numbered(4, 5).astype("D").real, False),
+]
+
+
+@pytest.mark.parametrize(("what", "x", "ready"), READY, ids=[r[0] for r in READY])
+def test_blas_ready(what: str, x: Array, ready: bool) -> None:
+    operand = NUMPY.operand(x)
+    assert (matrix_layout(operand) is not None and operand.dtype in {t.name for t in BLAS_TYPES}) is ready
+
+
+TRANSPOSES: list[tuple[str, Callable[[Any], tuple[Any, Any]], bool]] = [
+    ("a and a.T", lambda a: (a, a.T), True),
+    ("a.T and a", lambda a: (a.T, a), True),
+    ("a part", lambda a: (a[1:, 2:], a[1:, 2:].T), True),
+    ("two different parts", lambda a: (a[:3], a[1:4].T), False),
+    ("a copy", lambda a: (a, a.T.copy()), False),
+    ("a and a", lambda a: (a[:5, :5], a[:5, :5]), False),
+    ("rows backwards", lambda a: (a[::-1], a.T), False),
+    ("each of a stack", lambda a: (a.reshape(2, 3, 7), a.reshape(2, 3, 7).swapaxes(1, 2)), True),
+    ("the other of a stack", lambda a: (a.reshape(2, 3, 7), a.reshape(2, 3, 7)[::-1].swapaxes(1, 2)), False),
+]
+
+
+@pytest.mark.parametrize(("what", "pair", "same"), TRANSPOSES, ids=[t[0] for t in TRANSPOSES])
+def test_same_memory_transposed(what: str, pair: Callable[[Any], tuple[Any, Any]], same: bool) -> None:
+    assert bool(same_memory_transposed(*pair(X))) is same
+
+
+# ---- the layout of a result that NumPy would have made
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from("CFAK"))
+def test_a_result_lies_in_memory_as_numpys(data: st.DataObject, order: Any) -> None:
+    a, b = data.draw(views()), data.draw(views())
+    batch = np.broadcast_shapes((1,) * (a.ndim - 2), (1,) * (b.ndim - 2))
+    k = min(a.shape[-1], b.shape[-2])
+    a, b = a[..., :k], b[..., :k, :]
+    for i in range(-3, -len(batch) - 3, -1):  # make the stacks fit by cutting
+        if -i <= min(a.ndim, b.ndim) and 1 not in (a.shape[i], b.shape[i]):
+            n = min(a.shape[i], b.shape[i])
+            a, b = (np.moveaxis(np.moveaxis(x, i, 0)[:n], 0, i) for x in (a, b))
+    if data.draw(st.integers(0, 5)) == 0:
+        b = b[(0,) * (b.ndim - 2)][:, 0]
+    theirs = np.matmul(a, b, order=order)
+    ours = new_result(a, b, order)
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    strides = [tuple(s for s, n in zip(x.strides, x.shape, strict=True) if n > 1) for x in (ours, theirs)]
+    assert strides[0] == strides[1]
+    assert ours.flags.owndata  # no view of another array: it can be resized
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_layout_is_found_without_arithmetic_on_the_data() -> None:
+    a, b = np.full((2, 3, 2, 2), np.inf), np.full((2, 3, 2, 2), -np.inf)
+    with np.errstate(all="raise"):
+        assert new_result(a, b).shape == (2, 3, 2, 2)
+
+
+# ---- the products that a call is made of
+
+CALLS: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
+    # shapes of a and b, and how many two-dimensional products
+    ((4, 5), (5, 6), 1),
+    ((5,), (5, 6), 1),
+    ((4, 5), (5,), 1),
+    ((5,), (5,), 1),
+    ((3, 4, 5), (5, 6), 1),
+    ((2, 3, 4, 5), (5, 6), 1),
+    ((2, 3, 4, 5), (1, 5, 6), 1),
+    ((2, 3, 4, 5), (1, 1, 1, 5, 6), 1),
+    ((2, 3, 4, 5), (5,), 1),
+    ((4, 5), (3, 5, 6), 3),
+    ((3, 4, 5), (3, 5, 6), 3),
+    ((2, 1, 4, 5), (3, 5, 6), 6),
+    ((5,), (2, 3, 5, 6), 6),
+    ((1, 4, 5), (3, 5, 6), 3),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "count"), CALLS, ids=str)
+def test_products_fill_the_result(left: tuple[int, ...], right: tuple[int, ...], count: int) -> None:
+    a, b = numbered(*left), numbered(*right)
+    call = prepared(a, b, wishes=LEVEL)
+    c = np.full(call.shape, np.nan)
+    made = 0
+    for x, y, part in _products(call, a, b, c):
+        assert x.ndim == y.ndim == part.ndim == 2
+        assert np.isnan(part).all(), "a part is computed twice"
+        np.matmul(x, y, out=part)
+        made += 1
+    np.testing.assert_allclose(c, np.matmul(a, b), rtol=1e-14)
+    assert made == count
+    m, _, n = size(call)
+    assert (m * count == np.matmul(a, b).size // n) is True
+
+
+def size(call: Call) -> tuple[int, int, int]:
+    assert call.decision.problem is not None
+    return call.decision.problem.size
+
+
+def test_a_fold_copies_nothing() -> None:
+    a, b = numbered(3, 4, 5), numbered(5, 6)
+    call = prepared(a, b, wishes=LEVEL)
+    c = np.empty(call.shape)
+    assert size(call) == (12, 5, 6)
+    ((x, y, part),) = _products(call, a, b, c)
+    assert np.shares_memory(x, a) and np.shares_memory(y, b) and np.shares_memory(part, c)
+    swapped = prepared(a.swapaxes(0, 1), b, wishes=LEVEL)
+    assert not swapped.folds and size(swapped) == (3, 5, 6)
+
+
+# ---- which calls are ours
+
+SUBCLASS = np.zeros((6, 6)).view(np.matrix)
+NOT_OURS: list[tuple[str, Any, Any, dict[str, Any]]] = [
+    ("a list", [[1.0]], X, {}),
+    ("a subclass", SUBCLASS, SUBCLASS, {}),
+    ("complex integers", X.astype(int), X.T.astype(int), {"dtype": "G"}),
+    ("long doubles", X, X.T.astype("g"), {}),
+    ("objects", X, X.T.astype(object), {}),
+    ("halves", X.astype("f2"), X.T.astype("f2"), {}),
+    ("texts", X.astype("U"), X.T, {}),
+    ("times", X.astype("M8[s]"), X.T, {}),
+    ("no match", X, X, {}),
+    ("no axis", X, np.zeros(()), {}),
+    ("stacks that do not match", np.zeros((2, 3, 3)), np.zeros((3, 3, 3)), {}),
+    ("complex to real", X.astype("D"), X.T, {"dtype": "f8"}),
+    ("a cast that can lose numbers", X, X.T, {"dtype": "f4"}),
+    ("a cast that is not safe", X, X.T, {"dtype": "f4", "casting": "safe"}),
+    ("an unknown casting", X, X.T, {"casting": "any"}),
+    ("an unknown order", X, X.T, {"order": "Z"}),
+    ("an unknown dtype", X, X.T, {"dtype": "nonsense"}),
+    ("a byte order as dtype", X, X.T, {"dtype": ">f8"}),
+    ("out of another shape", X, X.T, {"out": np.zeros((6, 7))}),
+    ("out of integers", X, X.T, {"out": np.zeros((6, 6), int)}),
+    ("out of a subclass", X, X.T, {"out": SUBCLASS}),
+    ("out that is no array", X, X.T, {"out": "out"}),
+]
+
+
+@pytest.mark.parametrize(("what", "a", "b", "options"), NOT_OURS, ids=[n[0] for n in NOT_OURS])
+def test_what_is_not_ours_says_why(what: str, a: Any, b: Any, options: dict[str, Any]) -> None:
+    call = prepared(a, b, **options)
+    assert call.plan is None and call.decision.problem is None
+    before, why = call.decision.reason[: len(ANSWERS)], call.decision.reason[len(ANSWERS) :]
+    assert before == ANSWERS and len(why) > 10
+
+
+ANSWERS = "NumPy answers: "
+
+
+def test_a_read_only_out_is_not_ours_but_read_only_operands_are() -> None:
+    frozen = np.zeros((6, 6))
+    frozen.flags.writeable = False
+    assert prepared(frozen, frozen).decision.problem is not None
+    assert prepared(frozen, frozen, frozen).decision.problem is None
+
+
+COMMON: list[tuple[str, str, Any, str]] = [
+    ("f4", "f4", None, "f4"),
+    ("f4", "f8", None, "f8"),
+    ("i4", "f4", None, "f8"),
+    ("i2", "f4", None, "f4"),
+    ("i2", "f2", None, "f4"),
+    ("?", "f4", None, "f4"),
+    ("f8", "F", None, "D"),
+    (">f8", ">f8", None, "f8"),
+    ("i8", "i8", "f8", "f8"),
+    ("f4", "f4", complex, "D"),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "dtype", "common"), COMMON)
+def test_the_common_type_is_numpys(left: str, right: str, dtype: Any, common: str) -> None:
+    a, b = X.astype(left), X.T.astype(right)
+    found = np.dtype(prepared(a, b, **({"dtype": dtype} if dtype else {})).dtype)
+    assert found == np.dtype(common) == np.matmul(a, b, dtype=dtype).dtype
+    assert found.isnative
+
+
+def test_the_bytes_of_arrays_that_lie_in_no_usual_way_are_known_too() -> None:
+    """Strides that are no whole numbers of elements, backwards, not aligned: as NumPy's own bounds have them."""
+    memory = np.zeros(4000, np.uint8)
+    strided = np.ndarray((5, 6), np.float64, memory, 501, (100, -9))
+    shifted = np.ndarray((5, 6), np.float64, memory, 3, (48, 8))
+    for x in (strided, strided[::-2, 1:], shifted, shifted.T, np.zeros((4, 5))[::-1, ::2]):
+        low, high = np.lib.array_utils.byte_bounds(x)
+        assert byte_span(NUMPY.operand(x)) == (low - x.ctypes.data, high - x.ctypes.data)
+    assert NUMPY.operand(strided).strides is NUMPY.operand(shifted).strides is None
+    a, c = (np.ndarray((16, 16), np.float64, np.zeros(4000, np.uint8), 3, (128, 8)) for _ in range(2))
+    call = prepared(a, np.zeros((16, 16)), np.zeros((16, 16)), LEVEL)
+    assert not call.overlap(a.ctypes.data, 0, c.ctypes.data) and call.overlap(a.ctypes.data, 0, a.ctypes.data + 2047)
