@@ -109,6 +109,7 @@ def _which(told: dict[str, Any]) -> str:
     suite, (_, _, options) = SUITES[told["suite"]], told["environment"]["command"].partition(" --pytest ")
     selected = options.partition("-k ")[2] or suite.select
     files = ", ".join(f"`{Path(x).name if x.endswith('.py') else x}`" for x in suite.files)
+    selected = selected.strip('"')
     return f"`-k {selected}`" if "-k " in options else f"{files}, `-k {selected}`" if selected else files
 
 

@@ -140,7 +140,8 @@ def gram(
     if usual and asks_half_alone(fill, alpha, beta):
         known = PLAIN_TYPES.get(type(a))
         if known is not None and (out is None or type(out) is type(a)):
-            found = routes.known_half_product(known, a, out, bool(rows), fill)
+            find = routes.known_half_product(known)  # type: ignore[arg-type]
+            found = find(known, a, out, bool(rows), fill)
             if found is not None:
                 return found
     wished = plan, max_error_growth, workspace

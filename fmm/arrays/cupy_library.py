@@ -87,25 +87,21 @@ class CupyLibrary(NumpyLike):
         return give(c) if give else c
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        if self.options or type(a) is not ndarray or type(b) is not ndarray:
-            return None
-        dtype = a.dtype
-        mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
-        where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
-        if out is None:
-            return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where
-        if type(out) is not ndarray:
-            return None
-        target = out.shape, out.strides, out.dtype, out.data.device_id
-        return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
-
-    def half_key(self, a: Any, out: Any) -> Hashable | None:
         if self.options or type(a) is not ndarray:
             return None
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
-        found = mode, a.shape, a.strides, dtype, current_device(), a.data.device_id
-        return found if out is None else (*found, out.shape, out.strides, out.dtype, out.data.device_id)
+        target = None
+        if out is not None:
+            if type(out) is not ndarray:
+                return None
+            target = out.shape, out.strides, out.dtype, out.data.device_id
+        if b is None:
+            return mode, a.shape, a.strides, dtype, current_device(), a.data.device_id, target
+        if type(b) is not ndarray:
+            return None
+        where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
+        return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype

@@ -146,11 +146,10 @@ class Library(Protocol):
         ...
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        """Everything of the arrays and settings that a prepared call depends on, cheaply; None: not to be kept."""
-        ...
+        """Everything of the arrays and settings that a prepared call depends on, cheaply; None: not to be kept.
 
-    def half_key(self, a: Any, out: Any) -> Hashable | None:
-        """The same of a matrix times its own transpose, more cheaply; None: not to be kept."""
+        Without b, of a matrix and its own transpose.
+        """
         ...
 
     def size_key(self, a: Any, b: Any) -> Hashable:

@@ -86,9 +86,6 @@ class NumpyLibrary(NumpyLike):
             return None
         return *options, *_laid_out(a), *_laid_out(b), *_laid_out(out), out.flags.writeable
 
-    def half_key(self, a: Any, out: Any) -> None:
-        """On the host a half takes too long for that."""
-
     def size_key(self, a: Any, b: Any) -> Hashable:
         return a.shape, b.shape, a.dtype, b.dtype
 

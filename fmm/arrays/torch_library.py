@@ -148,16 +148,11 @@ class TorchLibrary(_TorchTensors):
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
+        target = None if out is None else (out.shape, out.stride(), out.dtype)
+        if b is None:
+            return math, a.shape, a.stride(), dtype, a.get_device(), target
         where = a.get_device(), _begin_alike(a, b)
-        if out is None:
-            return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where
-        target = out.shape, out.stride(), out.dtype
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
-
-    def half_key(self, a: Any, out: Any) -> Hashable | None:
-        dtype = a.dtype
-        found = _precision() if dtype is torch.float32 else "", a.shape, a.stride(), dtype, a.get_device()
-        return found if out is None else (*found, out.shape, out.stride(), out.dtype)
 
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
@@ -222,9 +217,6 @@ class TorchHostLibrary(_TorchTensors):
         operands = a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
-
-    def half_key(self, a: Any, out: Any) -> Hashable | None:
-        return None
 
     def size_key(self, a: Any, b: Any) -> Hashable:
         return a.shape, b.shape, a.dtype, b.dtype

@@ -22,10 +22,10 @@ from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.float16.f16_planes import f16x3_scratch, kept_room
-from fmm.kernels.cuda.products.tiles.tile_sizes import PRESETS, SMALL_TYPES, SUMMING
+from fmm.kernels.cuda.products.tiles.tile_sizes import LARGEST_SMALL, PRESETS, SMALL_TYPES, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE = "f16x3", "digits-{}"  # in a calibration
+F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
@@ -88,7 +88,6 @@ TILE = Leaf(
     time_formula="tiles",
 )
 
-# No candidate: which halves it computes is a rule (fmm.runtime.decisions.decide).
 SMALL = Leaf(
     "small",
     "small halves in one launch, whatever their type and layout",
@@ -96,8 +95,11 @@ SMALL = Leaf(
     SMALL_TYPES,
     halves=SMALL_TYPES,
     mirrors=True,
+    longest=LARGEST_SMALL,
     orders=(),
-    forms=(),
+    forms=("half",),
+    unprobed=("half",),
+    rate=SMALL_RATE,
 )
 
 F16X3 = Leaf(

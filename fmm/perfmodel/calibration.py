@@ -12,7 +12,9 @@ from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.threads.thread_pool import MOST as SUM_THREADS
 from fmm.kernels.cuda.products.float16.f16_planes import PIECE
-from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
+from fmm.kernels.cuda.products.tiles.small import RESIDENT
+from fmm.kernels.cuda.products.tiles.small import TILE as SMALL_TILE
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.levels.residue_room import PRODUCTS
 from fmm.kernels.plans.levels.residues import residue_endings
@@ -63,6 +65,9 @@ class Rate:
     # One half of a product that is its own adjoint takes this share of the whole product's time, where the vendor has a
     # function for it. (On an H200 0.50 in float32, 0.63 in float64.)
     half: float = 0.6
+    # With fewer steps along the inner dimension than the first, it takes the second share of that time.
+    half_least: float = 0.0
+    half_below: float = 1.0
     # The same by this package's own kernels, if it is very large; 1: nobody measured it. With so many rows, whole tiles
     # on the diagonal and a last round that is not full take as long again.
     half_by_tiles: float = 1.0
@@ -100,6 +105,7 @@ class Calibration:
     # vendor's alone. (What the tuner times are launches; a user's call has its Python, too.)
     call: float = 0.0
     call_of_leaf: float = 0.0
+    call_of_small: float = 0.0  # by the leaf for small halves: looked up, and one launch without the vendor's library
     least: float = 0.0  # plans with leaf products that have a shorter side are not chosen: the formula is wrong there
     lanes: int = 1  # products that run at a time
     idle: float = 0.0  # seconds in which a thread has nothing to do, at a plan's beginning and end
@@ -195,6 +201,14 @@ LAUNCH = 4e-6
 # 43 to 60 where another leaf does, after 46 to 105 by a plan with levels. Calls that recur are replayed: such ones took
 # 31 to 68 us in all.
 CALL, CALL_OF_LEAF = 45e-6, 40e-6
+# There a recurring call of fmm.gram was back after 17 to 30 us where the leaf `small` multiplies 64 or 256 rows, and
+# after 66 to 78 us by cuBLAS's syrk, of which the device worked for 42 (results/nvidia-h200/host-transposed.json, 1024
+# rows of float64, the lower half).
+CALL_OF_SMALL = 25e-6
+# Seconds in which a thread block of that leaf goes through SMALL_TILE steps of the inner dimension, where its
+# multiprocessor has another one too: of what 512 rows and columns take there, but for the launch (26 us in float32 and
+# bfloat16, 37 us in float64).
+SMALL_STEPS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
 UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
@@ -206,6 +220,10 @@ BATCH = {"tf32": 1.12}
 IN_ROUNDS = ("float32",)
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
 HALF = {"float32": 0.51, "float64": 0.57}
+# With short inner dimensions it is another kernel: in float32 3020 rows of 170 numbers and 3932 of 72 took 2.2 and 2.4
+# times as long by it, mirror and all, as by gemm, or a third of gemm's rate both times. In float64, of which 16933 rows
+# of 355 numbers took 1.4 times less, shorter ones were not measured: it is taken to be no faster than gemm.
+HALF_LEAST, HALF_BELOW = 256.0, {"float32": 2.0}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
 HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
@@ -253,11 +271,14 @@ def datasheet(name: str) -> Calibration:
             tile=SIDE,
             sms=gpu.sms if t in IN_ROUNDS else 0.0,
             half=HALF.get(t, Rate.half),
+            half_least=HALF_LEAST if t in HALF else 0.0,
+            half_below=HALF_BELOW.get(t, Rate.half_below),
             **_by_tiles(t, gpu),
         )
         for t, peak in peaks.items()
     }
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
+    rates |= {SMALL_RATE.format(t): _small_halves(gpu, seconds) for t, seconds in SMALL_STEPS.items() if t in rates}
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
         rates |= dict(_integers(rates, stream))
@@ -268,7 +289,26 @@ def datasheet(name: str) -> Calibration:
             rates[F16X3_RATE] = planes
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
-    return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
+    found = replace(found, margin=MARGIN, least=LEAST)
+    return replace(found, call=CALL, call_of_leaf=CALL_OF_LEAF, call_of_small=CALL_OF_SMALL)
+
+
+@depends_on_rows
+@lru_cache(maxsize=64)
+def with_unmeasured(tuned: Calibration, guess: Calibration) -> Calibration:
+    """A tuned calibration, with the guess's rates of leaves that no tuning measures."""
+    unmeasured = [x.rate.format(t) for x in ending_rows() if x.rate and not x.probed for t in x.types]
+    rates = {name: guess.rates[name] for name in unmeasured if name in guess.rates}
+    known = MappingProxyType({**rates, **tuned.rates})
+    return replace(tuned, rates=known, call_of_small=tuned.call_of_small or guess.call_of_small)
+
+
+def _small_halves(gpu: Device, seconds: float) -> Rate:
+    """A half by the leaf `small`: tiles on and below the diagonal, each by one thread block, as many at a time as all
+    multiprocessors have."""
+    at_once = 2 * RESIDENT * gpu.sms  # of tiles on both sides of the diagonal, of which half is computed
+    flops = at_once * SMALL_TILE**3 / seconds
+    return Rate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 
 
 def _by_tiles(dtype: str, gpu: Device) -> dict[str, float]:

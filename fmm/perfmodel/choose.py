@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
+from typing import NamedTuple
 
 from fmm.kernels.plans.candidates import candidate_plans, half_candidates, levels_above
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -143,12 +144,12 @@ def considered_candidates(problem: Problem, calibration: Calibration, limits: Li
 
 def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
     """All candidates, the fastest first; equally fast ones in the order of the list."""
-    base = predict_vendor(problem, calibration).seconds
+    base = max(predict_vendor(problem, calibration).seconds, call_seconds(VENDOR, problem, calibration))
     found: list[Candidate] = []
-    for plan in among or candidates(calibration.batches, problem.halved):
-        if may_be_chosen(plan, problem, calibration) and not _cut_too_small(plan, problem, calibration.least):
+    for choosable in _of_plans(among, problem, calibration) if among else _of_all(problem, calibration):
+        if choosable.suits(problem) and not choosable.cut_too_small(problem, calibration.least):
             with suppress(PlanError):  # it cannot be done at these sides
-                found += _rated(plan, problem, calibration, base)
+                found += _rated(choosable.plan, problem, calibration, base)
     return _by_time(*found)
 
 
@@ -161,7 +162,7 @@ def composed_candidates(problem: Problem, calibration: Calibration, limits: Limi
     """The best compositions of levels above candidates that are within the limits."""
     if not (levels := levels_above("cuda" if calibration.batches else "cpu")):
         return ()
-    ends = [p for p in candidates(calibration.batches) if may_be_chosen(p, problem, calibration) and limits.allow(p, 1)]
+    ends = [x.plan for x in _of_all(problem, calibration) if x.suits(problem) and limits.allow(x.plan, 1)]
     room = Room(limits.workspace, limits.error_growth)
     made = composed_plans(problem, calibration, room, levels, ends)
     return ranked_candidates(problem, calibration, made) if made else ()
@@ -170,9 +171,9 @@ def composed_candidates(problem: Problem, calibration: Calibration, limits: Limi
 def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) -> Iterator[Candidate]:
     """The plan with its prediction, if its leaf products are large enough; `base` is the vendor's time."""
     work = estimated_work(plan, problem)
-    if not splits(plan) or work.smallest >= calibration.least:
+    if not plan.splits or work.smallest >= calibration.least:
         prediction = predicted_seconds(plan, problem, work, calibration)
-        seconds = max(prediction.seconds, call_seconds(plan, calibration))
+        seconds = max(prediction.seconds, call_seconds(plan, problem, calibration))
         time = seconds / base if base else 1.0
         growth = expected_growth(plan, problem.dtype, not calibration.batches)
         yield Candidate(plan, prediction, time, growth, needed_margin(plan, problem, calibration))
@@ -182,29 +183,93 @@ def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> flo
     """By how much it must win; more where the products are not the vendor's, whose time is known best. Our own tiles
     alone are as good a choice as the vendor where they are expected to take as long: they have no sums that the model
     could be wrong about."""
-    own = plan.timed_by_tiles or bool(plan.leaf_use.leaf.rate)
-    least = calibration.tiled_margin if own else calibration.margin
-    alone = plan.timed_by_tiles and not plan.levels
+    leaf = plan.leaf_use.leaf
+    least = calibration.tiled_margin if plan.timed_by_tiles or leaf.rate else calibration.margin
+    alone = not plan.levels and (plan.timed_by_tiles or leaf.longest > 0)
     cut = problem.halved and bool(plan.levels) and calibration.batches
     return (0.0 if alone else least) + HALF_DOUBT * cut + _doubt(plan, problem, calibration)
 
 
-def call_seconds(plan: Plan, calibration: Calibration) -> float:
-    """What a call by the plan takes the processor, at least; the vendor's own is not counted."""
-    if plan == VENDOR:
+def call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
+    """What a call by the plan takes the processor, at least; a library's own product is not counted, but it has none
+    that computes one half alone."""
+    if plan.levels:
+        return calibration.call
+    if plan == VENDOR and not problem.halved:
         return 0.0
-    return calibration.call if plan.levels else calibration.call_of_leaf
+    return calibration.call_of_small if plan.leaf_use.leaf.longest else calibration.call_of_leaf
 
 
-def _cut_too_small(plan: Plan, problem: Problem, least: float) -> bool:
-    """Is a side of its leaf products shorter than that for certain? Padding makes them longer by less than a third."""
-    return splits(plan) and any(
-        side < 0.7 * least * parts for side, parts in zip(problem.size, _parts(plan), strict=True)
-    )
+# ---- which plans are compared at all
+
+
+class Choosable(NamedTuple):
+    """A plan that is compared unasked for a type, as far as that does not depend on the sides."""
+
+    plan: Plan
+    alignment: int  # every row must begin at a multiple of so many bytes
+    longest: float  # and no side may be longer
+    parts: tuple[int, int, int] | None  # into which each side is cut by all levels together; None: it splits nothing
+
+    def suits(self, problem: Problem) -> bool:
+        """Are these sides, and the rows that come of them, as they must be?"""
+        aligned = self.alignment == 1 or rows_aligned(problem, self.alignment)
+        return aligned and (self.longest == inf or max(problem.size) <= self.longest)
+
+    def cut_too_small(self, problem: Problem, least: float) -> bool:
+        """Is a side of its leaf products shorter than that for certain? Padding makes them longer by less than a
+        third."""
+        if self.parts is None:
+            return False
+        (m, k, n), (rows, inner, cols), least = problem.size, self.parts, 0.7 * least
+        return m < least * rows or k < least * inner or n < least * cols
+
+
+def _of_all(problem: Problem, calibration: Calibration) -> tuple[Choosable, ...]:
+    return _of_type(problem.dtype, problem.halved, calibration)
 
 
 @depends_on_rows
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
+def _of_type(dtype: str, halved: bool, calibration: Calibration) -> tuple[Choosable, ...]:
+    """Of all candidates: told once for a type, and not at every decision."""
+    every = candidates(calibration.batches, halved)
+    return tuple(x for plan in every if (x := _choosable(plan, dtype, halved, calibration)))
+
+
+def _of_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[Choosable]:
+    for plan in plans:
+        if (found := _choosable(plan, problem.dtype, problem.halved, calibration)) is not None:
+            yield found
+
+
+def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -> Choosable | None:
+    """None where its leaf is not compared unasked for this type, or was to be measured and was not.
+
+    (Our own kernel is not for types in which it takes about the vendor's time.)
+    """
+    leaf, parts = plan.leaf_use.leaf, _parts(plan) if plan.splits else None
+    if halved and not plan.levels and plan != VENDOR:
+        known = _half_is_known(plan, dtype, calibration)
+        return Choosable(plan, leaf.alignment, leaf.longest or inf, parts) if known else None
+    if not plan.considered_for(dtype):
+        return None
+    rate, own = calibration.known_rate(plan.rate_name(dtype)), plan.timed_by_tiles
+    inside = plan.leaf_type(dtype) in leaf.types_inside
+    if rate is None or (own and not (rate.tiled > 0 and inside)):
+        return None
+    # A batch reads nothing but temporaries, whose rows are aligned.
+    anyhow = plan.batched or (own and rate.tiled_odd > 0)
+    return Choosable(plan, 1 if anyhow else leaf.alignment, inf, parts)
+
+
+def _half_is_known(plan: Plan, dtype: str, calibration: Calibration) -> bool:
+    """Was one half by the leaf alone measured on such a device?"""
+    leaf = plan.leaf_use.leaf
+    rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.known_rate(dtype)
+    return dtype in (*leaf.halves, *leaf.loose_halves) and rate is not None and rate.half_by_tiles < 1
+
+
 def _parts(plan: Plan) -> tuple[int, int, int]:
     """Into how many parts each side is cut, as far as that is the same for all sides; by all levels together."""
     cuts = [level.cut.parts for level in plan.levels if level.cut]
@@ -212,42 +277,12 @@ def _parts(plan: Plan) -> tuple[int, int, int]:
     return m, k, n
 
 
-def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
-    """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?
-
-    (Our own kernel is not for types in which it takes about the vendor's time.)
-    """
-    if problem.halved and not plan.levels and plan != VENDOR:
-        return _half_is_known(plan, problem, calibration)
-    if not plan.considered_for(problem.dtype):
-        return False
-    rate, own = calibration.known_rate(plan.rate_name(problem.dtype)), plan.timed_by_tiles
-    inside = plan.leaf_type(problem.dtype) in plan.leaf_use.leaf.types_inside
-    if rate is None or (own and not (rate.tiled > 0 and inside)):
-        return False
-    # A batch reads nothing but temporaries, whose rows are aligned.
-    aligned = any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment)
-    return aligned or (own and rate.tiled_odd > 0)
-
-
-def _half_is_known(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
-    """Was one half by the leaf alone measured on such a device, and may its kernel read these rows?"""
-    rate, leaf = calibration.known_rate(problem.dtype), plan.leaf_use.leaf
-    by_tiles = problem.dtype in (*leaf.halves, *leaf.loose_halves)
-    return by_tiles and rate is not None and rate.half_by_tiles < 1 and rows_aligned(problem, leaf.alignment)
-
-
-def splits(plan: Plan) -> bool:
-    """Are its leaf products smaller than the problem?"""
-    return any(level.splits for level in plan.levels)
-
-
 def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """What is added to a plan's margin where C has few tiles, or is thin: the formula is made for large products."""
     tile, least = calibration.rate(problem.dtype).tile, min(problem.size)
-    if tile <= 1 or not least or plan == VENDOR:
+    if tile <= 1 or not least or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
-    few = splits(plan) or problem.halved
+    few = plan.splits or problem.halved
     share = 1.0 if few else OTHER_NUMBERS if plan.leaf_type(problem.dtype) != problem.dtype else 0.0
     return share * few_tiles_doubt(problem, calibration) if share else THIN * tile / least
 

@@ -11,7 +11,7 @@ from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.work import Work, counted_work, estimated_work
+from fmm.perfmodel.work import Half, Work, counted_work, estimated_work
 from fmm.problem import Problem
 
 LEAVES_OUT = (
@@ -151,22 +151,31 @@ def _halves(
 ) -> tuple[float, float]:
     """The same of products that are their own adjoints: where the leaf does one half alone a share of the whole's."""
     seconds = starts = 0.0
-    for m, k, count, batch, name, loose in work.halves:
+    for half in work.halves:
+        m, k, count, batch, *_ = half
         if m and k:
-            leaf = leaf_use(name).leaf
-            aligned = not work.halves_unaligned and not work.halves_odd  # else those types are the vendor's
-            by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ()))
-            if by_tiles:  # those on the diagonal are whole
-                share = min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
-            elif dtype.name in leaf.rank_updates:
-                share = 1.0 if calibration.batches and batch > 1 and m <= leaf.whole_halves else rate.half
-            else:
-                share = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
+            share = _share_of_half(half, work, rate, dtype, calibration.batches)
             compute = dtype.flops * m * k * m / rate.flops * _vendors(rate, m, k, m, max(batch, lanes))
             moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(share * leaf.relative_time * compute, moved)
+            seconds += count * max(share * compute, moved)
             starts += count / batch
     return seconds, starts
+
+
+def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:
+    """What one half takes of the time of the whole product on rows that are aligned."""
+    m, k, _, batch, name, loose = half
+    leaf = leaf_use(name).leaf
+    aligned = not work.halves_unaligned and not work.halves_odd  # else those types are the vendor's
+    if dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
+        # Tiles on the diagonal are whole.
+        return leaf.relative_time * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
+    aside = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
+    if dtype.name not in leaf.rank_updates:
+        return leaf.relative_time * aside
+    if batches and batch > 1 and m <= leaf.whole_halves:
+        return leaf.relative_time
+    return leaf.relative_time * (rate.half if k >= rate.half_least else rate.half_below * aside)
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:

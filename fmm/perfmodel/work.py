@@ -97,7 +97,8 @@ class Work:
     @property
     def smallest(self) -> float:
         """The shortest side of the leaf products."""
-        return min([min(leaf[:3]) for leaf in self.leaves] + [min(half[:2]) for half in self.halves])
+        found = [min(leaf[:3]) for leaf in self.leaves]
+        return min(found + [min(half[:2]) for half in self.halves]) if self.halves else min(found)
 
 
 def counted_work(plan: Plan, problem: Problem) -> Work:
@@ -334,8 +335,8 @@ def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, 
     A batch reads temporaries alone, whose rows are aligned.
     """
     vectors, worded = _rows(problem, ACCESS), _rows(problem, WORD)
-    unaligned, odd = float(not all(vectors)), float(not all(worded))
-    direct = 0.0 if any(level.batched for level in plan.levels) else direct
+    unaligned, odd = float(False in vectors), float(False in worded)
+    direct = 0.0 if plan.batched else direct
     return {
         "unaligned": direct * (unaligned - odd),
         "odd": direct * odd,
@@ -355,13 +356,14 @@ def access_bytes(products: float, itemsize: int) -> int:
 
 def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
     """Does every row of A, of B, of C begin at a multiple of so many bytes, if the first does?"""
-    a, b = (side * problem.itemsize % unit == 0 for side in (problem.k, problem.n))
-    return a, b, b
+    itemsize = problem.itemsize
+    b = problem.n * itemsize % unit == 0
+    return problem.k * itemsize % unit == 0, b, b
 
 
 def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
     """How much is moved to and from those of A, B and C whose rows do not begin as they should."""
-    return sum(x for x, begins in zip(moved, begin, strict=True) if not begins)
+    return sum([x for x, begins in zip(moved, begin, strict=True) if not begins])
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:

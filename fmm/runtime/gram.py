@@ -5,24 +5,21 @@ The lower half is what plans compute; an upper one is the lower one of the trans
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fmm.arrays.library import Library, Setting
-from fmm.config.files import circumstances
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
-from fmm.runtime.calls.prepare import CALLS, KeptCall, prepare, prepared, writes_there
+from fmm.runtime.calls.prepare import Ask, prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import LIFETIME, NO_WISHES, Wishes, good_until, memory_share
+from fmm.runtime.decisions.limits import NO_WISHES, HalfWishes, Wishes
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")
@@ -59,23 +56,18 @@ def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> An
     question is asked but whether memory is shared; and of a small one of NumPy's, by NumPy. None: the usual way."""
     if library.processor == "cpu":
         return _small_gram(library, a, out, rows) if fill == "full" else None
-    found = library.half_key(a, out)
-    if found is None:
-        return None
-    key = rows, fill, found, circumstances()
-    kept: KeptCall | None = library.calls.get(key)
-    if kept is None or kept.until < time.monotonic():
-        if len(library.calls) >= CALLS:
-            library.calls.clear()
-        kept = library.calls[key] = _kept_gram(library, a, out, GramRequest(rows, fill))
-    if kept.call.plan is None:
+    call = prepared(library, a, None, out, KNOWN[rows, fill], _prepare_alone)
+    if call.plan is None:
         return None
     left, right = (a, library.transposed(a)) if rows else (library.transposed(a), a)
     target = library.transposed(out) if fill == "upper" else out
-    if out is not None and not writes_there(library, kept.call, left, right, target):
+    if out is not None and not writes_there(library, call, left, right, target):
         return None
-    c = by_plan(library, kept.call, left, right, target, NO_WISHES)
+    c = by_plan(library, call, left, right, target, NO_WISHES)
     return c if out is None else None if c is None else out
+
+
+KNOWN = {(rows, fill): HalfWishes(rows, fill) for rows in (False, True) for fill in HALVES}
 
 
 def _small_gram(library: Library, a: Any, out: Any, rows: bool) -> Any:
@@ -92,16 +84,14 @@ REAL_BLAS = (np.dtype("float32"), np.dtype("float64"))
 SMALL_SIDE = 1024  # no plan for halves was seen to win up to here, and to ask for one costs 50 microseconds
 
 
-def _kept_gram(library: Library, a: Any, out: Any, request: GramRequest) -> KeptCall:
-    """The call that does all that is asked, and until when it is good; one without a plan where there is none."""
-    if not library.is_complex(a) and (out is not None or request.fill == "full"):
-        found = _operands(library, a, None, out, request)
+def _prepare_alone(library: Library, a: Any, b: None, out: Any, wishes: HalfWishes) -> Call:
+    """The call that does all that is asked; one without a plan where the usual way must see it."""
+    if not library.is_complex(a) and (out is not None or wishes.fill == "full"):
+        found = _operands(library, a, b, out, GramRequest(wishes.rows, wishes.fill))
         call, chosen = _chosen(library, found, NO_WISHES, prepared)
         if chosen is found and call.plan is not None and call.decision.trial is None:
-            number = library.device_number(a)
-            memory_share(library, number)
-            return KeptCall(call, good_until(library, number))
-    return KeptCall(Call(Decision(VENDOR, None, "the usual way"), Setting(0)), time.monotonic() + LIFETIME)
+            return call
+    return Call(Decision(VENDOR, None, "the usual way"), Setting(0))
 
 
 def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
@@ -161,9 +151,6 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
     if c is None and _is_librarys_own(call, found):
         return library.vendor(found.left, found.right, found.out)
     return _finished(library, found, library.vendor(left, right) if c is None else c)
-
-
-Ask = Callable[[Library, Any, Any, Any, Wishes], Call]
 
 
 def _chosen(library: Library, found: Operands, wishes: Wishes, ask: Ask) -> tuple[Call, Operands]:

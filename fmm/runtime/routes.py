@@ -5,7 +5,7 @@ The modules that few programs need, and those that load torch or CuPy, are loade
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -151,11 +151,10 @@ def half_product(asked: AskedGram) -> Any:
     return _torch_products().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
 
 
-def known_half_product(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
-    """Of CuPy's arrays or torch's tensors, where little is asked; None where the usual way must see it."""
-    if library.differentiable:
-        return _torch_products().known_gram(a, out, rows, fill)
-    return known_gram(library, a, out, rows, fill)
+@lru_cache(maxsize=8)
+def known_half_product(library: Library) -> Callable[[Library, Any, Any, bool, Half], Any]:
+    """Who multiplies its arrays, where little is asked; what that gives is None where the usual way must see it."""
+    return _torch_products().known_gram if library.differentiable else known_gram
 
 
 def half_product_explained(asked: AskedGram) -> Decision:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,18 @@ import pytest
 import fmm
 from fmm.arrays import pick
 from fmm.arrays.library import Library
+from fmm.config.files import Configs
+from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Problem
 from fmm.runtime import call as product_call
 from fmm.runtime import devices
-from fmm.runtime.calls import answer
+from fmm.runtime.calls import answer, prepare
 from fmm.runtime.decisions import left_to_vendor, limits
-from fmm.runtime.decisions.decide import Decision
-from tests.support import numpy_cupy
+from fmm.runtime.decisions.decide import Decision, decide
+from tests.support import configs, numpy_cupy
 from tests.support.devices import H200
 
 PLAN = Plan.parse("strassen.batched.pad16 > vendor")
@@ -205,7 +211,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
     ran.clear()
     with monkeypatch.context() as patch:
         patch.setattr("fmm.runtime.routes.gram_product", None)
-        patch.setattr("fmm.runtime.gram.prepared", None)
+        patch.setattr("fmm.runtime.calls.prepare.answer_question", None)
         assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
         assert fmm.gram(flat, None, out, rows=True, fill="upper") is out
         fmm.gram(larger)
@@ -218,3 +224,45 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
     assert lefts[:3] == ((30, 70), (70, 30), (70, 30)) and rights[:3] == ((70, 30), (30, 70), (30, 70))
     fmm.gram(x, None, x, fill="lower")  # shares memory with what it is made of: the product is made elsewhere
     assert len(ran) == 5
+
+
+def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, larger = (Problem(n, n, n, "float32", op="gram") for n in (256, 512))
+    entry = replace(configs.entry(small.size, "gram > vendor"), op="gram")
+    tuned = Tuned(H200.identity, "float32", datasheet("H200"), {entry.key: entry})
+    monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
+    monkeypatch.setattr(Configs, "tuned", lambda configs, identity, dtype: tuned)
+    limits = Limits(1 << 34, H200.error_growth)
+    assert [str(decide(problem, limits, H200).plan) for problem in (small, larger)] == ["gram > vendor", "small"]
+    # What no tuning measures is known all the same.
+    unmeasured = replace(datasheet("H200"), rates={"float32": datasheet("H200").rate("float32")}, call_of_small=0.0)
+    tuned = replace(tuned, calibration=unmeasured)
+    assert str(decide(larger, limits, H200).plan) == "small"
+
+
+def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of a call goes with the free memory, not with the second in which that is asked for again."""
+    now, asked, free = [100.0], [0], [1 << 36]
+
+    def counted(question: Any) -> Any:
+        asked[0] += 1
+        return answer.answer_question(question)
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(prepare, "answer_question", counted)
+    cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
+    a = drawn(cupy, 110)
+    fmm.matmul(a, a)  # CuPy is known from now on
+    library: Any = pick.library_of(a, a)
+    monkeypatch.setattr(type(library), "free_bytes", lambda library, number: free[0])
+    calls: tuple[Callable[[], Any], ...] = (lambda: fmm.matmul(a, a), lambda: fmm.gram(a))
+    for call in calls:
+        library.calls.clear()
+        now[0] += 2
+        questions = []
+        for wait, bytes_free in ((0.0, 1 << 36), (0.1, 1 << 36), (2.0, 1 << 36), (2.0, 1 << 30)):
+            now[0] += wait
+            free[0], asked[0] = bytes_free, 0
+            call()
+            questions.append(asked[0])
+        assert questions[0] and questions[1:3] == [0, 0] and questions[3]

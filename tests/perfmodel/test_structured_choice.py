@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -11,7 +14,7 @@ from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose, few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import bounds_entries
-from fmm.problem import Operation, Problem
+from fmm.problem import FILLS, Operation, Problem
 
 H200 = datasheet("H200")
 LIMITS = Limits(60 << 30, 16, emulation=False)
@@ -94,3 +97,63 @@ def test_halves_by_residues_are_no_candidates_without_emulation() -> None:
     assert not found.best.plan.emulates and not any(".oz" in str(c.plan) for c in found.considered)
     plan = Plan.parse("gram.residues(14) > vendor")
     assert plan.emulates and not bounds_entries(plan) and not LIMITS.allow(plan, 1.0)
+
+
+# ---- small halves
+
+
+RECORDED = Path(__file__).parents[2] / "results" / "nvidia-h200" / "host-transposed.json"
+SMALL = Plan.parse("small")
+
+
+def recorded_call(dtype: str, n: int, call: str) -> float:
+    """Seconds of a recurring call there, the median of its rounds."""
+    rows = [r for r in json.loads(RECORDED.read_text())["rows"] if (r["dtype"], r["n"]) == (dtype, n) and call in r]
+    return float(median(rows[0][call])) / 1e6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_what_a_launch_of_the_leaf_for_small_halves_takes(dtype: str) -> None:
+    """At 512 the device takes longer than the processor's call does, at 256 it does not."""
+    for n, call in ((512, H200.call_of_leaf), (256, H200.call_of_small)):
+        taken = quick_prediction(SMALL, Problem(n, n, n, dtype, op="gram"), H200).seconds
+        assert taken < call
+        if n == 512:
+            assert taken == pytest.approx(recorded_call(dtype, n, "fmm.gram"), rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("device", ["H200", "A100", "V100"])
+def test_small_halves_are_one_launch(dtype: str, device: str) -> None:
+    if dtype not in datasheet(device).rates:
+        return
+    for n, k in ((1, 1), (31, 500), (512, 3), (257, 258), (512, 512)):
+        for fill in FILLS:
+            found = choose(Problem(n, k, n, dtype, op="gram", fill=fill), datasheet(device), LIMITS)
+            assert found.best.plan == SMALL and found.best.time < 1
+    for size in ((513, 30, 513), (30, 513, 30)):
+        considered = choose(Problem(*size, dtype, op="gram"), datasheet(device), LIMITS).considered
+        assert SMALL not in [c.plan for c in considered]
+
+
+def test_small_halves_are_no_products_and_no_blocks_of_larger_ones() -> None:
+    for problem in (Problem(256, 256, 256, "float32"), Problem(4096, 4096, 4096, "float32", op="gram")):
+        assert not any("small" in str(c.plan) for c in choose(problem, H200, LIMITS).considered)
+
+
+# ---- what the vendor's own halves take
+
+
+def test_syrk_is_slow_where_the_inner_side_is_short() -> None:
+    vendor = Plan.parse("vendor")
+
+    def times_the_whole(n: int, k: int, dtype: str) -> float:
+        half, whole = (quick_prediction(vendor, Problem(n, k, n, dtype, op=op), H200) for op in ("gram", "product"))
+        return half.seconds / whole.seconds
+
+    assert times_the_whole(3020, 170, "float32") == pytest.approx(2.2, rel=0.1)
+    assert times_the_whole(3932, 72, "float32") == pytest.approx(2.4, rel=0.1)
+    assert times_the_whole(4096, 255, "float64") > 1 > 1 / 1.4 > times_the_whole(16933, 355, "float64")
+    for n, seconds in ((8192, 11.0e-3), (16384, 85.3e-3)):
+        lower = quick_prediction(vendor, Problem(n, n, n, "float32", op="gram", fill="lower"), H200)
+        assert lower.seconds == pytest.approx(seconds, rel=0.05)  # results/nvidia-h200/gram-plans.json

@@ -182,6 +182,7 @@ def _plans_of(name: str, device: str, forms: Callable[[Leaf], tuple[str, ...]]) 
 CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
 HALF_FORMS: Final = ("nested", "one pass", "outer")
 HALF_LEVELS: Final = 1  # algorithms that are tried there
+HALF_ALONE: Final = "half"  # the form of a leaf that is considered for such products alone, and for no blocks of them
 
 
 @depends_on_rows
@@ -196,20 +197,18 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
         names = [x for leaf in leaves_on(device) if form.name in leaf.forms for x in leaf.tried_names]
         if form.name in HALF_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
-    found = [VENDOR]
-    of_halves = [leaf.name for leaf in leaves_on(device) if leaf.halves]
-    found += [Plan(leaf=name) for name in of_halves]
-    own_halves = [name for name in of_halves if not Plan(leaf=name).emulates]
+    found = [VENDOR, *(Plan(leaf=x.name) for x in ending_rows() if device in x.devices and x.forms and x.halves)]
+    below_cuts = [f".{leaf.name}" for leaf in leaves_on(device) if leaf.halves and not leaf.emulates]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
-            others = [f".{name}" for name in own_halves] if plan.leaf == VENDOR.leaf else []
+            others = below_cuts if plan.leaf == VENDOR.leaf else []
             found += [Plan.parse(f"gram^{cuts}{by} > {plan}") for by in ("", *others)]
     return tuple(found)
 
 
 def leaves_on(device: str) -> list[Leaf]:
-    """The leaves, and levels done whole, that such a device has and that are considered at all."""
-    return [leaf for leaf in ending_rows() if device in leaf.devices and leaf.forms]
+    """The leaves, and levels done whole, that such a device has and that are considered for products at all."""
+    return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.forms) - {HALF_ALONE}]
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:

@@ -74,13 +74,16 @@ class Leaf:
     scratch: Scratch = lambda m, k, n, count: 0
     scratch_of: TypedScratch | None = None  # asked in its place, where it depends on the type
     alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes
+    # It is compared unasked only where no side is longer: it is made for small products, and was measured on these, so
+    # that few tiles leave nothing in doubt. 0: any.
+    longest: int = 0
     orders: tuple[str, ...] = ORDERS  # that may stand behind its name
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
     options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in their order, of each of which at most one may be named
     multiply: Multiply | None = None  # on the host
     multiply_inside: MultiplyInside | None = None  # on the host, where it needs scratch and shares out its own work
     # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
-    # to see whether a plan beats it too.
+    # to see whether a plan beats it too; `half`: alone, of products that are their own adjoints and of no others.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # those of them in which a tuning's probes do not measure it
     tried: int = 4  # of a numbered leaf: so many numbers are considered

@@ -98,6 +98,16 @@ class Plan:
         return self.leaf_use.leaf.time_formula == "tiles"
 
     @cached_property
+    def splits(self) -> bool:
+        """Are its leaf products smaller than the problem?"""
+        return any(level.splits for level in self.levels)
+
+    @cached_property
+    def batched(self) -> bool:
+        """Are its leaf products a batch, which reads and writes nothing but temporaries?"""
+        return any(level.batched for level in self.levels)
+
+    @cached_property
     def types(self) -> tuple[str, ...]:
         """That the leaf multiplies, with sums inside its products if the last level wants them there."""
         found = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)

@@ -81,18 +81,13 @@ def _vendor_has_half(asked: Question, problem: Problem) -> bool:
     if asked.device.threads:
         large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE  # a shorter inner side is NumPy's unasked
         return ranks and bool(asked.setting.vendor_better) and large
-    return ranks and problem.k >= LEAST_OF_RANK
+    return ranks
 
 
 # NumPy mirrors the half that BLAS computed number by number, in one thread; we do it in tiles, in all threads, which
 # costs more to begin. Two cores, NumPy's time over ours, float64 and float32: 0.40 and 0.25 with 300 rows, 0.89 and
 # 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096; 1.07 with 8192 (float64).
 LEAST_MIRRORED = 3000
-
-
-# The vendor's functions for halves are slow where the inner side is short: on an H200, that of float32 took 2.2 and 2.4
-# times as long as its product with 170 and 72 (3020 and 3932 rows); that of float64 was 1.4 times as fast with 355.
-LEAST_OF_RANK = 256
 
 
 def _answered(asked: Question) -> Call:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fmm.arrays.library import Library, Setting, product_shape
 from fmm.config.environment import componentwise_wanted, emulation_allowed
@@ -17,7 +17,7 @@ from fmm.runtime.calls.answer import answer_question
 from fmm.runtime.calls.operands import LibraryAnswersError, NotOursError
 from fmm.runtime.calls.question import Call, Question
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import Wishes, good_until, memory_share
+from fmm.runtime.decisions.limits import HalfWishes, Wishes, good_until, memory_share
 
 CALLS = 4096  # prepared calls that a library keeps
 
@@ -30,39 +30,9 @@ class KeptCall(NamedTuple):
     share: int = 0
 
 
-def prepared(library: Library, a: object, b: object, out: object, wishes: Wishes) -> Call:
-    """The call made ready, as it was for one like it under the same settings, if there was one."""
-    found = library.call_key(a, b, out)
-    if found is None:
-        return prepare(library, a, b, out, wishes)
-    key = wishes, found, circumstances()
-    kept = library.calls.get(key)
-    if kept is None or kept.until < time.monotonic():
-        kept = _kept(library, key, a, b, out, wishes)
-    call: Call = kept.call
-    return call
-
-
 def writes_there(library: Library, call: Call, a: object, b: object, out: object) -> bool:
     """Can the call's plan write into `out` itself?"""
     return call.direct and not call.overlap(*(library.pointer(x) for x in (a, b, out)))
-
-
-def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wishes: Wishes) -> KeptCall:
-    """A call to be kept. Without a limit of the caller's it is good for as long as the free memory is known."""
-    known: KeptCall | None = library.calls.get(key)
-    if wishes.workspace is not None:
-        kept = KeptCall(prepare(library, a, b, out, wishes), inf)
-    else:
-        number = library.device_number(a)
-        share = memory_share(library, number)
-        same = known is not None and known.share == share
-        call = known.call if same and known else prepare(library, a, b, out, wishes)
-        kept = KeptCall(call, good_until(library, number), share)
-    if len(library.calls) >= CALLS:
-        library.calls.clear()
-    library.calls[key] = kept
-    return kept
 
 
 def prepare(library: Library, a: object, b: object, out: object, wishes: Wishes) -> Call:
@@ -100,3 +70,46 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     limits = Limits(free, growth, setting.emulation and emulation_allowed(), componentwise)
     more = wishes.asked, wishes.kept, wishes.added
     return Question(left, right, target, setting, device, limits, wishes.plan, result, *more)
+
+
+# ---- kept
+
+
+Ask = Callable[[Library, Any, Any, Any, Any], Call]
+
+
+def prepared(
+    library: Library, a: object, b: object, out: object, wishes: Wishes | HalfWishes, ask: Ask = prepare
+) -> Call:
+    """The call made ready, as it was for one like it under the same settings, if there was one.
+
+    Without b it is the call for a matrix and its own transpose; `ask` makes it ready the first time.
+    """
+    found = library.call_key(a, b, out)
+    if found is None:
+        return ask(library, a, b, out, wishes)
+    key = wishes, found, circumstances()
+    kept = library.calls.get(key)
+    if kept is None or kept.until < time.monotonic():
+        kept = _kept(library, key, a, b, out, wishes, ask)
+    call: Call = kept.call
+    return call
+
+
+def _kept(
+    library: Library, key: Hashable, a: object, b: object, out: object, wishes: Wishes | HalfWishes, ask: Ask
+) -> KeptCall:
+    """A call to be kept. Without a limit of the caller's it is good for as long as the free memory is known."""
+    known: KeptCall | None = library.calls.get(key)
+    if wishes.workspace is not None:
+        kept = KeptCall(ask(library, a, b, out, wishes), inf)
+    else:
+        number = library.device_number(a)
+        share = memory_share(library, number)
+        same = known is not None and known.share == share
+        call = known.call if same and known else ask(library, a, b, out, wishes)
+        kept = KeptCall(call, good_until(library, number), share)
+    if len(library.calls) >= CALLS:
+        library.calls.clear()
+    library.calls[key] = kept
+    return kept

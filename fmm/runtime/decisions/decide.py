@@ -17,12 +17,11 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.products.tiles.tile_sizes import LARGEST_SMALL
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
-from fmm.perfmodel.calibration import BUILT_IN, Calibration, with_integers
+from fmm.perfmodel.calibration import BUILT_IN, Calibration, with_integers, with_unmeasured
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
 from fmm.perfmodel.papers.hasa_rule import hasa_choice
 from fmm.perfmodel.predict import quick_prediction
@@ -98,8 +97,6 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
         return _exact_choice(problem, limits, device)
-    if device.chip is not None and small_half(problem):
-        return Decision(SMALL_HALF, problem, f"one launch of fmm's own: no side is longer than {LARGEST_SMALL}")
     mode = environment.tuning_mode()
     if mode == "hasa":
         return _by_equation_2(problem, limits, device)
@@ -108,7 +105,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     entry = certified_entry(problem, limits, tuned, device.threads > 0) if tuned and not problem.kept else None
     if entry is not None:
         return entry
-    known = _with_real_rates(tuned, device) if tuned else None
+    known = _known_by_tuning(tuned, device) if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
         said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
@@ -119,14 +116,6 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
     return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
-
-
-def small_half(problem: Problem) -> bool:
-    """On a CUDA device: does the launch take longer than the product, so that there should be one launch alone?"""
-    return problem.halved and max(problem.size) <= LARGEST_SMALL and SMALL_HALF.takes_type(problem.dtype)
-
-
-SMALL_HALF = Plan(leaf="small")
 
 
 def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -153,10 +142,12 @@ def _known_of_integers(problem: Problem, limits: Limits, device: Device) -> tupl
     return with_integers(device.probe("float64")), False
 
 
-def _with_real_rates(tuned: Tuned, device: Device) -> Calibration | None:
-    """A tuned type's calibration; of complex numbers, also with the rate of real ones, if they were tuned too: plans
-    may be made of real products."""
+def _known_by_tuning(tuned: Tuned, device: Device) -> Calibration | None:
+    """A tuned type's calibration, with the rates of leaves that no tuning measures; of complex numbers, also with the
+    rate of real ones, if they were tuned too: plans may be made of real products."""
     known, real = tuned.trusted, DTYPES[tuned.dtype].real
+    if known is not None and device.guess is not None and not device.threads:
+        known = with_unmeasured(known, device.guess)
     other = files.configs_in_force().tuned(device.identity, real) if known and real else None
     if known is None or other is None or other.trusted is None:
         return known
@@ -257,7 +248,7 @@ def calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibrat
         return _known_of_integers(problem, limits, device)[0]
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    return (_with_real_rates(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
+    return (_known_by_tuning(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
 
 
 @lru_cache(maxsize=4096)

@@ -49,6 +49,15 @@ class Wishes(NamedTuple):
 
 NO_WISHES = Wishes()
 
+
+class HalfWishes(NamedTuple):
+    """What is asked of a matrix and its own transpose, where that is all; no limit is among it."""
+
+    rows: bool
+    fill: Literal["full", "lower", "upper"]
+    workspace: None = None
+
+
 _shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: until when it is good, and the share
 
 

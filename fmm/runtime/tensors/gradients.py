@@ -64,11 +64,11 @@ def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     return gram_product(_library(a), a, b, out, request, wishes)
 
 
-def known_gram(a: Any, out: Any, rows: bool, fill: Half) -> Any:
+def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
     """The same of a tensor on a device of which nothing else is asked, if it is known; None where that is not all."""
     if not a.is_cuda or not plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
         return None
-    return gram_module.known_gram(TORCH, a, out, rows, fill)
+    return gram_module.known_gram(library, a, out, rows, fill)
 
 
 def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:

@@ -26,7 +26,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import multiplications, workspace
 from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_growth, predict
 from fmm.perfmodel.calibration import Rate, datasheet
-from fmm.perfmodel.choose import may_be_chosen
+from fmm.perfmodel.choose import ranked_candidates
 from fmm.perfmodel.tile_choice import target_on
 from fmm.perfmodel.work import counted_work, estimated_work, estimated_workspace
 from fmm.problem import Layout
@@ -196,7 +196,7 @@ def test_its_products_take_the_time_of_real_ones() -> None:
     assert predict(VENDOR, problem, known).products == pytest.approx(8 * 512**3 / 1e12)
     # What nobody has measured of real products is taken from the complex ones.
     half = Calibration("test", "test", MappingProxyType({"complex128": rates["complex128"]}), stream=1e15)
-    assert may_be_chosen(Plan.parse("3m > vendor"), problem, half)
+    assert ranked_candidates(problem, half, [Plan.parse("3m > vendor")])
     assert predict(Plan.parse("3m > vendor"), problem, half).products == pytest.approx(3 * 2 * 512**3 / 1e12)
 
 

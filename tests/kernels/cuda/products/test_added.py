@@ -108,7 +108,7 @@ def test_tiles_that_add_stay_in_registers(dtype: str, name: str, architecture: s
     ),
 )
 def test_joins_that_add_stay_in_registers(text: str, dtype: str, architecture: str) -> None:
-    """As those that add to what C holds do, with as many numbers in one access."""
+    """As those that add to what C holds do, or better, with as many numbers in one access."""
     nvrtc()
     found = []
     for added in (None, ROW):
@@ -117,7 +117,7 @@ def test_joins_that_add_stay_in_registers(text: str, dtype: str, architecture: s
         assert isinstance(join, SumOp) and join.writes_result
         r = report(text, sum_source(join.kernel, join.access, True), architecture)
         found.append((join.access, join.kernel.lanes, r.local))
-    assert found[0] == found[1]
+    assert found[0][:2] == found[1][:2] and found[1][2] <= found[0][2]
 
 
 # ---- the warpgroups' kernel

@@ -112,7 +112,6 @@ def engine_strategy(name: str) -> TileSizes | None:
 SUMMING = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}  # where sums are inside
 TMA_SUMMING = named_strategy("Long")
 
-# Of gemm_small.cuh: the types that it knows, and the sides of a half up to which one launch of it takes less time on
-# the device than a product and its mirror take on the host.
+# Of gemm_small.cuh: the types that it knows, and the sides of a half up to which it was measured.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST_SMALL = 512
