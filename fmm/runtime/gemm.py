@@ -58,7 +58,7 @@ def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Upd
     found = _operands(library, a, b, c, out, update)
     small = wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(found.a, found.b)
     compute = _by_library if small else _computed
-    result = compute(library, found, wishes._replace(asked=update.asked, added=added_strides(library, found.added)))
+    result = compute(library, found, _with_update(library, found, update, wishes))
     if out is None or result is out:
         return result
     library.copy(result, out)
@@ -68,8 +68,8 @@ def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Upd
 def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
     """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
     a, b, c = library.promoted(a, b, c if update.beta else None)
-    found, wishes = _explained_operands(library, a, b, c, out, update), wishes._replace(asked=update.asked)
-    wishes = wishes._replace(added=added_strides(library, found.added))
+    found = _explained_operands(library, a, b, c, out, update)
+    wishes = _with_update(library, found, update, wishes)
     call = prepare(library, found.a, found.b, found.target, wishes)
     if any(found.conjugated):
         plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
@@ -149,7 +149,12 @@ def added_strides(library: Library, added: Any) -> tuple[int, ...] | None:
 def update_wishes(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Wishes:
     """What `gemm_product` asks a prepared call for, if the caller asks for nothing else."""
     found = _explained_operands(library, a, b, c, out, update)
-    return NO_WISHES._replace(asked=update.asked, added=added_strides(library, found.added))
+    return _with_update(library, found, update, NO_WISHES)
+
+
+def _with_update(library: Library, found: Operands, update: Update, wishes: Wishes) -> Wishes:
+    """The wishes, with alpha, beta and where what is added lies."""
+    return wishes._replace(asked=update.asked, added=added_strides(library, found.added))
 
 
 def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Operands:
