@@ -110,11 +110,12 @@ def main(arguments: list[str]) -> int:
     for each in (path.parent, several) if device_count() > 1 else (path.parent,):
         each.mkdir(parents=True, exist_ok=True)
     about = environment()
-    known = json.loads(path.read_text(encoding="utf-8"))["checks"] if options.steps and path.exists() else []
     found = []
     for step in planned:
         if step.name in names:
             found.append({**outcome(step, subprocess.call), "commit": about["commit"]})
+            # Read as late as this: other steps may have been run beside this one.
+            known = json.loads(path.read_text(encoding="utf-8"))["checks"] if options.steps and path.exists() else []
             text = json.dumps({"environment": about, "checks": joined(known, found)}, indent=1)
             path.write_text(text + "\n", encoding="utf-8")
     return int(any(check["outcome"].startswith("failed") for check in found))
