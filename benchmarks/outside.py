@@ -40,9 +40,13 @@ class Suite(NamedTuple):
 
 
 PRODUCTS = "mm or matmul or linear or multi_dot or tensordot"
+# Which tune torch's kernels for minutes, compile functions, or multiply packed integers.
+OTHERS = "tunable or compile_int or int4 or int8_mm or symmetric"
 SUITES = {
-    "torch": Suite("torch", "test", ("test_linalg.py", "test_matmul_cuda.py"), f"cuda and ({PRODUCTS})"),
-    "torch-cpu": Suite("torch-cpu", "test", ("test_linalg.py",), f"cpu and ({PRODUCTS})"),
+    "torch": Suite(
+        "torch", "test", ("test_linalg.py", "test_matmul_cuda.py"), f"cuda and ({PRODUCTS}) and not ({OTHERS})"
+    ),
+    "torch-cpu": Suite("torch-cpu", "test", ("test_linalg.py",), f"cpu and ({PRODUCTS}) and not ({OTHERS})"),
     "cupy": Suite(
         "cupy",
         "tests",

@@ -67,6 +67,7 @@ class HostEngine:
     fails: Callable[[str], None] = lambda what: None
     workspaces: list[int] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
     pending: list[HostEvent] = field(default_factory=list)
     sent_bytes: int = 0
     fetched_bytes: int = 0
@@ -82,6 +83,9 @@ class HostEngine:
         self.allocated.append(nbytes)
         address = memory.ctypes.data
         return address + -address % 512, memory
+
+    def reserve(self, nbytes: int) -> None:
+        self.reserved.append(nbytes)
 
     def buffer(self, nbytes: int) -> HostBuffer:
         return HostBuffer(nbytes)

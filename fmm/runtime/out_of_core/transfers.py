@@ -51,6 +51,9 @@ class Engine(Protocol):
         """An address on the device, and what must live for as long as it is used."""
         ...
 
+    def reserve(self, nbytes: int) -> None:
+        """So much at once will be asked for by products: not to be found while they run."""
+
     def buffer(self, nbytes: int) -> Buffer: ...
 
     def send(self, buffer: Buffer, nbytes: int, address: int) -> None:
