@@ -290,6 +290,11 @@ def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None)
     return value if out is None else out.copy_(value)
 
 
+def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:
+    """Whose arrays such tensors are, by where they lie."""
+    return TORCH if x.is_cuda else TORCH_ON_HOST
+
+
 # ---- CuPy's current device, while the kernels are launched
 
 
