@@ -49,15 +49,17 @@ def test_products_of_all_grids(size: tuple[int, int, int], chunks: Any, dtype: s
     np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=tolerance, atol=tolerance)
 
 
-def test_a_level_over_the_grid_where_chunks_are_large() -> None:
-    """The products that it saves take longer than fetching and adding chunks: more so the larger these are."""
+def test_levels_over_the_grid_where_chunks_are_large() -> None:
+    """The products that they save take longer than fetching and adding chunks: more so the larger these are. A grid of
+    two by two has one level."""
 
-    def products_of(chunk: int) -> int:
-        x = da.zeros((4 * chunk, 4 * chunk), chunks=chunk)
+    def products_of(chunk: int, grid: int = 4) -> int:
+        x = da.zeros((grid * chunk, grid * chunk), chunks=chunk)
         graph = dict(products.matmul(x, x).__dask_graph__())
         return sum("multiplied_chunks" in repr(task) for task in graph.values())
 
-    assert [products_of(chunk) for chunk in (64, 1024, 4096, 8192)] == [64, 64, 56, 56]
+    assert [products_of(chunk) for chunk in (64, 1024, 4096, 8192)] == [64, 64, 49, 49]
+    assert (products_of(64, 2), products_of(32768, 2)) == (8, 7)
 
 
 def test_seven_products_of_chunks_for_eight() -> None:
@@ -84,8 +86,12 @@ def test_a_level_is_chosen_for_large_chunks_alone() -> None:
 
 def test_the_error_limit_holds_for_the_grid_and_the_chunks_together() -> None:
     x = da.ones((131072, 131072), chunks=32768)
-    graph = dict(products.matmul(x, x, max_error_growth=1.0).__dask_graph__())
-    assert not any("combined_chunks" in repr(task) for task in graph.values())
+
+    def multiplied(limit: float) -> int:
+        graph = dict(products.matmul(x, x, max_error_growth=limit).__dask_graph__())
+        return sum("multiplied_chunks" in repr(task) for task in graph.values())
+
+    assert [multiplied(limit) for limit in (1.0, 3.0, 15.0)] == [64, 56, 49]
 
 
 @pytest.mark.parametrize("plan", ["3m", "gram", "strassen.fused > tile", "no-such-scheme"])
