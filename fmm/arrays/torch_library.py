@@ -15,6 +15,7 @@ import torch
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.numpy_like import whole_factor
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, INTEGERS, STORED
@@ -238,7 +239,7 @@ class TorchHostLibrary(_TorchTensors):
         return host_memory.available_bytes()
 
     def as_numpy(self, x: Any) -> Any:
-        return x.detach().numpy()
+        return tensor_on_host(x)
 
     def new_array(self, result: Operand) -> Any:
         return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
