@@ -73,6 +73,7 @@ class HostEngine:
     fetched_bytes: int = 0
     latest: HostEvent = field(default_factory=HostEvent)  # of the products
     finished: bool = False
+    late: int = 0  # what was sent after that, to memory that may be another's
     lock: Any = field(default_factory=threading.Lock)
 
     def begin_thread(self) -> None: ...
@@ -92,6 +93,7 @@ class HostEngine:
 
     def send(self, buffer: Any, nbytes: int, address: int) -> None:
         self.fails("send")
+        self.late += self.finished
         source = buffer.bytes.ctypes.data
         event = buffer.waiting = HostEvent(lambda: ctypes.memmove(address, source, nbytes))
         with self.lock:

@@ -51,8 +51,8 @@ class _Outcomes:
 
 
 class ScheduleRun:
-    """One product C = A B of matrices on the host. `workspace`: bytes that a tile's product may take; `reserved`: those
-    that the largest one is expected to."""
+    """One product C = A B of matrices on the host, by transfers that end with it. `workspace`: bytes that a tile's
+    product may take; `reserved`: those that the largest one is expected to."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class ScheduleRun:
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
+            self.transfers.close()  # nobody copies into memory that is given back
             self.engine.finish()
             del memory
         if self.outcomes.failure is not None:
