@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 
 import fmm
 from fmm.integrations.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
-from fmm.kernels.plans.plan import PlanError
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime.running import host_run
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
@@ -130,6 +133,36 @@ def test_chunks_are_summed_in_their_order(weights: tuple[float, ...]) -> None:
         expected = expected + weight * chunk
     np.testing.assert_array_equal(combined_chunks(weights, chunks), expected)
     np.testing.assert_array_equal(chunks, kept)
+
+
+def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(
+    eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Plan] = []
+    own = host_run.run_call
+
+    def run_call(library: Any, call: Any, *rest: Any) -> Any:
+        plans.append(call.plan)
+        return own(library, call, *rest)
+
+    monkeypatch.setattr(host_run, "run_call", run_call)
+    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 32)
+    (a, x), (b, y) = drawn((128, 128), 64, "float64", 1), drawn((128, 64), 64, "float64", 2)
+    with fmm.installed("numpy"):
+        found = (x @ y).compute(scheduler="sync")
+    np.testing.assert_allclose(found, a @ b, rtol=1e-9, atol=1e-9)
+    assert len(plans) == 4
+
+
+@pytest.mark.timed
+def test_a_worker_has_fmm_where_it_is_loaded_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `FMM_INSTALL=numpy dask worker --preload fmm` has it."""
+    monkeypatch.setenv("FMM_INSTALL", "numpy")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, preload=["fmm"]) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert "ufunc" not in next(iter(client.run(attrgetter("matmul.__class__.__name__"), np).values()))
 
 
 @pytest.mark.timed

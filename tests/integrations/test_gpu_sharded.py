@@ -30,6 +30,11 @@ def test_large_products_run_plans_on_each(count: int) -> None:
         assert ended.status == 0 and "is done" in ended.output, ended.output
 
 
+def test_arrays_of_cupy(count: int) -> None:
+    for ended in run_processes(count, "of_cupy", "cuda"):
+        assert ended.status == 0 and "is done" in ended.output, ended.output
+
+
 def test_a_model_whose_parameters_are_sharded_trains_as_without(count: int) -> None:
     for ended in run_processes(count, "fully_sharded", "cuda"):
         assert ended.status == 0 and "is done" in ended.output, ended.output

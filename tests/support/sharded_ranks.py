@@ -203,6 +203,20 @@ def fully_sharded(device: str) -> None:
     assert all(abs(x - y) <= 1e-9 * abs(y) for x, y in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
+def of_cupy(device: str) -> None:
+    """CuPy's arrays, the rows that each process has, without a copy; and the result as one of CuPy's."""
+    import cupy
+
+    mesh = next(meshes(device))
+    n, rows = 96 * mesh.size(), 96
+    parts = [cupy.random.default_rng(seed + mesh.get_local_rank()).standard_normal((rows, n)) for seed in (20, 40)]
+    x, y = (DTensor.from_local(torch.from_dlpack(part), mesh, [Shard(0)], run_check=False) for part in parts)
+    found = fmm.distributed.matmul(x, y, placements=[Shard(0)])
+    assert x.to_local().data_ptr() == parts[0].data.ptr
+    expected = parts[0] @ cupy.from_dlpack(y.full_tensor())
+    assert float(cupy.abs(cupy.from_dlpack(found.to_local()) - expected).max()) < 1e-10
+
+
 def relative(found: Any, expected: Any) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
@@ -237,7 +251,7 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-EVERY = (products, explained, hooked, large, fully_sharded, different, lost)
+EVERY = (products, explained, hooked, large, fully_sharded, of_cupy, different, lost)
 CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in EVERY}
 
 
