@@ -13,8 +13,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from fmm.arrays.library import Library, product_shape
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.calls.operands import byte_span, spans_meet
 from fmm.runtime.calls.prepare import prepare, prepared, writes_there

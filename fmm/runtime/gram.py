@@ -12,8 +12,8 @@ import numpy as np
 
 from fmm.arrays.library import Library, Setting
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.calls.prepare import Ask, prepare, prepared, writes_there

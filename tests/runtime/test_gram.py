@@ -14,8 +14,8 @@ import pytest
 import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cpu import half_product, numpy_backend
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
 from fmm.runtime import call, devices, gram
 from fmm.runtime.calls import answer

@@ -33,21 +33,14 @@ from fmm.kernels.cuda.views import (
     lies_along,
     operand_views,
 )
-from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import (
-    APART,
-    Asked,
-    LevelSteps,
-    Mirror,
-    Place,
-    Product,
-    ProductWithSums,
-    Sum,
-)
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.blocks import operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import depends_on_rows

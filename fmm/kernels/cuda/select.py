@@ -34,9 +34,9 @@ from fmm.kernels.cuda.sums.mirror import MirrorOp, mirror_launch
 from fmm.kernels.cuda.sums.rescale import Scaling, scaling_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_launch
 from fmm.kernels.cuda.views import View, lies_along
-from fmm.kernels.plans.level_steps import APART
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.sums import APART
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
 ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate

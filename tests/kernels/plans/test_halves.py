@@ -14,10 +14,12 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.candidates import half_candidates
-from fmm.kernels.plans.level_steps import Asked, Mirror, Place, Product, ProductBatch, Sum
 from fmm.kernels.plans.levels.sforza import Sforza
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import Product, ProductBatch
+from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_growth
