@@ -246,6 +246,14 @@ def test_decisions_without_arrays() -> None:
         fmm.plan(500, 400, 500, op="gram", plan="strassen > vendor")
 
 
+@pytest.mark.parametrize("plan", [None, "vendor", "gram > vendor", "gram^2 > strassen > vendor", "sforza(2) > vendor"])
+def test_a_decision_of_nothing(plan: str | None) -> None:
+    """As of other products: for no rows or columns nothing but the vendor is chosen, and no plan is refused."""
+    for op in ("gram", "symmetric"):
+        found = fmm.plan(0, 5, 0, op=op, plan=plan)  # type: ignore[arg-type]
+        assert found.plan == VENDOR and "vendor" in str(found)
+
+
 def test_a_workspace_of_nothing() -> None:
     """Plans without temporaries are all that is left."""
     a = np.random.default_rng(8).standard_normal((700, 600))

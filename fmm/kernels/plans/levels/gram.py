@@ -121,7 +121,7 @@ def _products_plan(plan: Plan) -> Plan:
 
 
 def _diagonal(half: Plan, n: int, k: int, side: int, asked: Asked) -> Iterator[Product]:
-    for at in range(0, n, side):
+    for at in range(0, max(n, 1), side):  # an empty product is one of nothing
         rows = min(side, n - at)
         factors = Place("A", at, 0, rows, k), Place("B", 0, at, k, rows)
         yield Product(*factors, Place("C", at, at, rows, rows), half, asked)
