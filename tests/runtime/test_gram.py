@@ -17,7 +17,7 @@ from fmm.kernels.cpu import half_product, numpy_backend
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import call, devices, gram
+from fmm.runtime import devices, gram, matmul
 from fmm.runtime.calls import answer
 from fmm.runtime.calls.answer import answer_question
 from fmm.runtime.calls.question import Call, Question
@@ -250,7 +250,7 @@ def test_decisions_without_arrays() -> None:
 def test_a_decision_of_nothing(plan: str | None) -> None:
     """As of other products: for no rows or columns nothing but the vendor is chosen, and no plan is refused."""
     for op in ("gram", "symmetric"):
-        found = fmm.plan(0, 5, 0, op=op, plan=plan)  # type: ignore[arg-type]
+        found = fmm.plan(0, 5, 0, op=op, plan=plan)
         assert found.plan == VENDOR and "vendor" in str(found)
 
 
@@ -322,7 +322,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(host_run, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
     monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
-    monkeypatch.setattr(call, "OUT_OF_MEMORY", call.Failure(lambda *rest: iter([second])))
+    monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
     a = np.random.default_rng(10).standard_normal((61, 53))
     np.testing.assert_allclose(fmm.gram(a), a.T @ a)
     assert tried == ["gram > strassen > vendor", "gram > vendor"]
