@@ -154,17 +154,18 @@ class Residues(NonRecursiveLevel):
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Of a plan that ends in it; integers are taken to have 8 bytes."""
-        return self.steps(plan, (m, k, n), Asked(alpha, beta), self.moduli_for(8, k))
+        return self.steps(plan, (m, k, n), Asked(alpha, beta), self.moduli_for("int64", k))
 
     def opened(
         self, plan: Plan, size: tuple[int, int, int], asked: Asked, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """The same of numbers of so many bytes, for whoever counts or explains what is done whole."""
-        return self.steps(plan, size, asked, self.moduli_for(itemsize, size[1], dtype))
+        """The same of numbers of so many bytes, for whoever counts or explains what is done whole; of bool, the type
+        must be said."""
+        return self.steps(plan, size, asked, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
 
-    def moduli_for(self, itemsize: int, k: int, dtype: str = "") -> int:
-        """Modulo how many numbers products of numbers of so many bytes are; of bool, the type must be said."""
-        return self.moduli or whole_moduli(dtype or f"int{8 * itemsize}", k)
+    def moduli_for(self, dtype: str, k: int) -> int:
+        """Modulo how many numbers a product of this type is, with k terms to a sum."""
+        return self.moduli or whole_moduli(dtype, k)
 
     def steps(self, plan: Plan, size: tuple[int, int, int], asked: Asked, moduli: int) -> LevelSteps:
         """Planes are as large as the device has them: each block of equal size, lines of whole 16 bytes."""
@@ -255,9 +256,6 @@ class Count(NamedTuple):
     def dtype(self) -> str:
         """The floating point type that it is for; none for integers."""
         return self.level.types[0] if self.level.moduli else ""
-
-    def moduli(self, dtype: str, k: int) -> int:
-        return self.level.moduli or whole_moduli(dtype, k)
 
 
 def _counts() -> Iterator[Count]:

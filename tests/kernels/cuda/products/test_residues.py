@@ -65,7 +65,7 @@ ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
 def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
     found = residue_endings()[op.leaf]
-    made = residue_op(op, op.dtype, found.moduli(op.dtype, op.k), found.depth, SMS, divides)
+    made = residue_op(op, op.dtype, found.level.moduli_for(op.dtype, op.k), found.depth, SMS, divides)
     assert made is not None
     return made
 
