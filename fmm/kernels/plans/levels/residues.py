@@ -242,8 +242,8 @@ def _joining(program: AdditionProgram, moduli: int) -> AdditionProgram:
 # ---- the rows that end plans
 
 
-class Count(NamedTuple):
-    """Of a row: the level, and by how many levels of recursion there is less to multiply below it."""
+class ResidueEnding(NamedTuple):
+    """What a plan may end in: the level, and so many levels of recursion below it."""
 
     level: Residues
     depth: int
@@ -258,18 +258,18 @@ class Count(NamedTuple):
         return self.level.types[0] if self.level.moduli else ""
 
 
-def _counts() -> Iterator[Count]:
+def _endings() -> Iterator[ResidueEnding]:
     """Everything that there are kernels for, in the order in which equally fast plans are preferred."""
-    yield from (Count(Residues(), depth) for depth in (0, 1))
+    yield from (ResidueEnding(Residues(), depth) for depth in (0, 1))
     for dtype, counts in MODULI.items():
         for moduli in counts:
-            yield from (Count(Residues(moduli), depth) for depth in range(MOST_BELOW[dtype] + 1))
+            yield from (ResidueEnding(Residues(moduli), depth) for depth in range(MOST_BELOW[dtype] + 1))
 
 
 @lru_cache(maxsize=1)
-def residue_endings() -> Mapping[str, Count]:
+def residue_endings() -> Mapping[str, ResidueEnding]:
     """By their texts."""
-    return MappingProxyType({found.text: found for found in _counts()})
+    return MappingProxyType({found.text: found for found in _endings()})
 
 
 def depth_below(ending: str) -> int:
@@ -277,35 +277,35 @@ def depth_below(ending: str) -> int:
     return residue_endings()[ending].depth
 
 
-def _row(found: Count) -> Leaf:
+def _row(found: ResidueEnding) -> Leaf:
     level, depth, dtype = found.level, found.depth, found.dtype
-    kind, fewer = f"{level.moduli} numbers", f", with {PRODUCTS**depth} in the place of {8**depth}" if depth else ""
-    if not dtype:
-        kind = "as many numbers as their type and the inner dimension need"
+    kind = f"{level.moduli} numbers" if dtype else "as many numbers as their type and the inner dimension need"
+    fewer = f", with {PRODUCTS**depth} in the place of {8**depth}" if depth else ""
     common = Leaf(
         found.text,
         f"{dtype or 'integers, exactly,'} by products of 8-bit integers modulo {kind}{fewer}",
         ("cuda",),
         level.types if dtype else (),
+        call="four launches" if dtype else "one to four launches",
         starts=4,
         orders=(),
         forms=("alone",),
+        unprobed=("alone",),
         ends_in=LEAF,
         level=level,
+        rate=found.text if dtype else f"{found.text} of {{}}",
     )
-    if not dtype:
-        return replace(
-            common,
-            types_alone=SUMMED if depth else INTEGERS,
-            call="one to four launches",
-            scratch_of=partial(whole_scratch, depth),
-            unprobed=("alone",),
-            rate=f"{found.text} of {{}}",
-        )
+    return _for_floats(common, level, depth, dtype) if dtype else _for_integers(common, depth)
+
+
+def _for_integers(common: Leaf, depth: int) -> Leaf:
+    return replace(common, types_alone=SUMMED if depth else INTEGERS, scratch_of=partial(whole_scratch, depth))
+
+
+def _for_floats(common: Leaf, level: Residues, depth: int, dtype: str) -> Leaf:
     moduli = level.moduli
     return replace(
         common,
-        call="four launches",
         scratch=partial(residue_scratch, DTYPES[dtype].itemsize, moduli, depth),
         # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
         # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
@@ -316,7 +316,6 @@ def _row(found: Count) -> Leaf:
         emulates=True,
         norm_bound=BOUNDS[moduli],
         keeps=partial(kept_room, moduli) if moduli == KEPT_MODULI and not depth else None,
-        rate=found.text,
     )
 
 
