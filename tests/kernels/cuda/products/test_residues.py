@@ -256,6 +256,16 @@ def test_small_integers_are_exact(leaf: str) -> None:
     np.testing.assert_array_equal(c, a @ b)
 
 
+def test_large_integers_are_exact() -> None:
+    """Where the norms of rows and columns are below 2^54, on either side; hardly anything is left of these sums."""
+    large = np.array([[2.0**53 - 1, 2.0**53 - 3, 7], [2.0**53 - 5, 2.0**53 - 2, 3], [9, 2.0**53, 2.0**53 - 2]])
+    signs = np.array([[1.0, 2, 0], [-1, -2, 1], [1, 5, -1]])
+    exact = large.astype(np.int64) @ signs.astype(np.int64)
+    for leaf in (ONE, FAST):
+        np.testing.assert_array_equal(product_on_host(large, signs, leaf)[0], exact)
+        np.testing.assert_array_equal(product_on_host(signs.T.copy(), large.T.copy(), leaf)[0], exact.T)
+
+
 def test_extreme_data() -> None:
     """Signs all alike, so that sums are as large as the bound allows; powers of two; one entry that dwarfs its row."""
     rng = np.random.default_rng(6)
