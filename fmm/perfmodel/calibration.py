@@ -356,7 +356,7 @@ def _by_residues(half: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
     for row in ending_rows():
         if (found := residue_endings().get(row.name)) is not None:
             for name in (*row.types, *row.types_alone):
-                moduli, itemsize = found.moduli(name, LONG), DTYPES[name].itemsize
+                moduli, itemsize = found.level.moduli_for(name, LONG), DTYPES[name].itemsize
                 yield row.rate.format(name), _residue_products(half, stream, moduli, found.depth, itemsize)
 
 

@@ -228,7 +228,7 @@ def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
     if not target.chip.has_warpgroups:
         return None
     found = residue_endings()[op.leaf]
-    moduli = found.moduli(dtype, op.k)
+    moduli = found.level.moduli_for(dtype, op.k)
     return residue_op(op, dtype, moduli, found.depth, target.chip.multiprocessors, target.divides)
 
 
