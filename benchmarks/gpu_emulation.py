@@ -40,6 +40,14 @@ SAMPLED_ROWS = 64
 HUGE = 1e13  # multiply-adds from which on a case has fewer samples, and from ten times as many on the fewest
 LONG = 1e12  # and from which on others multiply normal numbers only
 CANDIDATES = 4  # of cuBLASLt's that are tried, half as many from LONG on, and from HUGE on the first alone
+# Of halves: all blocks by one launch's tiles, fewer of them whole, and fewer multiplications.
+HALF_PLANS = (
+    "f16x3",
+    "gram > f16x3",
+    "gram > strassen.batched.pad16 > f16x3",
+    "gram^2 > strassen.batched.pad16 > f16x3",
+    "gram^5 > strassen^2.batched.pad16 > f16x3",
+)
 RANDOM_SECONDS = 0.06  # of a random shape's samples, about
 Call = Callable[[], Any]
 
@@ -79,7 +87,10 @@ CASES = (
     Case((512, 8192, 8192), 1.0, peers=True),
     Case((128, 8192, 8192), 1.0, peers=True),
     Case((8192, 8192, 8192), 4.5, dtype="complex64"),
-    Case((16384, 16384, 16384), 3.8, half=True),
+    Case((16384, 16384, 16384), 3.8, peers=True, half=True),
+    Case((8192, 8192, 8192), 1.0, peers=True, half=True),
+    Case((4096, 4096, 4096), 1.0, peers=True, half=True),
+    Case((8191, 5000, 8191), 1.0, half=True),
     square(65536, 4.9, peers=False),
     Case((16, 16384, 16384), 1.0),
     Case((32, 8192, 32768), 1.0),
@@ -173,6 +184,11 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     return found
 
 
+def half_calls(a: Any, c: Any) -> dict[str, Call]:
+    """One half by plans that are given."""
+    return {plan: partial(fmm.gram, a, rows=True, out=c, fill="lower", plan=plan) for plan in HALF_PLANS}
+
+
 def recorded(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", beta: float = 0) -> Call | None:
     """A plan's launches alone; None where it cannot run."""
     (m, k), n = a.shape, b.shape[1]
@@ -223,7 +239,7 @@ def measured(case: Case, rounds: int, peers: bool) -> Row:
             c = cupy.empty((m, n), case.dtype) if c is None else c
             calls = own_calls(case, a, b, c)
             if peers and case.peers and (kind == "normal" or work < LONG):
-                calls |= peer_calls(a, b, c)
+                calls |= half_calls(a, c) if case.half else peer_calls(a, b, c)
             row.errors[kind] = {name: found_error(call, a, b, c, case.half) for name, call in calls.items()}
             vendor = row.errors[kind]["cublas"]
             row.errors[kind] = {name: x / vendor for name, x in row.errors[kind].items()}
@@ -260,10 +276,10 @@ def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, li
     return found
 
 
-def random_rows(count: int, until: float) -> list[dict[str, Any]]:
+def random_rows(count: int, seed: int, until: float) -> list[dict[str, Any]]:
     """Shapes that nobody looked at before, as benchmarks.gpu_random draws and measures them; fewer if time is up."""
     found: list[dict[str, Any]] = []
-    for size in gpu_random.shapes(count, seed=int(time.time())):
+    for size in gpu_random.shapes(count, seed):
         if time.perf_counter() > until and found:
             break
         found.append(gpu_random.measured(size, "float32", {}, RANDOM_SECONDS))
@@ -281,6 +297,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, and no peers")
     parser.add_argument("--cases", nargs="+", help="only these, by their rows: 8192, complex8192, half16384, ...")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random shapes too")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of these (the clock unless given)")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no case is begun")
     parser.add_argument("--file", default="emulation.json", help="its name in the folder")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
@@ -302,7 +319,7 @@ def main(arguments: list[str]) -> int:
             content["rows"] = [asdict(row) for row in rows]
             write()
     if options.random:
-        content["random"] = random_rows(options.random, began + options.time_limit)
+        content["random"] = random_rows(options.random, options.seed, began + options.time_limit)
         write()
     return int(any(row.failure for row in rows))
 

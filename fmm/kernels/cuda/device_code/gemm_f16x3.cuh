@@ -21,7 +21,9 @@ struct Product3 {
     float* dest;
     const int *rows, *columns;  // exponents by which rows of A and columns of B were scaled, and what was noted beside
     int* flag;                  // raised where C is given an inf or NaN, or an entry that is not certain
+    const float* old;           // what is added, where that is so: C itself, or another matrix that lies as it does
     long long leading, layer;   // numbers from one row of C to the next, and from one product of a batch to the next
+    long long old_leading;      // and from one row of what is added, which may be the same for all
     int m, n;
     int steps;         // tiles of the inner dimension
     int down, across;  // clusters' tiles below each other and side by side
@@ -36,6 +38,14 @@ struct Sizes3 {
     static constexpr int GROUPS = M_S / 64, THREADS = 128 * (GROUPS + 1);
     static constexpr int STAGE = 2 * DEPTH * (HEIGHT + WIDTH), NUMBERS = STAGES * STAGE;
 };
+
+// The same, of a C that is symmetric: of its upper half nothing is written, or, with a MIRROR, what stands below.
+template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
+struct LowerSizes3 : Sizes3<M_S, N_S, CLUSTER_, STAGES_> {};
+template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
+constexpr bool LOWER_ONLY<LowerSizes3<M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = true;
+template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
+constexpr bool MIRRORED<LowerSizes3<M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = MIRROR;
 
 // Of every line of a plane 64 numbers at a time, which stand at twice their place in the line, lo behind hi.
 template <class S, class Left, class Right>
@@ -110,33 +120,38 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
         for (float& x : low) asm volatile("" : "+f"(x)::"memory");
         if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
         bool finite = true;
+        float* const dest = p.dest + place.layer * p.layer;
+        const float* const old = p.old + place.layer * p.layer;
+        const bool wide = p.leading % 2 == 0 && reinterpret_cast<unsigned long long>(dest) % 8 == 0;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int line = place.row + group * 64 + row + r * 8;
             if (line >= p.m) continue;
-            float* const to = p.dest + place.layer * p.layer + line * p.leading;
+            const int end = LOWER_ONLY<S> ? min(p.n, line + 1) : p.n;  // of what is written of the line
+            float* const to = dest + line * p.leading;
             const int noted = p.rows[place.layer * p.m + line], e = CHECKED ? planes::exponent_in(noted) : noted;
-            const bool wide = p.leading % 2 == 0 && reinterpret_cast<unsigned long long>(p.dest + place.layer * p.layer) % 8 == 0;
 #pragma unroll
             for (int j = 0; j < S::WIDTH; j += 8) {
                 const int col = place.col + j + lane % 4 * 2, i = j / 2 + r * 2;
                 float x[2];
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    int f = col + c < p.n ? p.columns[place.layer * p.n + col + c] : 0;
+                    const bool wanted = col + c < end;
+                    int f = wanted ? p.columns[place.layer * p.n + col + c] : 0;
                     if (CHECKED) {
-                        finite = finite && (col + c >= p.n || planes::certain(noted, f));
+                        finite = finite && (!wanted || planes::certain(noted, f));
                         f = planes::exponent_in(f);
                     }
                     x[c] = p.factor * planes::scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
-                    if (p.keep != 0 && col + c < p.n) x[c] += p.keep * to[col + c];
-                    finite = finite && (col + c >= p.n || fabsf(x[c]) < __int_as_float(0x7f800000));
+                    if (p.keep != 0 && wanted) x[c] += p.keep * old[line * p.old_leading + col + c];
+                    finite = finite && (!wanted || fabsf(x[c]) < __int_as_float(0x7f800000));
+                    if (MIRRORED<S> && col + c < line && wanted) dest[(col + c) * p.leading + line] = x[c];
                 }
-                if (wide && col + 1 < p.n)
+                if (wide && col + 1 < end)
                     *reinterpret_cast<float2*>(to + col) = {x[0], x[1]};
                 else {
-                    if (col < p.n) to[col] = x[0];
-                    if (col + 1 < p.n) to[col + 1] = x[1];
+                    if (col < end) to[col] = x[0];
+                    if (col + 1 < end) to[col + 1] = x[1];
                 }
             }
         }
