@@ -13,7 +13,6 @@
 
 #include "f16_spread.cuh"
 #include "gemm_wgmma.cuh"
-#include "nonfinite_flag.cuh"
 
 namespace fmm {
 
