@@ -5,8 +5,9 @@ in shuffled rounds, with what fmm chooses by the configs in force; complex64 and
 them, on squares and on few rows, fmm with a prepared operand and with every entry checked, and what else multiplies
 float32 faster: the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both of its modes
 (benchmarks/gemmul8.py says where its checkout is expected). Errors are those of the Frobenius norm of sampled rows
-against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Raw samples go to
-results/<device>/emulation.json, or the file that `--file` names.
+against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. With `--plans`, products
+are beside these plans and GEMMul8's alone. Raw samples go to results/<device>/emulation.json, or the file that `--file`
+names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ HALF_PLANS = (
 )
 RANDOM_SECONDS = 0.06  # of a random shape's samples, about
 Call = Callable[[], Any]
+Others = Callable[[Any, Any, Any], dict[str, Call]]  # who multiplies besides, of a, b and where the product goes
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,18 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     assert tf32 is not None
     found["TF32"] = tf32
     found["3xTF32"] = three_tf32(a, b, c)
-    if gemmul8.checkout():
-        for name, fast in (("GEMMul8 fast", True), ("GEMMul8 accurate", False)):
-            found[name] = gemmul8.Gemmul8Product(a, b, c, fast)
-    return found
+    return found | gemmul8_calls(a, b, c)
+
+
+def gemmul8_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
+    """In both of its modes, where there is a checkout."""
+    modes = (("GEMMul8 fast", True), ("GEMMul8 accurate", False)) if gemmul8.checkout() else ()
+    return {name: gemmul8.Gemmul8Product(a, b, c, fast) for name, fast in modes}
+
+
+def planned_calls(plans: Sequence[str], a: Any, b: Any, c: Any) -> dict[str, Call]:
+    """Plans that are given, beside GEMMul8."""
+    return {plan: partial(fmm.matmul, a, b, out=c, plan=plan) for plan in plans} | gemmul8_calls(a, b, c)
 
 
 def half_calls(a: Any, c: Any) -> dict[str, Call]:
@@ -224,7 +234,7 @@ def three_tf32(a: Any, b: Any, c: Any) -> Call:
 # ---- measuring
 
 
-def measured(case: Case, rounds: int, peers: bool) -> Row:
+def measured(case: Case, rounds: int, others: Others | None) -> Row:
     """A case; one that fails is a row that says why."""
     row = Row(case.size, case.target, case.dtype, case.half)
     calls: dict[str, Call] = {}
@@ -238,8 +248,8 @@ def measured(case: Case, rounds: int, peers: bool) -> Row:
             b = a.T if case.half else drawn((k, n), kind, 2, case.dtype)
             c = cupy.empty((m, n), case.dtype) if c is None else c
             calls = own_calls(case, a, b, c)
-            if peers and case.peers and (kind == "normal" or work < LONG):
-                calls |= half_calls(a, c) if case.half else peer_calls(a, b, c)
+            if others and case.peers and (kind == "normal" or work < LONG):
+                calls |= half_calls(a, c) if case.half else others(a, b, c)
             row.errors[kind] = {name: found_error(call, a, b, c, case.half) for name, call in calls.items()}
             vendor = row.errors[kind]["cublas"]
             row.errors[kind] = {name: x / vendor for name, x in row.errors[kind].items()}
@@ -296,6 +306,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, and no peers")
     parser.add_argument("--cases", nargs="+", help="only these, by their rows: 8192, complex8192, half16384, ...")
+    parser.add_argument("--plans", nargs="+", help="beside these plans and GEMMul8, and no other peers")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random shapes too")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of these (the clock unless given)")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no case is begun")
@@ -305,6 +316,7 @@ def main(arguments: list[str]) -> int:
     folder, rows, began = options.output or results_folder(), list[Row](), time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"environment": environment()}
+    others = partial(planned_calls, options.plans) if options.plans else None if options.quick else peer_calls
 
     def write() -> None:
         (folder / options.file).write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -314,7 +326,7 @@ def main(arguments: list[str]) -> int:
         if options.cases and case.name not in options.cases:
             continue
         if (case.quick or not options.quick) and time.perf_counter() - began < options.time_limit:
-            rows.append(measured(case, 5 if options.quick else 7, not options.quick))
+            rows.append(measured(case, 5 if options.quick else 7, others))
             print(rows[-1], flush=True)
             content["rows"] = [asdict(row) for row in rows]
             write()

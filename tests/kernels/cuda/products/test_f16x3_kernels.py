@@ -169,6 +169,43 @@ def test_inf_and_nan_raise_the_flag() -> None:
         assert raised and not np.isfinite(c[66]).all() and np.isfinite(np.delete(c, 66, axis=0)).all()
 
 
+EXTREMES = (0, -0.0, 2.0**-149, 2.0**-127, 2.0**-126, 1, -1, 2.0**24 - 1, 65520, 1e-30, 1e30, 3.4e38, -3.4e38)
+    0,
+    -0.0,
+    2.0**-149,
+    2.0**-127,
+    2.0**-126,
+    1,
+    -1,
+    2.0**24 - 1,
+    65520,
+    1e-30,
+    1e30,
+    3.4028235e38,
+    -3.4028235e38,
+)
+
+
+@pytest.mark.parametrize("seed", quick_and_slow(range(2), range(2, 12)))
+def test_extreme_numbers(seed: int) -> None:
+    """Any of these in any place, and rows of any size: what is not inf is within the bound, and inf raises the flag."""
+    rng = np.random.default_rng(seed)
+    for k in (1, 2, 65, 130):
+        m, n = rng.integers(1, 40, 2)
+        a, b = (
+            rng.choice(np.array(EXTREMES, np.float32), s)
+            if seed % 2
+            else np.ldexp(rng.standard_normal(s), rng.integers(-149, 60, (s[0], 1))).astype(np.float32)
+            for s in ((m, k), (k, n))
+        )
+        with np.errstate(over="ignore"):
+            c, _, raised = computed(a, b, "CFC" if seed % 4 > 1 else "FCC", 1, NARROW)
+        there = np.isfinite(c)
+        assert raised == (not there.all())
+        rounded = np.where(there, c, a.astype(np.float64) @ b)
+        assert beside(a, b, rounded)[0] <= BESIDE_NORMS
+
+
 @pytest.mark.parametrize("componentwise", quick_and_slow([False], [True]))
 def test_hard_data(componentwise: bool) -> None:
     """What the kernels compute, and of which entries they are certain, is what the NumPy copy says."""
