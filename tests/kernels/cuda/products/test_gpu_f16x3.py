@@ -414,7 +414,7 @@ def test_a_matrix_times_its_transpose(shape: tuple[int, int], fill: Any) -> None
         assert bool((c == whole)[below].all())
         assert bool((c == c.T).all()) if fill == "full" else bool(cupy.isnan(c[~below]).all())
         lines = fmm.explain_gram(a, rows=True, out=out, fill=fill, plan="f16x3").kernels
-        assert any("below the diagonal" in line for line in lines)
+        assert any("below the diagonal" in line for line in lines) or shape[0] == 1
 
 
 def test_halves_that_are_updated_and_have_inf() -> None:
@@ -423,7 +423,9 @@ def test_halves_that_are_updated_and_have_inf() -> None:
     c = old.copy()
     fmm.gram(x, rows=True, out=c, alpha=-2, beta=3, plan="f16x3")
     exact = -2 * (x.astype(np.float64) @ x.T.astype(np.float64)) + 3 * old.astype(np.float64)
-    assert float(abs(c - exact).max()) <= 1e-4 and bool((c == c.T).all())
+    norms = cupy.linalg.norm(x.astype(np.float64), axis=1)
+    room = 2 * BESIDE_NORMS * cupy.outer(norms, norms) + 2.0**-22 * (abs(exact) + 3 * abs(old))
+    assert bool((abs(c - exact) <= room).all()) and bool((c == c.T).all())
     x[7, 5], x[300, 6] = cupy.inf, cupy.nan
     c, expected = fmm.gram(x, rows=True, plan="f16x3"), x @ x.T.copy()
     assert bool((cupy.isnan(c) == cupy.isnan(expected)).all() and (cupy.isinf(c) == cupy.isinf(expected)).all())
