@@ -33,7 +33,7 @@ from fmm.tuner.devices.cuda import event_milliseconds
 Kind = Literal["syrk", "matmul", "newton-schulz", "sforza", "plan"]
 SAMPLED_ROWS, SAMPLED_COLS = 16, 1024
 LEAST = 4.0  # milliseconds of a sample: shorter calls are repeated
-LONG = 50.0  # milliseconds of a call that nobody replays as a graph
+LONG = 15.0  # milliseconds of a call that nobody replays as a graph
 STEPS = 5
 
 
