@@ -44,6 +44,7 @@ Matrix = np.ndarray[Any, Any]
         ("gram > sforza(2) > winograd > vendor", ""),
         ("gram^2.tile > strassen > vendor", ""),
         ("gram.tile.solo > gram.vendor > vendor", ""),
+        ("gram.tile.outer > strassen > vendor", ""),
     ],
 )
 def test_plans_are_read_and_written(text: str, short: str) -> None:

@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import option_text, option_use
 from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
-from fmm.kernels.plans.level_steps import Asked, LevelSteps, Place, Product, ProductBatch
+from fmm.kernels.plans.level_steps import (
+    COPY,
+    Asked,
+    LevelSteps,
+    Place,
+    Product,
+    ProductBatch,
+    Sum,
+    temporary_sizes,
+    whole_matrix,
+)
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 
@@ -30,7 +40,8 @@ class Gram(PlanLevel):
 
     Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
     are about alike. Behind a point a leaf may be named that computes the blocks on the diagonal: of `gram^2.tile >
-    strassen > vendor`, those are one launch of `tile`.
+    strassen > vendor`, those are one launch of `tile`. With an order behind that leaf, as of `gram.tile.outer`, these
+    products read a copy of B that lies as the leaf is said to want it.
     """
 
     cuts: int = 1
@@ -76,10 +87,15 @@ class Gram(PlanLevel):
             steps += _batches(products)
             inner = inner.shallower
         half = plan.rest.half
+        right = whole_matrix("B", k, n)
+        copies: list[Sum] = []
         if self.halves and not half.levels:
             half = replace(half, leaf=self.own_leaves[0])
-        steps += _batches(list(_diagonal(half, n, k, side, asked)))
-        return LevelSteps((), tuple(steps))
+            if option_use(self.halves).order:
+                right = whole_matrix("T", k, n)
+                copies.append(Sum("turn B", COPY, (whole_matrix("B", k, n),), (right,)))
+        diagonal = _batches(list(_diagonal(half, n, k, side, right, asked)))
+        return LevelSteps(temporary_sizes(copies), (*steps, *copies, *diagonal))
 
     # ---- what is known of it
 
@@ -117,10 +133,10 @@ def _products_plan(plan: Plan) -> Plan:
     return plan
 
 
-def _diagonal(half: Plan, n: int, k: int, side: int, asked: Asked) -> Iterator[Product]:
+def _diagonal(half: Plan, n: int, k: int, side: int, right: Place, asked: Asked) -> Iterator[Product]:
     for at in range(0, n, side):
         rows = min(side, n - at)
-        factors = Place("A", at, 0, rows, k), Place("B", 0, at, k, rows)
+        factors = Place("A", at, 0, rows, k), Place(right.name, 0, at, k, rows)
         yield Product(*factors, Place("C", at, at, rows, rows), half, asked)
 
 

@@ -37,7 +37,7 @@ def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
     return cupy.asnumpy(c).astype(np.float64)
 
 
-@pytest.mark.parametrize("plan", ["tile", "gram.tile > vendor", "small"])
+@pytest.mark.parametrize("plan", ["tile", "gram.tile > vendor", "gram.tile.outer > vendor", "small"])
 @pytest.mark.parametrize("dtype", ROUNDOFF)
 def test_few_launches_of_halves(dtype: str, plan: str) -> None:
     """More tiles than one, edges of tiles, the mirror, updates; rows that are aligned and others."""
