@@ -365,7 +365,6 @@ def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
 
     Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.
     """
-    held = {name for name, _, _ in steps.temporaries}
-    plans = {p.plan for p in steps.products if {p.left.name, p.right.name} & held}
-    wish = "" if not plans or any(plan.levels for plan in plans) else plans.pop().leaf_use.order
+    plans = {p.plan for p in steps.products}
+    wish = "" if any(plan.levels for plan in plans) else plans.pop().leaf_use.order
     return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})

@@ -23,6 +23,7 @@ from fmm.kernels.plans.level_steps import (
     ProductBatch,
     ProductWithSums,
     Sum,
+    Turned,
 )
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
@@ -145,9 +146,13 @@ def walk_plan(
 def _run(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """`dtype`: of the level's temporaries and products."""
     mark, wished = machine.used, machine.order_of_sums(level)
+    turned = {step.copy.name: step for step in level.steps if isinstance(step, Turned)}
     for name, rows, cols in level.temporaries:
+        if name in turned and not lies_by_columns(operands[turned[name].source.name]):
+            operands[name] = machine.part(operands[turned[name].source.name], turned[name].source)
+            continue
         like = level.layouts[name]
-        fortran = wished[like] if like in wished else lies_by_columns(operands[like])
+        fortran = name not in turned and (wished[like] if like in wished else lies_by_columns(operands[like]))
         operands[name] = machine.take(rows, cols, fortran, dtype)
     for at_once, steps in _runs(with_added_apart(level) if APART in operands else level):
         if at_once:
@@ -165,6 +170,8 @@ def _runs(level: LevelSteps) -> Iterator[tuple[bool, Iterator[Step]]]:
 
 
 def _step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
+    if isinstance(step, Turned) and not lies_by_columns(operands[step.source.name]):
+        return
     if isinstance(step, Sum):
         machine.sum(step, *([machine.part(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes)))
     elif isinstance(step, ProductWithSums):

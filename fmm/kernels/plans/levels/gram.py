@@ -10,18 +10,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import option_text, option_use
 from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
 from fmm.kernels.plans.level_steps import (
-    COPY,
     Asked,
     LevelSteps,
     Place,
     Product,
     ProductBatch,
-    Sum,
+    Turned,
     temporary_sizes,
+    turned,
     whole_matrix,
 )
 from fmm.kernels.plans.plan import Plan
@@ -40,8 +41,8 @@ class Gram(PlanLevel):
 
     Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
     are about alike. Behind a point a leaf may be named that computes the blocks on the diagonal: of `gram^2.tile >
-    strassen > vendor`, those are one launch of `tile`. With an order behind that leaf, as of `gram.tile.outer`, these
-    products read a copy of B that lies as the leaf is said to want it.
+    strassen > vendor`, those are one launch of `tile`. With `gram.tile.outer` its operands lie along the outer
+    dimensions: of a B that lies column by column there is a copy, and of A A^T both are read from that.
     """
 
     cuts: int = 1
@@ -64,7 +65,9 @@ class Gram(PlanLevel):
 
     @property
     def types(self) -> tuple[str, ...] | None:
-        return option_use(self.halves).types() if self.halves else None
+        found = option_use(self.halves).types() if self.halves else None
+        # (A transpose of complex numbers is not their adjoint.)
+        return tuple(t for t in found if not DTYPES[t].is_complex) if found and self.turns else found
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
@@ -87,15 +90,18 @@ class Gram(PlanLevel):
             steps += _batches(products)
             inner = inner.shallower
         half = plan.rest.half
-        right = whole_matrix("B", k, n)
-        copies: list[Sum] = []
+        copies: list[Turned] = []
         if self.halves and not half.levels:
             half = replace(half, leaf=self.own_leaves[0])
-            if option_use(self.halves).order:
-                right = whole_matrix("T", k, n)
-                copies.append(Sum("turn B", COPY, (whole_matrix("B", k, n),), (right,)))
-        diagonal = _batches(list(_diagonal(half, n, k, side, right, asked)))
+            if self.turns:
+                copies.append(turned(whole_matrix("B", k, n), whole_matrix("T", k, n)))
+        diagonal = _batches(list(_diagonal(half, n, k, side, bool(copies), asked)))
         return LevelSteps(temporary_sizes(copies), (*steps, *copies, *diagonal))
+
+    @property
+    def turns(self) -> bool:
+        """Do blocks on the diagonal read a copy of B that lies row by row?"""
+        return bool(self.halves) and option_use(self.halves).order == "outer"
 
     # ---- what is known of it
 
@@ -133,11 +139,14 @@ def _products_plan(plan: Plan) -> Plan:
     return plan
 
 
-def _diagonal(half: Plan, n: int, k: int, side: int, right: Place, asked: Asked) -> Iterator[Product]:
+def _diagonal(half: Plan, n: int, k: int, side: int, copied: bool, asked: Asked) -> Iterator[Product]:
+    """`copied`: is B read from its copy T, of which A is the transpose if it is B's own?"""
     for at in range(0, n, side):
         rows = min(side, n - at)
-        factors = Place("A", at, 0, rows, k), Place(right.name, 0, at, k, rows)
-        yield Product(*factors, Place("C", at, at, rows, rows), half, asked)
+        left, right = Place("A", at, 0, rows, k), Place("T" if copied else "B", 0, at, k, rows)
+        if copied and asked.op == "gram":
+            left = Place("T", at, 0, rows, k, "transpose")
+        yield Product(left, right, Place("C", at, at, rows, rows), half, asked)
 
 
 def _batches(products: Sequence[Product]) -> list[Product | ProductBatch]:
