@@ -13,20 +13,13 @@ from dataclasses import dataclass, replace
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import option_text, option_use
-from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
-from fmm.kernels.plans.level_steps import (
-    Asked,
-    LevelSteps,
-    Place,
-    Product,
-    ProductBatch,
-    Turned,
-    temporary_sizes,
-    turned,
-    whole_matrix,
-)
+from fmm.kernels.plans.level import LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps.sums import Place, Turned, turned, whole_matrix
 
 MOST_CUTS = 9
 # Blocks begin at multiples of as many rows as these, if they are at least ROOM times as large: leaf products then read
@@ -36,7 +29,7 @@ Steps = Iterator[Product | ProductBatch]
 
 
 @dataclass(frozen=True)
-class Gram(PlanLevel):
+class Gram(LevelWithSteps):
     """`cuts` halvings of C's side at once: `gram` is one, `gram^3` makes eight blocks on the diagonal.
 
     Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
@@ -141,7 +134,7 @@ def _products_plan(plan: Plan) -> Plan:
 
 def _diagonal(half: Plan, n: int, k: int, side: int, copied: bool, asked: Asked) -> Iterator[Product]:
     """`copied`: is B read from its copy T, of which A is the transpose if it is B's own?"""
-    for at in range(0, n, side):
+    for at in range(0, max(n, 1), side):  # an empty product is one of nothing
         rows = min(side, n - at)
         left, right = Place("A", at, 0, rows, k), Place("T" if copied else "B", 0, at, k, rows)
         if copied and asked.op == "gram":
