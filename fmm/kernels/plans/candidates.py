@@ -199,6 +199,7 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     found = [VENDOR, *(Plan(leaf=x.name) for x in ending_rows() if device in x.devices and x.forms and x.halves)]
     below_cuts = [f".{leaf.name}" for leaf in leaves_on(device) if leaf.halves and not leaf.emulates]
+    below_cuts += [f".{leaf.name}.outer" for leaf in leaves_on(device) if leaf.turned_halves]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = below_cuts if plan.leaf == VENDOR.leaf else []

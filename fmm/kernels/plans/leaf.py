@@ -51,6 +51,7 @@ class Leaf:
     rank_updates: tuple[str, ...] = ()
     halves: tuple[str, ...] = ()
     loose_halves: tuple[str, ...] = ()  # of these it leaves anything in the other half
+    turned_halves: tuple[str, ...] = ()  # of these it is fast if both factors lie along the outer dimensions alone
     mirrors: bool = False  # may that kernel write the mirror into the other half itself?
     whole_halves: int = 0  # on a GPU up to so many rows a batch of such is a batch of whole products, which is faster
     call: str = "one launch"  # what one product is, in a table of explain

@@ -160,7 +160,8 @@ NOTES: Final = (
     "an algorithm or a kernel, which any plan may name.",
     "in part: of some sizes or codes; `fmm-tune paper missing` says of which experiments parts are missing here, and "
     "with --measure measures them.",
-    "Sforza's speedups are measured by `python -m benchmarks.gram`; --measured FILE puts them beside.",
+    "Sforza's speedups are measured by `python -m benchmarks.gram`; --measured FILE puts them beside, as those of an "
+    "H200 in results/nvidia-h200/gram.json.",
 )
 
 
