@@ -23,7 +23,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
-from fmm.runtime import call
+from fmm.runtime import matmul
 from fmm.runtime.decisions.decide import Decision, decide, expected_seconds
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.devices import Device
@@ -184,7 +184,7 @@ def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int) 
     steps, device = streamed.schedule.products, machine.device
     largest = max(steps, key=lambda step: prod(step.size))
     limits = _limits(wishes, streamed.workspace, device)
-    found = call.planned(Problem(*largest.size, streamed.dtype), limits, device, wishes.plan)
+    found = matmul.planned(Problem(*largest.size, streamed.dtype), limits, device, wishes.plan)
     needed = streamed.schedule.memory + found.workspace
     lines = tuple(described(streamed, machine.rates, needed))
     times = () if count == 1 else (f"so it is done {count} times, for each product of the stack",)

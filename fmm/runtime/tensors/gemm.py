@@ -11,8 +11,8 @@ import torch
 
 from fmm.arrays.torch_calls import plain_call, without_marks
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, torch_update
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime.calls.prepare import prepared
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import Wishes

@@ -15,8 +15,8 @@ from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import plain_call, refused_out, without_marks
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.runtime import call
 from fmm.runtime import gram as gram_module
+from fmm.runtime import matmul
 from fmm.runtime.calls.prepare import prepared
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import Wishes
@@ -37,7 +37,7 @@ def product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     library = _library(a)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _differentiable(library, a, b, out, wishes)
-    return call.product(library, a, b, out, wishes)
+    return matmul.product(library, a, b, out, wishes)
 
 
 def explained(a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
@@ -47,7 +47,7 @@ def explained(a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
             raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
         return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.vendor_name,))
     a, b = without_marks(a, b)
-    return call.explained(_library(a), a, b, out, wishes)
+    return matmul.explained(_library(a), a, b, out, wishes)
 
 
 def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
@@ -134,7 +134,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(a: Any, b: Any, wishes: Wishes) -> Any:
-        return call.product(_library(a), a, b, None, wishes)
+        return matmul.product(_library(a), a, b, None, wishes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, Wishes], output: Any) -> None:

@@ -15,11 +15,13 @@ from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.explain import explained_rows, explained_table
 from fmm.kernels.plans.leaf import ending_rows, leaf_use
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.level_steps import PLAIN, Asked, LevelSteps, Place, ProductBatch
 from fmm.kernels.plans.levels.residues import FromPlanes, IntoPlanes, NormExponents, Residues, residue_endings
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.old_names import OLD_ENDINGS, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
+from fmm.kernels.plans.steps.sums import Place
 from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.cost import cost

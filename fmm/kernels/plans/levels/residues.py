@@ -25,20 +25,9 @@ from fmm.dtypes import BYTE, DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updating_program
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Programs
-from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import Ending, Leaf, register_ending
-from fmm.kernels.plans.level import LevelKind, NonRecursiveLevel, register_level
-from fmm.kernels.plans.level_steps import (
-    COPY,
-    Asked,
-    LevelSteps,
-    Place,
-    Product,
-    ProductBatch,
-    Sum,
-    temporary_sizes,
-    whole_matrix,
-)
+from fmm.kernels.plans.level import LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import WholeLevel
 from fmm.kernels.plans.levels.residue_room import (
     EXPONENT,
     PRODUCTS,
@@ -50,7 +39,11 @@ from fmm.kernels.plans.levels.residue_room import (
 )
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.plans.rescaling import LineExponents
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.blocks import operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps.rescaling import LineExponents
+from fmm.kernels.plans.steps.sums import COPY, Place, Sum, whole_matrix
 
 LEAF: Final = "bytes"
 FAST: Final = "strassen"  # the algorithm of the levels that may stand below
@@ -101,7 +94,7 @@ class FromPlanes(Sum):
 
 
 @dataclass(frozen=True)
-class Residues(NonRecursiveLevel):
+class Residues(WholeLevel):
     """Products of bytes, modulo so many numbers; 0: as many as integers need.
 
     What is saved below it is saved modulo p, where nothing is rounded; an inf or NaN is looked for apart.
@@ -119,10 +112,6 @@ class Residues(NonRecursiveLevel):
 
     def __str__(self) -> str:
         return f"residues({self.moduli})" if self.moduli else "residues"
-
-    @property
-    def whole(self) -> bool:
-        return True
 
     @property
     def below(self) -> str:
