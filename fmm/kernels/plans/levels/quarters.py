@@ -15,10 +15,11 @@ from typing import Final
 from fmm.dtypes import INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.consider import ABOVE_AS_IT_IS
-from fmm.kernels.plans.blocks import operand_blocks
-from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
-from fmm.kernels.plans.level_steps import LevelSteps, Product
+from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import Footprint, NonRecursiveLevel, Sides
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.blocks import operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
 
 NAME: Final = "quarters"
 
