@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.candidates import candidate_plans, half_candidates, levels_above
 from fmm.kernels.plans.leaf import LeafUse, option_use
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
@@ -164,12 +165,20 @@ def _by_time(*found: Candidate) -> tuple[Candidate, ...]:
 
 def composed_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """The best compositions of levels above candidates that are within the limits."""
-    if not (levels := levels_above("cuda" if calibration.batches else "cpu")):
+    if not (above := levels_above("cuda" if calibration.batches else "cpu")):
         return ()
     ends = [x.plan for x in _of_all(problem, calibration) if x.suits(problem) and limits.allow(x.plan, 1)]
+    levels = [level for level in above if _stands_above(level, ends, problem.dtype)]
     room = Room(limits.workspace, limits.error_growth)
     made = composed_plans(problem, calibration, room, levels, ends)
     return ranked_candidates(problem, calibration, made) if made else ()
+
+
+def _stands_above(level: PlanLevel, plans: Sequence[Plan], dtype: str) -> bool:
+    """Can it be asked for numbers of this type, with one of the plans below it?"""
+    if level.types is not None and dtype not in level.types:
+        return False
+    return any(Plan((level, *plan.levels), plan.leaf).takes_type(dtype) for plan in plans)
 
 
 def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) -> Iterator[Candidate]:
