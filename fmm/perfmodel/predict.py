@@ -200,10 +200,11 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
     if together * m * n < FEW_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
         own = _in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return own * (rate.batch if together > 1 else 1.0)
-    slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
+    slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k
     if rate.tile > 1:
         tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
         slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
+    slowdown += rate.rows / m + rate.cols / n
     return slowdown * (rate.batch if together > 1 else 1.0)
 
 
