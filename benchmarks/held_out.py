@@ -136,9 +136,13 @@ def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
     return found
 
 
+def packed(path: Path) -> Path:
+    """Where its older lines are."""
+    return path.with_name(path.name + ".gz")
+
+
 def _lines(path: Path) -> list[str]:
-    packed = path.with_name(path.name + ".gz")
-    before = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else ""
+    before = gzip.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
     return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
 
 

@@ -141,7 +141,10 @@ def main(arguments: Sequence[str]) -> int:
     rows = [row for path in options.file for row in recorded_rows(path)]
     rows = [row for row in rows if not options.dtype or row.dtype in options.dtype]
     rows = rows if options.half is None else rows[options.half :: 2]
-    print(*(told([replayed(row, tuned_model(options.config, problem_of(row).dtype)) for row in rows], options.every)), sep="\n")
+    print(
+        *(told([replayed(row, tuned_model(options.config, problem_of(row).dtype)) for row in rows], options.every)),
+        sep="\n",
+    )
     if options.terms:
         print(*term_table(rows, options.config), sep="\n")
     return 0

@@ -3,8 +3,8 @@
 Of each type the trials of one or more tunings of H200s are put together, and what earlier runs of `benchmarks.regret`
 and `benchmarks.gpu_residues` measured of whole calls: of every second shape. The other half of these, and what the
 tunings held out, judge the fit. By how much a plan must be predicted to win is settled by that first half too: by as
-much as leads to the best choices there. No entry is taken along: nobody certified anything on the cards of those who install
-it. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
+much as leads to the best choices there. No entry is taken along: nobody certified anything on the cards of those who
+install it. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
 """
 
 from __future__ import annotations

@@ -107,16 +107,17 @@ def test_a_page_tells_of_the_last_run_that_measured_every_type(tmp_path: Path) -
 
 def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     size = (8192, 8192, 8192)
-    choice = choose(Problem(*size, "float32"), tuned_model(SHIPPED, "float32"), limits_of(a_row("float32", size))).best
+    shipped = tuned_model(SHIPPED, "float32")
+    choice = choose(Problem(*size, "float32"), shipped, limits_of(a_row("float32", size))).best
     plan = str(choice.plan)
     assert plan != "vendor"
-    known = replayed(a_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), SHIPPED).as_chosen
+    known = replayed(a_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), shipped).as_chosen
     assert known is not None and (known.chosen, known.speedup, known.share_of_best) == (plan, 2.0, 0.5)
-    slow = replayed(a_row("float32", size, **{plan: [4.0]}), SHIPPED).as_chosen
+    slow = replayed(a_row("float32", size, **{plan: [4.0]}), shipped).as_chosen
     assert slow is not None and (slow.speedup, slow.poor) == (0.75, True), "of one round"
-    unknown = replayed(a_row("float32", size), SHIPPED)
+    unknown = replayed(a_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
-    own = replayed(a_row("float32-ieee", size), SHIPPED).plan
+    own = replayed(a_row("float32-ieee", size), shipped).plan
     assert not own.leaf_use.leaf.emulates
 
 
