@@ -18,7 +18,7 @@ PIECE = 1 << 24  # numbers that are looked at together
 
 
 def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, nodes: Any) -> None:
-    """`nodes` in place: of the last nodes before the ends of the shortest ways; `missing` is what stands for no edge."""
+    """`nodes` in place: the last ones before the ends of the shortest ways; `missing` is what stands for no edge."""
     at_home: Array | None = None
     for rows in _pieces(len(nodes)):
         doubtful = rows.start + xp.flatnonzero(_not_longer(xp, lengths[rows], nodes[rows]).any(axis=1))
