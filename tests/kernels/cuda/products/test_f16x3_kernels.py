@@ -14,8 +14,8 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.float16.f16x3 import SIZES
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.plans.level_steps import APART
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.sums import APART
 from fmm.problem import Fill, Layout, Problem
 from tests.support.f16x3_on_host import product_on_host
 from tests.support.hard_matrices import BESIDE_NORMS, beside, hard_matrices
