@@ -191,6 +191,7 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
 
 
+@lru_cache(maxsize=1024)
 def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
     """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
     blocks = resident_blocks(s, GEMM, chip.limits)
@@ -203,6 +204,7 @@ def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
     return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
+@lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
 def launch_seconds(s: TileSizes, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
     """Seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
 

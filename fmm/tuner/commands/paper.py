@@ -19,7 +19,7 @@ from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.paper_measure import CannotMeasureError, Laboratory, laboratory, missing_table
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 from fmm.tuner.laboratory.experiment import DamagedSamplesError, has_results, read_results
-from fmm.tuner.laboratory.figure import figure_table
+from fmm.tuner.laboratory.figure import Figure, figure_table
 from fmm.tuner.laboratory.figures import FIGURES
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
@@ -38,7 +38,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="exit codes: 0; 1 if something failed, 2 for bad arguments, 130 after Ctrl-C (what is done is kept)",
     )
     add = parser.add_argument
-    add("tables", nargs="*", metavar="NAME", help="as li-fig17; none: the list; all; missing: what is not measured")
+    named = "as li-fig17; none: the list; all; missing [NAME ...]: what is not measured"
+    add("tables", nargs="*", metavar="NAME", help=named)
     add("--measure", action="store_true", help="run the experiments of these figures on this device")
     add("--device", default=argparse.SUPPRESS, help="where to measure: cpu, or the number of a CUDA device (cpu)")
     add("--side", type=int, metavar="N", help="measure with this as the largest side; all others are scaled with it")
@@ -57,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
     asked = list(dict.fromkeys(NAMES if options.tables == ["all"] else options.tables))
     try:
         check_options(asked, options)
-        if asked == [MISSING]:
-            return run_missing(options)
+        if asked[:1] == [MISSING]:
+            return run_missing([known_figure(name) for name in asked[1:]], options)
         if not asked:
             print(printed([inventory()], options))
             return 0
@@ -76,7 +77,7 @@ class BadRequestError(Exception):
 def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
     """What is asked for must be used."""
     here = {"--device": getattr(options, "device", None), "--side": options.side, "--into": options.into}
-    if names != [MISSING] and not options.measure:
+    if names[:1] != [MISSING] and not options.measure:
         for option, value in {**here, "--time-limit": options.time_limit}.items():
             if value is not None:
                 raise BadRequestError(f"{option} is for measuring; add --measure")
@@ -98,6 +99,14 @@ def known_name(name: str) -> str:
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise BadRequestError(f"unknown table {name!r}{hint}; the tables are {', '.join(NAMES)}, all, {MISSING}")
     return shown
+
+
+def known_figure(name: str) -> Figure:
+    """One that is measured."""
+    found = FIGURES.get(known_name(name))
+    if found is None:
+        raise BadRequestError(f"{name} is computed, not measured; measured are {', '.join(FIGURES)}")
+    return found
 
 
 def run_kept(names: Sequence[str], options: argparse.Namespace) -> int:
@@ -143,10 +152,7 @@ def made_table(name: str, measured: Path | None) -> Table:
 
 def run_measured(names: Sequence[str], options: argparse.Namespace) -> int:
     """The figures among them are measured, whatever is on record."""
-    figures = [FIGURES[name] for name in names if name in FIGURES]
-    if not figures:
-        known = ", ".join(FIGURES)
-        raise BadRequestError(f"{names[0]} is computed, not measured; measured are {known}")
+    figures = [FIGURES[name] for name in names if name in FIGURES] or [known_figure(names[0])]
     found = laboratory(options)
     code = found.measure(found.begun(figures), anew=True)
     print(printed([measured_table(name, found) for name in names], options))
@@ -158,10 +164,10 @@ def measured_table(name: str, found: Laboratory) -> Table:
     return figure_table(FIGURES[name], results) if results is not None else made_table(name, None)
 
 
-def run_missing(options: argparse.Namespace) -> int:
-    """What of all experiments is not on record; with --measure it is measured."""
+def run_missing(figures: Sequence[Figure], options: argparse.Namespace) -> int:
+    """What of these figures, or of all, is not on record; with --measure it is measured."""
     found = laboratory(options)
-    before = found.missing()
+    before = found.missing(figures)
     code = found.measure(before, anew=False) if options.measure else 0
     print(printed([missing_table(before, found)], options))
     return code

@@ -31,7 +31,7 @@ class PlannedBench:
     def __init__(self, on_host: bool) -> None:
         self.on_host = on_host
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None) -> Plan:
+    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
         return VENDOR
 
 

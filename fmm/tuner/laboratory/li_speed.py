@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li import counts as li_counts
 from fmm.perfmodel.papers.li.curves import SECONDS, SECONDS_2048, reduction_curve
 from fmm.perfmodel.papers.li.ratios import FIGURE_37
@@ -51,12 +51,6 @@ def speed_plans(n: int, on_host: bool) -> dict[Key, str]:
     return found
 
 
-def chosen_plan(bench: Bench, problem: Problem) -> Plan:
-    """What fmm chooses for the product, with no other numbers than these."""
-    found = bench.chosen(problem)
-    return VENDOR if found.leaf_use.leaf.emulates else found
-
-
 def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype: str, chosen: Key) -> Part:
     """All plans at the paper's size n, in turns, and under the key `chosen` what fmm chooses."""
     products = products_of(map(Plan.parse, plans.values()), side, dtype)
@@ -66,7 +60,7 @@ def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype:
 
 def _timed_rows(bench: Bench, plans: Mapping[Key, str], n: int, problem: Problem, chosen: Key) -> Iterator[Row]:
     """A row for each plan: seconds of the rounds, or why there are none."""
-    own, side, rng = chosen_plan(bench, problem), problem.n, bench.generator(problem.n)
+    own, side, rng = bench.chosen(problem, emulation=False), problem.n, bench.generator(problem.n)
     plans = {**plans, chosen: str(own)}
     bench.prepare([(own, problem)])
     a, b = (bench.stored(rng.standard_normal((side, side)), problem.dtype) for _ in range(2))

@@ -77,10 +77,13 @@ def begun_experiment(experiment: Experiment, bench: Bench, folder: Path, side: i
 
 
 def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None) -> list[Begun]:
-    """What has not been measured on this device, in the order in which it is worth the time: the papers' figures first,
-    the shortest first."""
+    """What of them has not been measured on this device."""
     found = [begun_experiment(x, bench, folder, side, anew=False) for x in experiments]
-    found = [x for x in found if x.missing]
+    return [x for x in found if x.missing]
+
+
+def by_worth(found: Iterable[Begun]) -> list[Begun]:
+    """In the order in which it is worth the time: the papers' figures first, the shortest first."""
     return sorted(found, key=lambda x: (x.experiment.name.startswith(OURS), x.work))
 
 
