@@ -41,9 +41,9 @@ from fmm.kernels.plans.plan_error import PlanError
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches import planned_parts
 from fmm.tuner.laboratory.experiment import Results, has_results, read_results
 from fmm.tuner.laboratory.figures import EXPERIMENTS
+from fmm.tuner.laboratory.measuring import planned_parts
 
 FOLDER = Path(".cupy-cache")
 PAPER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"  # what is missing there is compiled

@@ -22,7 +22,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 from fmm.tuner.trials.environment import device_folder, environment
@@ -226,3 +226,14 @@ class HostBench:
 
     def free(self) -> None:
         return None
+
+
+class PlannedBench:
+    """What an experiment asks of a device before it measures: a CUDA device that is not there, or a processor. Of what
+    fmm itself would choose it knows nothing."""
+
+    def __init__(self, on_host: bool) -> None:
+        self.on_host = on_host
+
+    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+        return VENDOR

@@ -17,10 +17,17 @@ import pytest
 from fmm.tuner.cli import main
 from fmm.tuner.laboratory import figures, li_errors
 from fmm.tuner.laboratory.bench import HostBench
-from fmm.tuner.laboratory.benches import planned_parts
 from fmm.tuner.laboratory.experiment import Experiment, Part, Results, packed, read_results, write_results
 from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import Begun, TimeLimit, begun_experiment, by_worth, measured_parts, missing_of
+from fmm.tuner.laboratory.measuring import (
+    Begun,
+    TimeLimit,
+    begun_experiment,
+    by_worth,
+    measured_parts,
+    missing_of,
+    planned_parts,
+)
 from tests.support import ROOT
 
 BENCH: Any = SimpleNamespace(
@@ -228,7 +235,7 @@ def test_a_time_limit_leaves_the_rest_for_the_next_call(
         (("li-fig30", "--measure", "--side", "0"), "--side must be positive, not 0"),
         (("li-fig30", "--measure", "--time-limit", "-1"), "--time-limit must be positive"),
         (("li-fig30", "--measure", "--measured", "."), "one of them"),
-        (("li-fig30", "--measured", "no-such-folder"), "no-such-folder does not exist"),
+        (("li-fig30", "--measured", "no-such-folder"), "no-such-folder is no folder of samples"),
         (("li-fgi30",), "did you mean li-fig30?"),
         (("li-fig30", "missing"), "unknown table 'missing'"),
         (("missing", "--device", "gpu0"), "'gpu0'"),
@@ -318,7 +325,7 @@ import os
 from tests.support import simulated_laboratory
 simulated_laboratory.install()
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches import bench_of
+from fmm.tuner.laboratory.measuring import bench_of
 bench = bench_of("0")
 for emulation in (True, False, True):
     plan = bench.chosen(Problem(8192, 8192, 8192, "float32"), emulation=emulation)
