@@ -61,9 +61,8 @@ def _rows(bench: Bench, dtype: str, n: int, side: int, scale: float) -> Iterator
 
 def half_call(x: Any, plan: Plan) -> Call:
     """What computes the lower half of x^T x once, everything prepared and warm."""
-    made = partial(fmm.gram, x, fmm.gram(x, fill="lower", plan=plan), fill="lower", plan=plan)
-    made()
-    return made
+    multiply = partial(fmm.gram, x, fill="lower", plan=plan)
+    return partial(multiply, out=multiply())
 
 
 EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.SIDE, _parts, ("type", "n"))

@@ -31,7 +31,7 @@ from tests.support import ROOT
 BENCH = HostBench()
 SAMPLES = ROOT / "results"
 QUICK = ("li-fig43", "li-fig40", "huang-fig9", "huang-fig10")
-LONG = ("li-fig30", "li-fig32", "li-fig36", "huang-fig8", "error-scaled", "error-variants")
+LONG = ("sforza-fig4", "li-fig30", "li-fig32", "li-fig36", "huang-fig8", "error-scaled", "error-variants")
 CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 
