@@ -29,8 +29,9 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sums.compiled_sums import compiler_found
 from fmm.kernels.cpu.threads.helper_threads import call_apart
 from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
-from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_flops, workspace
 from fmm.perfmodel.cost import cost
 from fmm.tuner.commands.measure import write_result

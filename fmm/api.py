@@ -13,7 +13,8 @@ from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
-from fmm.runtime import call, routes
+from fmm.runtime import matmul as library_matmul
+from fmm.runtime import routes
 from fmm.runtime.arguments.gemm import checked_gemm
 from fmm.runtime.arguments.gram import asks_half_alone, checked_gram
 from fmm.runtime.arguments.numbers import checked_side
@@ -79,7 +80,7 @@ def matmul(
                     return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
                 return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
             library = NUMPY if usual else NUMPY.with_options(given_options(casting, order, dtype, more))
-            return call.product(library, a, b, out, NO_WISHES)
+            return library_matmul.product(library, a, b, out, NO_WISHES)
         if usual and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
             if out is None:
                 return routes.plain_product(known, a, b)

@@ -16,9 +16,9 @@ import numpy as np
 
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.plans.level_steps import Mirror, Place, Sum
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
 from fmm.kernels.plans.walk import PlainMachine, Triple
 
 Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet

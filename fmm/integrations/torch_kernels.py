@@ -34,7 +34,7 @@ from fmm.integrations import compiled_hook
 from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import noted, reporting
 from fmm.kernels.plans.plan import VENDOR
-from fmm.runtime import call
+from fmm.runtime import matmul
 from fmm.runtime.calls.prepare import prepared
 from fmm.runtime.decisions.left_to_vendor import (
     SMALL,
@@ -217,14 +217,16 @@ class Answers:
         if added is not None and added is not out:
             added = without_marks(added, added)[0]
         wishes = update_wishes(self.library, a, b, added, out, update) if update != PRODUCT else NO_WISHES
-        noted(f"torch.{'mm' if a.dim() == 2 else 'bmm'}", a, b, lambda: call.explained(self.library, a, b, out, wishes))
+        noted(
+            f"torch.{'mm' if a.dim() == 2 else 'bmm'}", a, b, lambda: matmul.explained(self.library, a, b, out, wishes)
+        )
         ready = prepared(self.library, a, b, out, wishes)
         if ready.plan is None or (ready.plan == VENDOR and ready.decision.trial is None):
             if update == PRODUCT:
                 remember_vendor(self.library, a, b, ready.decision)
             return None
         if update == PRODUCT:
-            return call.product(self.library, a, b, out, wishes)
+            return matmul.product(self.library, a, b, out, wishes)
         with own_kernels_answer():  # whatever torch is asked for meanwhile
             return gemm_product(self.library, a, b, added, out, update, NO_WISHES)
 

@@ -11,7 +11,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.closure_table import closure_table
 from fmm.kernels.cuda.products.semirings.minplus import Ring, tile_side
 from fmm.kernels.cuda.products.semirings.minplus_tiles import Shape, fastest_sizes, product_clocks
-from fmm.kernels.plans.closure_steps import ProductStep, TileStep, closure_steps
+from fmm.kernels.plans.steps.closure_steps import ProductStep, TileStep, closure_steps
 
 # Of one step of a tile that is closed. 128 nodes: 64 numbers a thread, two instructions each, and a barrier.
 STEP_CLOCKS = 510.0

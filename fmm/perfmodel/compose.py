@@ -14,7 +14,8 @@ from itertools import islice
 from math import ceil
 from typing import NamedTuple
 
-from fmm.kernels.plans.level import PlanLevel, Sides
+from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.level_with_steps import Sides
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration

@@ -17,9 +17,9 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import batch_scratch
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level, opened_counts

@@ -14,12 +14,13 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeVar
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
-from fmm.kernels.plans.blocks import Cut
-from fmm.kernels.plans.level import PlanLevel
-from fmm.kernels.plans.level_steps import OPERANDS, Asked, LevelSteps, Mirror, Place, ProductWithSums, Sum
+from fmm.kernels.plans.level import Cut, PlanLevel
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.rescaling import LineExponents
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductWithSums
+from fmm.kernels.plans.steps.rescaling import LineExponents
+from fmm.kernels.plans.steps.sums import OPERANDS, Mirror, Place, Sum
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
 

@@ -20,9 +20,10 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.sums.elementwise import elementwise_calls
-from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Part, Place, Product, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
+from fmm.kernels.plans.steps.sums import Mirror, Part, Place, Sum
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Fill, Operation
 

@@ -13,11 +13,14 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, SUMMING, TMA_SUMMING, TUNED
-from fmm.kernels.plans.level import Footprint, PlanLevel, Sides
-from fmm.kernels.plans.level_steps import Asked, Mirror, Product, ProductBatch, Sum
+from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.level_with_steps import Footprint, Sides, with_steps
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import ALIGN
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import Product, ProductBatch
+from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Rate
@@ -326,7 +329,7 @@ def _footprints(plan: Plan, problem: Problem) -> list[Footprint] | None:
 @lru_cache(maxsize=4096)
 def level_footprint(level: PlanLevel, sides: Sides) -> Footprint | None:
     """A level's, kept: candidates for one problem begin alike."""
-    return level.footprint(VENDOR, sides)
+    return with_steps(level).footprint(VENDOR, sides)
 
 
 def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:

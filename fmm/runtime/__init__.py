@@ -1,5 +1,5 @@
 """From a call to its product: what it multiplies, which plan decides itself to be worth while, and running it.
 
-call.py is the way of every product: prepare.py makes a call ready (operands.py: its matrices; decide.py: its plan), and
-host_run.py or device_run.py runs it.
+matmul.py is the way of every product: calls/prepare.py makes a call ready (its matrices, and its plan by decisions/),
+and running/ runs it, on the host or on a device.
 """

@@ -13,15 +13,15 @@ from math import prod
 from typing import Any, NamedTuple
 
 from fmm.arrays.library import Library, product_shape
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.runtime.call import by_plan, kernel_lines
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime.calls.operands import byte_span, spans_meet
 from fmm.runtime.calls.prepare import prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
 from fmm.runtime.decisions.limits import NO_WISHES, Wishes
+from fmm.runtime.matmul import by_plan, kernel_lines
 
 # What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1

@@ -12,14 +12,14 @@ import numpy as np
 
 from fmm.arrays.library import Library, Setting
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
-from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.calls.prepare import Ask, prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_WISHES, HalfWishes, Wishes
+from fmm.runtime.matmul import by_plan, kernel_lines
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")

@@ -26,9 +26,9 @@ from fmm.kernels.cpu.step_timer import time_steps
 from fmm.kernels.cpu.threads.fork_safe import Lock
 from fmm.kernels.cpu.threads.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.threads.openblas import threads_given_up
-from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.sums import Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu
 

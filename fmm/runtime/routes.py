@@ -19,7 +19,7 @@ from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Operation, Problem, Shape
-from fmm.runtime import call, devices
+from fmm.runtime import devices, matmul
 from fmm.runtime.arguments.gemm import AskedGemm
 from fmm.runtime.arguments.gram import AskedGram
 from fmm.runtime.arguments.result import single
@@ -63,7 +63,7 @@ def plain_product(library: Library, a: Any, b: Any) -> Any:
                 raise
     if library.differentiable:
         return _torch_products().product(a, b, None, NO_WISHES)
-    return call.product(library, a, b, None, NO_WISHES)
+    return matmul.product(library, a, b, None, NO_WISHES)
 
 
 def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
@@ -77,7 +77,7 @@ def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wi
         return library.vendor(a, b, out)
     if library.differentiable:
         return _torch_products().product(a, b, out, wishes)
-    return call.product_of_any(library, a, b, out, wishes)
+    return matmul.product_of_any(library, a, b, out, wishes)
 
 
 def product_on(
@@ -109,7 +109,7 @@ def product_explained(
         from fmm.runtime.tensors import gradients
 
         return gradients.explained(a, b, out, wishes)
-    return call.explained(library, a, b, out, wishes)
+    return matmul.explained(library, a, b, out, wishes)
 
 
 def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
@@ -212,7 +212,7 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
     entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
     limits = Limits(room, growth, emulation_allowed(), entries)
-    return call.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
+    return matmul.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
 
 
 def _device(device: str | int, number: int) -> devices.Device:

@@ -19,8 +19,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import call as product_call
 from fmm.runtime import devices
+from fmm.runtime import matmul as product_call
 from fmm.runtime.calls import answer, prepare
 from fmm.runtime.decisions import left_to_vendor, limits
 from fmm.runtime.decisions.decide import Decision, decide

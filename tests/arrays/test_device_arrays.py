@@ -27,8 +27,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import call as product_call
 from fmm.runtime import devices
+from fmm.runtime import matmul as product_call
 from fmm.runtime.calls import answer, prepare
 from fmm.runtime.calls.answer import answer_question
 from fmm.runtime.calls.operands import NotOursError

@@ -25,7 +25,7 @@ from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import call, devices
+from fmm.runtime import devices, matmul
 from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import Wishes
 from tests.support import configs as tuned
@@ -225,7 +225,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     a, b = rng.standard_normal((2, 64, 64))
     ran: list[str] = []
     clock = [0.0]
-    measured = call.product
+    measured = matmul.product
 
     def slow_vendor(library: Any, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
         if wishes.plan is not None:
@@ -233,7 +233,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
             clock[0] += 2.0 if wishes.plan == VENDOR else 1.0
         return measured(library, a, b, out, wishes)
 
-    monkeypatch.setattr(call, "product", slow_vendor)
+    monkeypatch.setattr(matmul, "product", slow_vendor)
     monkeypatch.setattr("fmm.runtime.decisions.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS

@@ -19,10 +19,11 @@ from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.levels.balanced import Balanced
 from fmm.kernels.plans.levels.scheme_level import Level, level
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.papers.li.counts import A

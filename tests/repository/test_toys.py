@@ -25,12 +25,14 @@ from fmm.kernels.algorithms.step_table import (
 )
 from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.blocks import side_cuts
 from fmm.kernels.plans.candidates import candidate_plans
 from fmm.kernels.plans.leaf import Leaf, register_leaf, unregister_leaf
-from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanLevel, register_level, unregister_level
-from fmm.kernels.plans.level_steps import COPY, LevelSteps, Place, Product, Sum, temporary_sizes, whole_matrix
+from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level, unregister_level
+from fmm.kernels.plans.level_with_steps import LevelWithSteps
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.blocks import side_cuts
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps.sums import COPY, Place, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_growth, predict
 from fmm.perfmodel.calibration import Rate
@@ -67,7 +69,7 @@ LEAF = Leaf(
 
 
 @dataclass(frozen=True)
-class Halves(PlanLevel):
+class Halves(LevelWithSteps):
     """C's upper and lower half, one after the other, on copies of A's halves and of B."""
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
-from fmm.runtime import call, gemm
+from fmm.runtime import gemm, matmul
 from fmm.runtime.calls import answer
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.running import host_run
@@ -309,7 +309,7 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
 ) -> None:
     chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
     monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
-    monkeypatch.setattr(call, "OUT_OF_MEMORY", call.Failure(lambda *rest: iter([instead])))
+    monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([instead])))
     monkeypatch.setattr(gemm, "small_enough_for_numpy", lambda a, b: False)
     run, tried = host_run.run_call, list[str]()
 

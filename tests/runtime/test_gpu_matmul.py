@@ -20,7 +20,7 @@ from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_growth
-from fmm.runtime import call
+from fmm.runtime import matmul
 from fmm.runtime.calls import answer
 from fmm.runtime.decisions import left_to_vendor, limits
 from fmm.runtime.decisions.decide import Decision
@@ -642,7 +642,7 @@ def test_a_candidate_that_is_not_there_for_a_view_gives_way(leaf: str, stacked: 
     shape = (2, 192, 257) if stacked else (192, 257)
     whole = library.array(draw(shape), "bfloat16")
     a, b = whole[..., 1:], library.array(draw((256, 128)), "bfloat16")
-    product = call.product(library_of(a, b, None), a, b, None, Wishes(Plan.parse(leaf), replaceable=True))
+    product = matmul.product(library_of(a, b, None), a, b, None, Wishes(Plan.parse(leaf), replaceable=True))
     close(library, product, a, b, "bfloat16")
     out = library.empty((*shape[:-1], 128), "bfloat16")
     try:

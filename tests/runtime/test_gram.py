@@ -14,10 +14,10 @@ import pytest
 import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cpu import half_product, numpy_backend
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import call, devices, gram
+from fmm.runtime import devices, gram, matmul
 from fmm.runtime.calls import answer
 from fmm.runtime.calls.answer import answer_question
 from fmm.runtime.calls.question import Call, Question
@@ -246,6 +246,14 @@ def test_decisions_without_arrays() -> None:
         fmm.plan(500, 400, 500, op="gram", plan="strassen > vendor")
 
 
+@pytest.mark.parametrize("plan", [None, "vendor", "gram > vendor", "gram^2 > strassen > vendor", "sforza(2) > vendor"])
+def test_a_decision_of_nothing(plan: str | None) -> None:
+    """As of other products: for no rows or columns nothing but the vendor is chosen, and no plan is refused."""
+    for op in ("gram", "symmetric"):
+        found = fmm.plan(0, 5, 0, op=op, plan=plan)
+        assert found.plan == VENDOR and "vendor" in str(found)
+
+
 def test_a_workspace_of_nothing() -> None:
     """Plans without temporaries are all that is left."""
     a = np.random.default_rng(8).standard_normal((700, 600))
@@ -314,7 +322,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(host_run, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
     monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
-    monkeypatch.setattr(call, "OUT_OF_MEMORY", call.Failure(lambda *rest: iter([second])))
+    monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
     a = np.random.default_rng(10).standard_normal((61, 53))
     np.testing.assert_allclose(fmm.gram(a), a.T @ a)
     assert tried == ["gram > strassen > vendor", "gram > vendor"]

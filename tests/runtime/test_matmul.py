@@ -23,8 +23,8 @@ from fmm.kernels import VENDOR, PlanError
 from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.problem import Problem
-from fmm.runtime import call as calls
 from fmm.runtime import devices
+from fmm.runtime import matmul as calls
 from fmm.runtime.calls.question import Call as Prepared
 from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.decisions.limits import Wishes

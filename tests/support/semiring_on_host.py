@@ -18,7 +18,7 @@ from fmm.kernels.cuda.products.semirings.minplus import (
     minplus_launch,
     sizes_for,
 )
-from fmm.kernels.plans.closure_steps import MATRIX
+from fmm.kernels.plans.steps.closure_steps import MATRIX
 from fmm.runtime.semirings import semiring
 from tests.support.minplus_on_host import lines_of, play
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import call as product_call
+from fmm.runtime import matmul as product_call
 from fmm.runtime.calls import answer
 from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.decisions.decide import Decision

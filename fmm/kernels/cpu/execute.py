@@ -10,8 +10,9 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.arena import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import APART, Asked, Mirror, Place, Sum
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
 from fmm.kernels.plans.walk import PlainMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
 

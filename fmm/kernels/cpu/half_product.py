@@ -17,7 +17,8 @@ import numpy as np
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.threads.openblas import cblas_function
-from fmm.kernels.plans.level_steps import Asked, Mirror
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.sums import Mirror
 
 ROW_MAJOR, UPPER, LOWER, AS_IT_IS, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # as cblas.h has them
 NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}

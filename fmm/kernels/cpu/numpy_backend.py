@@ -18,8 +18,9 @@ from fmm.kernels.cpu.sums.elementwise import Call, CallSchedule, elementwise_cal
 from fmm.kernels.cpu.sums.rescale import rescaled_arrays
 from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.leaf import Multiply, leaf_use
-from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
-from fmm.kernels.plans.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import Mirror, Sum
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
 # in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).

@@ -26,8 +26,9 @@ from fmm.kernels.cpu.threads.helper_threads import in_own_thread, until_done
 from fmm.kernels.cpu.threads.openblas import one_thread_each
 from fmm.kernels.cpu.threads.thread_pool import Share, Threads, side_by_side
 from fmm.kernels.plans.leaf import Multiply
-from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
-from fmm.kernels.plans.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import Mirror, Sum
 
 PRODUCTS_AT_ONCE = 2  # measured with two; with more, a plan would have too few products to share
 LEAST_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs

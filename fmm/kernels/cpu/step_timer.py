@@ -15,7 +15,7 @@ from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.side_by_side import PRODUCTS_AT_ONCE, SideBySide, backend_for
 from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.steps.sums import Sum
 
 
 @dataclass

@@ -23,8 +23,8 @@ from fmm.kernels.cuda.products.semirings.minplus import (
     tile_side,
 )
 from fmm.kernels.cuda.products.semirings.minplus_tiles import fastest_sizes
-from fmm.kernels.plans.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
-from fmm.kernels.plans.level_steps import Place
+from fmm.kernels.plans.steps.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
+from fmm.kernels.plans.steps.sums import Place
 
 ROOM = 256  # bytes: temporaries begin at multiples of it
 ARGS = "args of "  # with a base: where the nodes noted of its numbers are

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.level_steps import APART, Place
+from fmm.kernels.plans.steps.sums import APART, Place
 from fmm.problem import Problem
 
 

@@ -7,10 +7,13 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.level_steps import PLAIN, Asked, LevelSteps, Mirror
+from fmm.kernels.plans.level_with_steps import whole_level, with_steps
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps
+from fmm.kernels.plans.steps.sums import Mirror
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products, multiplications, workspace
 
 
@@ -33,7 +36,9 @@ def explained_rows(
         itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
         taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
         around = any(isinstance(step, Mirror) for step in steps.steps) or not plan.levels
-        name, does = (asked.op, _around(steps)) if around else (str(plan.levels[0]), plan.levels[0].does(steps))
+        name, does = (
+            (asked.op, _around(steps)) if around else (str(plan.levels[0]), with_steps(plan.levels[0]).does(steps))
+        )
         yield Row(name, f"{m} x {k} x {n}", does, len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n), asked = largest.plan, largest.size, largest.asked
@@ -50,7 +55,8 @@ def _whole_rows(plan: Plan, size: tuple[int, int, int], itemsize: int, steps: Le
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]
     problem = " x ".join(map(str, size))
-    does = leaf.level.does(steps) if leaf.level else ""
+    level = whole_level(plan)
+    does = level.does(steps) if level else ""
     yield Row(first, problem, does, len(products) // prod(counts), leaf.room(itemsize, *size, 1))
     for name, count in zip(inner, counts, strict=True):
         yield Row(name, problem, "sums in registers, exact", count, 0)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
-from fmm.kernels.plans.level_steps import Asked, LevelSteps
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.old_names import todays_ending
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import Registry, depends_on_rows
@@ -24,22 +24,6 @@ Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their pro
 Scratch = Callable[[int, int, int, int], int]  # bytes for a batch of products m x k x n, so many
 TypedScratch = Callable[[int, int, int, int, int], int]  # the same of numbers of so many bytes, which come first
 MultiplyInside = Callable[[Any, Any, Any, Any, Any], object]  # the same within its scratch, on so many threads
-
-
-class WholeLevel(Protocol):
-    """What is asked of a level that a machine does whole, by whoever counts or explains it."""
-
-    def opened(self, plan: Any, size: tuple[int, int, int], asked: Asked, itemsize: int, dtype: str = "") -> LevelSteps:
-        """What a plan that ends in it comes to, of numbers of so many bytes, which nobody walks."""
-        ...
-
-    def share(self, steps: LevelSteps) -> float:
-        """One of the multiplications in these steps, as a share of one of the numbers that it is asked for."""
-        ...
-
-    def itemsize_below(self, itemsize: int) -> int: ...
-
-    def does(self, steps: LevelSteps) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -110,7 +94,7 @@ class Leaf:
     # Of such a level, with all that is below it, which ends plans as a leaf does: the leaf that it ends in, and the
     # level.
     ends_in: str = ""
-    level: WholeLevel | None = None
+    level: PlanLevel | None = None
 
     def room(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
         """Bytes of scratch for a batch of products of numbers of so many bytes."""

@@ -1,8 +1,8 @@
-"""Levels: what any level of a plan can be asked, and the registry of their kinds.
+"""Levels: what a plan knows of any of its levels, and the registry of their kinds.
 
 A level turns a product into smaller ones and sums around them. Its kind reads it from a plan's text; the level itself
-says which steps it becomes, and what the model must know of it. A new kind is one file in plans/levels/ and nothing
-else: what it does not say is counted from its steps.
+says what the model must know of it, and which steps it becomes (fmm.kernels.plans.level_with_steps). A new kind is one
+file in plans/levels/ and nothing else: what it does not say is counted from its steps.
 """
 
 from __future__ import annotations
@@ -10,33 +10,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.blocks import Cut
-from fmm.kernels.plans.level_steps import Asked, LevelSteps, Sum
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import Registry
 
-if TYPE_CHECKING:  # a plan is made of levels, and their steps hold plans
-    from fmm.kernels.plans.plan import Plan
 
-Sides = tuple[float, float, float]  # m, k, n; parts of a whole are meant where a level cuts unevenly
+class Cut(NamedTuple):
+    """How a level cuts m, k and n, where that alone decides its steps."""
 
+    parts: tuple[int, int, int]
+    unit: int | None  # blocks' sides are multiples of it, but at the edge; None: they differ by at most one
+    ordered: bool = False  # do its steps depend on which of the blocks' sides are the larger ones?
 
-class Footprint(NamedTuple):
-    """What a level makes of a product, as if all its blocks were alike: enough to rank plans in microseconds."""
-
-    products: float
-    sides: Sides  # of each of them
-    passes: int = 0  # of sums
-    # Elements, all counted as if they were of the type that the level is asked for: those that its sums read and write
-    # of A's, of B's and of C's blocks, and those of its temporaries.
-    moved: Sides = (0.0, 0.0, 0.0)
-    held: Sides = (0.0, 0.0, 0.0)
-    in_place: float = 1.0  # the share of its products that read a block of A or B in place, or write one of C
-    sequential: bool = False  # are its sums small passes between the products?
+    def even(self, sides: Iterable[int]) -> bool:
+        """Are all blocks whole?"""
+        return all(side % (parts * (self.unit or 1)) == 0 for side, parts in zip(sides, self.parts, strict=True))
 
 
 class FusedProducts(NamedTuple):
@@ -48,24 +38,16 @@ class FusedProducts(NamedTuple):
 
 
 class PlanLevel(ABC):
-    """One level of a plan. Frozen, hashable, and equal to another that has the same text."""
+    """One level of a plan, as far as it can be told without steps: levels themselves are a LevelWithSteps each.
+
+    Frozen, hashable, and equal to another that has the same text.
+    """
 
     # ---- what runs
 
     @abstractmethod
     def __str__(self) -> str:
         """As a plan's text has it."""
-
-    @abstractmethod
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """The steps for C = alpha A B + beta C of a plan that begins with this level; `plan.rest` is below it."""
-
-    def lower_half(self, plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps:
-        """The steps for the lower half of an n x n C that is its own adjoint; only levels that are `halving` have them.
-
-        Fill is `lower` or `loose`.
-        """
-        raise PlanError(f"{self} does not cut products that are their own adjoints")
 
     @property
     def halving(self) -> bool:
@@ -226,19 +208,7 @@ class PlanLevel(ABC):
         """How the sides are cut, if that alone decides the steps: counts are then polynomials in the blocks' sides."""
         return None
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
-        """At these sides, as if the plan `inner` did its products; None: its steps must be counted.
-
-        PlanError for sides at which it cannot be done.
-        """
-        return None
-
     # ---- what is said of it
-
-    def does(self, steps: LevelSteps) -> str:
-        """In a few words, what these steps of it do."""
-        sums = sum(isinstance(step, Sum) for step in steps.steps)
-        return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"
 
     @property
     def launched(self) -> str:
@@ -249,30 +219,6 @@ class PlanLevel(ABC):
     def error_note(self) -> str:
         """What is to be said of its error besides how large it is; empty if there is nothing."""
         return ""
-
-
-class NonRecursiveLevel(PlanLevel):
-    """No level of recursion: what is below it multiplies once, matrices of the same sides, and no fewer numbers.
-
-    It prepares operands, changes the numbers or only says an order. Where one of these four answers is another, the
-    level itself says so.
-    """
-
-    @property
-    def products(self) -> int:
-        return 1
-
-    @property
-    def depth(self) -> int:
-        return 0
-
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def saves_products(self) -> bool:
-        return False
 
 
 # ---- kinds of levels

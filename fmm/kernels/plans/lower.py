@@ -5,19 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fmm.kernels.algorithms.additions import Coefficient, updating_program
-from fmm.kernels.plans.level_steps import (
-    COPY,
-    PLAIN,
-    Asked,
-    LevelSteps,
-    Mirror,
-    Place,
-    Product,
-    Sum,
-    temporary_sizes,
-    whole_matrix,
-)
+from fmm.kernels.plans.level_with_steps import whole_level, with_steps
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps.sums import COPY, Mirror, Place, Sum, whole_matrix
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Fill, Operation
 
@@ -44,7 +36,7 @@ def lower_level(
         return _lower_half(plan, n, k, Asked(alpha, beta, op, fill))
     if not plan.levels:
         return None if (alpha, beta) == (1, 0) else _updated_leaf(plan, m, k, n, alpha, beta)
-    first = plan.levels[0]
+    first = with_steps(plan.levels[0])
     if (alpha, beta) != (1, 0) and not first.takes_alpha_beta:
         return _updated(plan, m, k, n, alpha, beta)
     return first.lower(plan, m, k, n, alpha, beta)
@@ -55,7 +47,7 @@ def opened_level(
 ) -> LevelSteps | None:
     """The steps of a level that a machine does whole, for whoever counts or explains them; None where there is none,
     and where one half is computed, which is told as the machine does it."""
-    level = plan.leaf_use.leaf.level
+    level = whole_level(plan)
     if plan.levels or level is None or asked.op != "product":
         return None
     return level.opened(plan, (m, k, n), asked, itemsize, dtype)
@@ -95,7 +87,7 @@ def _lower_half(plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps | None:
         return LevelSteps((), (_half_product(plan, n, k, c, asked._replace(fill="loose")), Mirror(c, c)))
     if not plan.levels:
         return None
-    first, plain = plan.levels[0], (asked.alpha, asked.beta) == (1, 0)
+    first, plain = with_steps(plan.levels[0]), (asked.alpha, asked.beta) == (1, 0)
     if (plain or first.takes_alpha_beta) and (asked.fill == "loose" or first.keeps_upper_half):
         return first.lower_half(plan, n, k, asked)
     d = whole_matrix("D", n, n)

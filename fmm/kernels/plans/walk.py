@@ -12,20 +12,12 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.added_apart import with_added_apart
-from fmm.kernels.plans.level_steps import (
-    APART,
-    Asked,
-    LevelSteps,
-    Mirror,
-    Place,
-    Product,
-    ProductBatch,
-    ProductWithSums,
-    Sum,
-)
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.added_apart import with_added_apart
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, ProductWithSums
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
 from fmm.problem import Fill, Operation
 
 Matrix = Any  # the machine's: two axes, with .shape and .strides

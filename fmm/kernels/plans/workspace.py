@@ -6,10 +6,12 @@ from functools import lru_cache
 from math import prod
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import PLAIN, Asked, ProductBatch
+from fmm.kernels.plans.level_with_steps import whole_level
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps.level_steps import ProductBatch
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Fill, Operation
 
@@ -99,7 +101,7 @@ def multiplications(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) ->
         return m * k * n * 1.0 if asked.op == "product" else m * (m + 1) / 2 * k
     products = list(steps.products)
     own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
-    if opened is not None and (level := plan.leaf_use.leaf.level) is not None:
+    if opened is not None and (level := whole_level(plan)) is not None:
         own = level.share(opened)
     return own * sum(multiplications(p.plan, *p.size, p.asked) for p in products)
 

@@ -14,8 +14,8 @@ from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.select import alignment_of
-from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import bounds_entries

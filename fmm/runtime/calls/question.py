@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fmm.arrays.library import Operand, Setting, Span
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.perfmodel.choose import Limits
 from fmm.runtime.calls.operands import Offsets, spans_meet
 from fmm.runtime.decisions.decide import Decision

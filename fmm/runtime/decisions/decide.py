@@ -18,8 +18,8 @@ from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration, with_integers, with_unmeasured
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt

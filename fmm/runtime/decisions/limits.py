@@ -6,8 +6,8 @@ import time
 from typing import Literal, NamedTuple
 
 from fmm.arrays.library import Library
-from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.problem import Layout, Problem
 from fmm.runtime.card_sharers import processes_on
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from fmm.arrays.pick import cupy_library
-from fmm.runtime import call
+from fmm.runtime import matmul
 from fmm.runtime.card_sharers import processes_on
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.devices import Device, cuda_device
@@ -76,7 +76,7 @@ def _tile_product(library: Any, wishes: Wishes, a: Any, b: Any, c: Any, adds: bo
     if adds:
         gemm_product(library, a, b, c, c, Update(1, 1), own)
     else:
-        call.product(library, a, b, c, own)
+        matmul.product(library, a, b, c, own)
 
 
 @lru_cache(maxsize=16)

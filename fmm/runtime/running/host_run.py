@@ -20,8 +20,8 @@ from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_
 from fmm.kernels.cpu.threads.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.threads.openblas import loaded_openblas
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import leaf_products
 from fmm.problem import Problem
 from fmm.runtime.calls.question import Call

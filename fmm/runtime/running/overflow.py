@@ -22,9 +22,10 @@ import numpy as np
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_products import dot
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Mirror, Place, Product, Sum, whole_matrix
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.level_steps import Product
+from fmm.kernels.plans.steps.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge

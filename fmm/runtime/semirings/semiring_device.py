@@ -21,7 +21,7 @@ from fmm.kernels.cuda.products.semirings.minplus import (
     minplus_launch,
 )
 from fmm.kernels.cuda.products.semirings.minplus_tiles import fastest_sizes
-from fmm.kernels.plans.closure_steps import MATRIX
+from fmm.kernels.plans.steps.closure_steps import MATRIX
 
 
 def device_product(name: str, a: Any, b: Any, noted: bool) -> tuple[Any, Any]:

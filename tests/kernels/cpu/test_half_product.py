@@ -11,7 +11,8 @@ import pytest
 from fmm.kernels.cpu import half_product as module
 from fmm.kernels.cpu.half_product import BAND, NAMES, half_product, mirror_tasks
 from fmm.kernels.cpu.threads.openblas import cblas_function, loaded_openblas
-from fmm.kernels.plans.level_steps import Asked, Mirror, whole_matrix
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.sums import Mirror, whole_matrix
 
 Matrix = np.ndarray[Any, Any]
 

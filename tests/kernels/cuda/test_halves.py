@@ -164,3 +164,12 @@ def test_an_update_is_not_computed_again() -> None:
     for more in ({"beta": 1}, {"alpha": 2}, {"alpha": 2, "fill": "lower"}):
         found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C", **more))
         assert not any("computes again" in step.label for step in found)
+
+
+@pytest.mark.parametrize(
+    "text", ["gram > vendor", "gram^2.tile > strassen.batched.pad16 > vendor", "sforza(2) > vendor"]
+)
+@pytest.mark.parametrize("beta", [0, 2])
+def test_nothing_is_launched_for_nothing(text: str, beta: int) -> None:
+    found = record_launches(Plan.parse(text), Problem(0, 5, 0, "float32", op="gram", beta=beta), target_on(H200))
+    assert not found.steps

@@ -24,10 +24,10 @@ from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiles.tiled import TileOp
 from fmm.kernels.cuda.record import Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
-from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.sums import Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem

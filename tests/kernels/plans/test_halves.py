@@ -14,12 +14,17 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.candidates import half_candidates
-from fmm.kernels.plans.level_steps import Asked, Mirror, Place, Product, ProductBatch, Sum
+from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.levels.sforza import Sforza
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import Product, ProductBatch
+from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
+from fmm.perfmodel.calibration import cpu
 from fmm.perfmodel.cost import cost
+from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import error_bound, expected_growth
 from fmm.problem import Fill, Problem
 from fmm.runtime.decisions.decide import check_runnable
@@ -317,3 +322,11 @@ def test_blocks_on_the_diagonal_by_a_leaf_of_their_own() -> None:
 def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:
     with pytest.raises(PlanError, match="tile is a product on a GPU"):
         check_runnable(Plan.parse("gram.tile > vendor"), Problem(64, 32, 64, op="gram"), on_cpu=True)
+
+
+@pytest.mark.parametrize("text", ["gram > vendor", "gram^2 > strassen > vendor", "sforza(2) > vendor"])
+def test_readers_of_a_product_of_nothing(text: str) -> None:
+    plan, size = Plan.parse(text), (0, 5, 0)
+    assert explained_table(plan, *size, 8, FULL).endswith("workspace 0 B")
+    assert workspace(plan, *size, 8, *FULL) == cost(plan, *size, 8, op="gram").workspace == 0
+    assert quick_prediction(plan, Problem(*size, op="gram"), cpu(1)).seconds >= 0

@@ -10,17 +10,13 @@ import pytest
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import Leaf, leaf_names, leaf_use, leaf_uses, register_leaf, unregister_leaf
-from fmm.kernels.plans.level import (
-    LevelKind,
-    NonRecursiveLevel,
-    PlanLevel,
-    parse_level,
-    register_level,
-    unregister_level,
-)
-from fmm.kernels.plans.level_steps import COPY, LevelSteps, Product, Sum, temporary_sizes, whole_matrix
+from fmm.kernels.plans.level import LevelKind, PlanLevel, parse_level, register_level, unregister_level
+from fmm.kernels.plans.level_with_steps import LevelWithSteps, NonRecursiveLevel, with_steps
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps.sums import COPY, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Problem, cost, predict
 from fmm.perfmodel.calibration import Rate
@@ -28,7 +24,7 @@ from fmm.perfmodel.choose import ranked_candidates
 
 
 @dataclass(frozen=True)
-class Narrow(PlanLevel):
+class Narrow(LevelWithSteps):
     """A product in numbers of half the size (what that does to its error is not the matter here)."""
 
     def __str__(self) -> str:
@@ -67,7 +63,7 @@ def test_a_level_that_says_nothing_more_is_a_cautious_one(narrow: Plan) -> None:
     assert level.saves_products and level.splits and level.depth == 1
     assert not (level.takes_alpha_beta or level.batched or level.independent or level.fused or level.side_by_side)
     assert level.lanes == 1 and level.launches == level.products and level.bilinear is None
-    assert level.footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
+    assert with_steps(level).footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
 
 
 def test_a_level_may_change_the_type_of_the_numbers(narrow: Plan) -> None:
@@ -94,6 +90,25 @@ def test_its_products_take_the_time_of_their_type(narrow: Plan) -> None:
 def test_a_leaf_is_for_the_types_below_the_levels(narrow: Plan) -> None:
     assert not Plan.parse("tile").considered_for("float64")
     assert Plan.parse("narrow > tile").considered_for("float64")  # which are float32
+
+
+@dataclass(frozen=True)
+class Stepless(PlanLevel):
+    """A level of which a plan's text can say that it is there, and nobody how it is done."""
+
+    def __str__(self) -> str:
+        return "stepless"
+
+    @property
+    def products(self) -> int:
+        return 1
+
+
+def test_a_level_without_steps_is_refused_where_steps_are_wanted() -> None:
+    plan = Plan((Stepless(),), "vendor")
+    assert str(plan) == "stepless > vendor"
+    with pytest.raises(PlanError, match="stepless does not say which steps it becomes"):
+        lower_level(plan, 8, 8, 8)
 
 
 NON_RECURSIVE = [

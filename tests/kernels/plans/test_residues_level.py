@@ -10,22 +10,25 @@ import pytest
 
 from fmm.config.schema import checked_entry, plan_text
 from fmm.dtypes import DTYPES, INTEGERS
-from fmm.kernels.algorithms.residues import moduli, remainder_weights
+from fmm.kernels.algorithms.residues import moduli
 from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.explain import explained_rows, explained_table
 from fmm.kernels.plans.leaf import ending_rows, leaf_use
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.level_steps import PLAIN, Asked, LevelSteps, Place, ProductBatch
 from fmm.kernels.plans.levels.residues import FromPlanes, IntoPlanes, NormExponents, Residues, residue_endings
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.old_names import OLD_ENDINGS, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
+from fmm.kernels.plans.steps.sums import Place
 from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
+from tests.support.remainders import whole_number
 
 Matrix = np.ndarray[Any, Any]
 ENDINGS = list(residue_endings())
@@ -189,7 +192,7 @@ def _values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> list[Matr
     for i, terms in enumerate(step.program.lines):
         if i in crt:
             assert [c for c, _ in terms] == [1] * step.moduli
-            values.append(_whole_number([values[v] for _, v in terms]))
+            values.append(whole_number([values[v] for _, v in terms]))
         else:
             values.append(sum((c * values[v] for c, v in terms), np.zeros(shape, dtype=object)))
     return values
@@ -200,12 +203,6 @@ def _whole_lines(step: FromPlanes) -> tuple[int, int]:
     blocks, lines = len(step.writes), len(step.program.lines)
     updated = len(step.program.lines[-1]) != step.moduli
     return lines - blocks * (1 + updated), lines - blocks * updated
-
-
-def _whole_number(residues: list[Matrix]) -> Matrix:
-    numbers = remainder_weights(len(residues))
-    total = sum(r % p * w for r, p, w in zip(residues, numbers.moduli, numbers.weights, strict=True)) % numbers.product
-    return np.where(2 * total >= numbers.product, total - numbers.product, total)
 
 
 SIZES = [(1, 1, 1), (5, 9, 3), (8, 33, 7)]

@@ -24,9 +24,9 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.symbolic_proof import Polynomial, first_plan_defect, plan_defect, symbolic_matrix
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.sums import Sum
 from fmm.kernels.plans.workspace import workspace
 from tests.support.marks import quick_and_slow
 

@@ -16,8 +16,9 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.runtime.running.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from fmm.kernels.algorithms.closure_table import closure_table
 from fmm.kernels.cpu.semirings.semiring_numpy import Array, Noted
-from fmm.kernels.plans.closure_steps import MATRIX, TileStep, closure_steps
-from fmm.kernels.plans.level_steps import Place
+from fmm.kernels.plans.steps.closure_steps import MATRIX, TileStep, closure_steps
+from fmm.kernels.plans.steps.sums import Place
 
 LEAF = 64  # nodes of a tile that is closed as a whole
 

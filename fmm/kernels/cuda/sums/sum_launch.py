@@ -15,8 +15,8 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, Scalar, Spot, SumKernel
 from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, transposed_view
-from fmm.kernels.plans.level_steps import APART, COPY, Place, whole_matrix
 from fmm.kernels.plans.plan import PlanError
+from fmm.kernels.plans.steps.sums import APART, COPY, Place, whole_matrix
 
 ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
 GRID_LIMIT = 65535  # thread blocks along the second and third axis of a grid

@@ -6,11 +6,14 @@ import re
 from dataclasses import dataclass
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.blocks import operand_blocks
-from fmm.kernels.plans.level import Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
-from fmm.kernels.plans.level_steps import ADDED, PLAIN, LevelSteps, Product, whole_matrix
+from fmm.kernels.plans.level import LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import Footprint, NonRecursiveLevel, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.asked import ADDED, PLAIN
+from fmm.kernels.plans.steps.blocks import operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
+from fmm.kernels.plans.steps.sums import whole_matrix
 
 PIECES = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved
 

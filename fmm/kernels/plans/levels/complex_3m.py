@@ -20,28 +20,13 @@ from typing import Final, Literal, Self
 
 from fmm.dtypes import COMPLEX, DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
-from fmm.kernels.plans.level import (
-    CandidateLevel,
-    Footprint,
-    LevelKind,
-    NonRecursiveLevel,
-    PlanLevel,
-    Sides,
-    register_level,
-)
-from fmm.kernels.plans.level_steps import (
-    LevelSteps,
-    Part,
-    Place,
-    Product,
-    ProductBatch,
-    Sum,
-    temporary_sizes,
-    whole_matrix,
-)
+from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import Footprint, LevelWithSteps, NonRecursiveLevel, Sides
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps.sums import Part, Place, Sum, whole_matrix
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
 
@@ -55,7 +40,7 @@ CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}
 
 
 @dataclass(frozen=True)
-class RealProducts(PlanLevel):
+class RealProducts(LevelWithSteps):
     """Three real products instead of a complex one, whose operands are A and B, or their conjugates."""
 
     conjugates: tuple[bool, bool] = (False, False)

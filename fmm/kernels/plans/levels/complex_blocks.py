@@ -15,14 +15,16 @@ from functools import cached_property, lru_cache
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Matrix, separate_sums
 from fmm.kernels.algorithms.catalogue import considered_schemes, scheme
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.blocks import Cut, block_side, operand_blocks
-from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, Sides, register_level
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, Sum, temporary_sizes
+from fmm.kernels.plans.level import CandidateLevel, Cut, LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import Footprint, Sides
 from fmm.kernels.plans.levels.complex_3m import CONJUGATED, OPERANDS, PARTS, WEIGHTS, RealProducts
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
 from fmm.kernels.plans.levels.scheme_level import Level, level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.blocks import block_side, operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps.sums import Place, Sum
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
 

@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import option_text, option_use
-from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
-from fmm.kernels.plans.level_steps import Asked, LevelSteps, Place, Product, ProductBatch
+from fmm.kernels.plans.level import LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch
+from fmm.kernels.plans.steps.sums import Place
 
 MOST_CUTS = 9
 # Blocks begin at multiples of as many rows as these, if they are at least ROOM times as large: leaf products then read
@@ -25,7 +28,7 @@ Steps = Iterator[Product | ProductBatch]
 
 
 @dataclass(frozen=True)
-class Gram(PlanLevel):
+class Gram(LevelWithSteps):
     """`cuts` halvings of C's side at once: `gram` is one, `gram^3` makes eight blocks on the diagonal.
 
     Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
@@ -118,7 +121,7 @@ def _products_plan(plan: Plan) -> Plan:
 
 
 def _diagonal(half: Plan, n: int, k: int, side: int, asked: Asked) -> Iterator[Product]:
-    for at in range(0, n, side):
+    for at in range(0, max(n, 1), side):  # an empty product is one of nothing
         rows = min(side, n - at)
         factors = Place("A", at, 0, rows, k), Place("B", 0, at, k, rows)
         yield Product(*factors, Place("C", at, at, rows, rows), half, asked)

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level import Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, Sum, temporary_sizes, whole_matrix
+from fmm.kernels.plans.level import LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import Footprint, NonRecursiveLevel, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.plans.rescaling import find_exponents, rescale
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps.rescaling import find_exponents, rescale
+from fmm.kernels.plans.steps.sums import Place, Sum, whole_matrix
 
 Where = Literal["both", "inside", "outside"]
 WHERE: tuple[Where, ...] = ("both", "inside", "outside")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from fmm.kernels.plans.blocks import block_side
-from fmm.kernels.plans.level import Sides
-from fmm.kernels.plans.level_steps import LevelSteps, Sum
+from fmm.kernels.plans.level_with_steps import Sides
+from fmm.kernels.plans.steps.blocks import block_side
+from fmm.kernels.plans.steps.level_steps import LevelSteps
+from fmm.kernels.plans.steps.sums import Sum
 from fmm.problem import Shape
 
 # Sides of A's, B's and C's blocks by which the count tells them apart: primes that divide no scheme's number of

@@ -19,19 +19,8 @@ from fmm.kernels.algorithms.step_table import (
     step_table_names,
     table_scheme,
 )
-from fmm.kernels.plans import fused_order
-from fmm.kernels.plans.blocks import Cut
-from fmm.kernels.plans.fused_order import TASKS
-from fmm.kernels.plans.level import (
-    CandidateLevel,
-    Footprint,
-    FusedProducts,
-    LevelKind,
-    PlanLevel,
-    Sides,
-    register_level,
-)
-from fmm.kernels.plans.level_steps import LevelSteps, ProductWithSums, Sum
+from fmm.kernels.plans.level import CandidateLevel, Cut, FusedProducts, LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides, side_order
 from fmm.kernels.plans.levels.scheme_options import (
     FRINGES,
@@ -48,12 +37,16 @@ from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps
 from fmm.kernels.plans.levels.table_steps import table_steps
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps import fused_order
+from fmm.kernels.plans.steps.fused_order import TASKS
+from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductWithSums
+from fmm.kernels.plans.steps.sums import Sum
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
 
 
 @dataclass(frozen=True)
-class Level(PlanLevel):
+class Level(LevelWithSteps):
     """One level of a fast algorithm: which, in which order, and what happens at the fringe."""
 
     algorithm: str

@@ -9,18 +9,11 @@ from functools import lru_cache
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.blocks import block_side, operand_blocks
-from fmm.kernels.plans.level_steps import (
-    ADDED,
-    LevelSteps,
-    Place,
-    Product,
-    ProductBatch,
-    Sum,
-    temporary_sizes,
-    whole_matrix,
-)
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import ADDED
+from fmm.kernels.plans.steps.blocks import block_side, operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps.sums import Place, Sum, whole_matrix
 from fmm.problem import Shape
 
 

@@ -14,21 +14,14 @@ from functools import cached_property
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.step_table import step_table, table_scheme
-from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
-from fmm.kernels.plans.level_steps import (
-    ADDED,
-    PLAIN,
-    Asked,
-    LevelSteps,
-    Place,
-    Product,
-    Sum,
-    temporary_sizes,
-    whole_matrix,
-)
+from fmm.kernels.plans.level import LevelKind, register_level
+from fmm.kernels.plans.level_with_steps import LevelWithSteps
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.asked import ADDED, PLAIN, Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps.sums import Place, Sum, whole_matrix
 
 MOST = 6  # levels of recursion
 STRASSEN = Level("li-fig3", "sequential", "peel")  # Douglas' schedule, which the paper's Strassen (Lai et al.) runs
@@ -39,7 +32,7 @@ Quarters = dict[str, Place]
 
 
 @dataclass(frozen=True)
-class Sforza(PlanLevel):
+class Sforza(LevelWithSteps):
     """`sforza(3)` recurs twice before its base case; with `sforza(3,1536)` also no further than the paper's CUTOFF."""
 
     recursion: int = 1

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fmm.kernels.algorithms.step_table import Step, StepTable
-from fmm.kernels.plans.blocks import block_side, operand_blocks
-from fmm.kernels.plans.level_steps import (
-    COPY,
-    LevelSteps,
-    Place,
-    Product,
-    ProductWithSums,
-    Sum,
-    temporary_sizes,
-    whole_matrix,
-)
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.blocks import block_side, operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums, temporary_sizes
+from fmm.kernels.plans.steps.sums import COPY, Place, Sum, whole_matrix
 from fmm.problem import Shape
 
 SCRATCH = "P'"  # a product that no place is free for; no step table can name it

@@ -17,7 +17,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sums.elementwise import Call, elementwise_calls
 from fmm.kernels.cpu.sums.elementwise import plain_number as scalar
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Place, Sum
+from fmm.kernels.plans.steps.sums import Place, Sum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Aliases = tuple[tuple[int, int], ...]

@@ -22,7 +22,9 @@ from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.fused_order import (
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.fused_order import (
     FIGURE_6,
     LANES,
     Operands,
@@ -32,8 +34,6 @@ from fmm.kernels.plans.fused_order import (
     variant_name,
     variants_listed,
 )
-from fmm.kernels.plans.levels.scheme_level import Level
-from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7

@@ -25,7 +25,7 @@ from fmm.kernels.cuda.products.semirings.minplus import (
     tile_side,
 )
 from fmm.kernels.cuda.products.semirings.minplus_tiles import fastest_sizes
-from fmm.kernels.plans.closure_steps import MATRIX
+from fmm.kernels.plans.steps.closure_steps import MATRIX
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
 from tests.support.minplus_on_host import lines_of, play

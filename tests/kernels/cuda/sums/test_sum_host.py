@@ -16,8 +16,8 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
-from fmm.kernels.plans.level_steps import APART
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.sums import APART
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.host_launch import aligned

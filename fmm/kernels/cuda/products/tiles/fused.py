@@ -11,8 +11,8 @@ from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TileSizes, engin
 from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fused_op
 from fmm.kernels.cuda.products.tiles.tiled_source import Update
 from fmm.kernels.cuda.views import View
-from fmm.kernels.plans.fused_order import Lane, launch_stages
 from fmm.kernels.plans.level import FusedProducts
+from fmm.kernels.plans.steps.fused_order import Lane, launch_stages
 
 
 class Blocks(NamedTuple):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from fmm.kernels.plans.level_steps import APART, LevelSteps, Mirror, Place, Product, ProductBatch, ProductWithSums, Sum
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, ProductWithSums
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
 
 Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fmm.kernels.algorithms.closure_table import Close, ClosureTable
 from fmm.kernels.algorithms.step_table import Step
-from fmm.kernels.plans.level_steps import Place
+from fmm.kernels.plans.steps.sums import Place
 
 MATRIX = "D"
 

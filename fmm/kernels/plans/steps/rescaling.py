@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fmm.kernels.algorithms.additions import AdditionProgram
-from fmm.kernels.plans.level_steps import Place, Sum
+from fmm.kernels.plans.steps.sums import Place, Sum
 
 Signed = tuple[Place | None, int]  # a vector of exponents, and with which sign they are taken
 

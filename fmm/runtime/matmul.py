@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Processor, Setting, contiguous
-from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.calls.answer import answer_question, launches_at, launches_on

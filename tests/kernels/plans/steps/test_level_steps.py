@@ -17,12 +17,13 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sums.elementwise import elementwise_calls
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.blocks import block_side, operand_blocks, side_cuts
-from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, ProductBatch, Sum, whole_matrix
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import LEAST_BAND, PANEL, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.blocks import block_side, operand_blocks, side_cuts
+from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
+from fmm.kernels.plans.steps.sums import Mirror, Place, Sum, whole_matrix
 from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]

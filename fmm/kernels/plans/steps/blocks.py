@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
-from fmm.kernels.plans.level_steps import Place
-
-
-class Cut(NamedTuple):
-    """How a level cuts m, k and n, where that alone decides its steps."""
-
-    parts: tuple[int, int, int]
-    unit: int | None  # blocks' sides are multiples of it, but at the edge; None: they differ by at most one
-    ordered: bool = False  # do its steps depend on which of the blocks' sides are the larger ones?
-
-    def even(self, sides: Iterable[int]) -> bool:
-        """Are all blocks whole?"""
-        return all(side % (parts * (self.unit or 1)) == 0 for side, parts in zip(sides, self.parts, strict=True))
+from fmm.kernels.plans.steps.sums import Place
 
 
 def side_cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:

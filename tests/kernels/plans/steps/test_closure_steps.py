@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.closure_table import closure_table
-from fmm.kernels.plans.closure_steps import ClosureSteps, ProductStep, TileStep, closure_steps
-from fmm.kernels.plans.level_steps import Place
+from fmm.kernels.plans.steps.closure_steps import ClosureSteps, ProductStep, TileStep, closure_steps
+from fmm.kernels.plans.steps.sums import Place
 
 
 def steps_for(n: int, leaf: int) -> ClosureSteps:

@@ -17,9 +17,11 @@ from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.added_apart import with_added_apart
-from fmm.kernels.plans.level_steps import APART, COPY, Asked, LevelSteps, Place, Product, Sum, whole_matrix
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.added_apart import with_added_apart
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
+from fmm.kernels.plans.steps.sums import APART, COPY, Place, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Layout, Problem
 from tests.support.launch_lists import buffer, matrices, play

@@ -1,0 +1,114 @@
+"""Places, and the steps that multiply nothing: sums and mirrors.
+
+Sizes are exact: a place is the rectangle that holds numbers, so a block at the fringe is simply smaller, and a sum of
+unequal blocks is as if the smaller were padded with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
+from fmm.problem import Fill
+
+OPERANDS = ("A", "B", "C")
+APART = "added"  # what beta is a factor of, where C does not hold it: the name of an operand of a walk
+Part = Literal["", "re", "im"]  # of complex numbers: they themselves, or their real or imaginary parts
+COPY = AdditionProgram(1, (), (0,))  # its one output is its input
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rectangle of A, B, C or of a temporary; with a `part`, the real or imaginary parts of its complex numbers."""
+
+    name: str
+    row: int
+    col: int
+    rows: int
+    cols: int
+    part: Part = ""
+
+    @property
+    def spot(self) -> tuple[str, int, int, Part]:
+        """Where it begins: what two places have in common that overwrite each other."""
+        return self.name, self.row, self.col, self.part
+
+    def cropped(self, rows: int, cols: int) -> Place:
+        return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
+
+    def within(self, other: Place) -> bool:
+        """Is it a part of the other rectangle, in one matrix?"""
+        down, right = self.row - other.row, self.col - other.col
+        inside = 0 <= down <= other.rows - self.rows and 0 <= right <= other.cols - self.cols
+        return inside and self.name == other.name
+
+    def shared(self, other: Place) -> Place | None:
+        """The rectangle in which two of one matrix meet; None if they do not."""
+        top, left = max(self.row, other.row), max(self.col, other.col)
+        bottom = min(self.row + self.rows, other.row + other.rows)
+        right = min(self.col + self.cols, other.col + other.cols)
+        meet = self.name == other.name and top < bottom and left < right
+        return Place(self.name, top, left, bottom - top, right - left) if meet else None
+
+
+def whole_matrix(name: str, rows: int, cols: int, part: Part = "") -> Place:
+    return Place(name, 0, 0, rows, cols, part)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Additions in one pass: `program` over the `reads` gives the `writes`; what a read lacks counts as zero."""
+
+    label: str
+    program: AdditionProgram
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+
+    @cached_property
+    def aliases(self) -> tuple[tuple[int, int], ...]:
+        """(write, read) pairs that stand in the same place: sums done in place.
+
+        What is added is so counted too where it lies elsewhere: the sums are then done in the same order, and their
+        results are the same, bit for bit.
+        """
+        spots = [("C", *p.spot[1:]) if p.name == APART else p.spot for p in self.reads]
+        writes = [p.spot for p in self.writes]
+        return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
+
+    @property
+    def needed_reads(self) -> tuple[Place, ...]:
+        """Those that the program makes use of."""
+        used = {v for terms in self.program.lines for _, v in terms} | set(self.program.outputs)
+        return tuple(place for v, place in enumerate(self.reads) if v in used)
+
+    @property
+    def tidied(self) -> Sum:
+        """Each place read once, and no output that stands where it belongs already (a product written in place)."""
+        places = tuple(dict.fromkeys(self.reads))
+        rename = [places.index(place) for place in self.reads]
+        rename += range(len(places), len(places) + len(self.program.lines))
+        lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in self.program.lines)
+        outputs = [(rename[v], w) for v, w in zip(self.program.outputs, self.writes, strict=True)]
+        kept = [(v, w) for v, w in outputs if v >= len(places) or places[v] != w]
+        program = AdditionProgram(len(places), lines, tuple(v for v, _ in kept))
+        return Sum(self.label, program, places, tuple(w for _, w in kept))
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The lower half of dest = alpha source + beta dest; with fill `full` the upper half becomes its adjoint.
+
+    The source may be dest itself, whose lower half is then left as it is. Of complex numbers the diagonal becomes real.
+    """
+
+    source: Place
+    dest: Place
+    alpha: Coefficient = 1
+    beta: Coefficient = 0
+    fill: Fill = "full"
+
+    @property
+    def in_place(self) -> bool:
+        return self.source == self.dest
