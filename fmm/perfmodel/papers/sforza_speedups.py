@@ -17,6 +17,7 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Problem
 
 CUTOFFS: Final = {"float32": 1536, "float64": 256}
+LEAST: Final = 32  # of a scaled cutoff
 SIDE: Final = 10_000  # of the paper's Figure 2
 # The paper's text: best speed-ups over cuBLAS's gemm on a GTX 1050, of one level and of the recursion; the best depth.
 ONE_LEVEL: Final = {"float32": 1.31, "float64": 1.33}
@@ -29,7 +30,7 @@ DEPTHS: Final = (1, 2, 3, 4)
 def sforza_plan(dtype: str, depth: int, scale: float = 1.0) -> Plan:
     """AtA with this depth, which ends earlier where the blocks are small for the paper's CUTOFF, scaled; for 0 without
     one."""
-    cutoff = int(CUTOFFS[dtype] * scale)
+    cutoff = max(int(CUTOFFS[dtype] * scale), LEAST) if scale else 0
     return Plan.parse(f"sforza({depth}{f',{cutoff}' if cutoff else ''}) > vendor")
 
 
