@@ -39,7 +39,8 @@ def read_config(path: Path) -> dict[str, dict[str, Raw]]:
     except UnicodeDecodeError:
         raise ConfigError("it is not UTF-8 text") from None
     except OSError as error:
-        raise ConfigError(f"it cannot be read: {error.strerror}") from None
+        unless = "; `fmm-tune` writes it" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"it cannot be read: {error.strerror}{unless}") from None
 
 
 def circumstances() -> tuple[bool, bool, bool, str, Configs]:

@@ -40,8 +40,8 @@ def default_path() -> Path:
 
 
 def _file_in(path: Path) -> Path:
-    """A folder stands for the config in it."""
-    return path / FILE if path.is_dir() else path
+    """A folder stands for the config in it; of a name that is nothing yet, its ending tells."""
+    return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
 
 
 def search_path(given: str) -> tuple[Path, ...]:

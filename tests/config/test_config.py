@@ -28,6 +28,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices, matmul
 from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import Wishes
+from fmm.tuner.commands.tune import output_path
 from tests.support import configs as tuned
 from tests.support.clock import least_seconds, plain_loop
 from tests.support.interrupts import AtStep
@@ -381,6 +382,21 @@ def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> Non
         here = Identity(HERE.key, HERE.name, {**HERE.versions, "sums": now})
         found = schema.checked_section(section, "test", here, "float64")
         assert (found.trusted is not None) == trusted, (then, now)
+
+
+def test_the_tuner_and_the_runtime_mean_the_same_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is named; of what is not there yet, the ending tells whether it is a folder."""
+    folder, named = path.parent / "not-there-yet", path.parent / "named"
+    named.write_text("{}", encoding="utf-8")
+    for given, meant in (
+        (folder, folder / "config.json"),
+        (path.parent, path.parent / "config.json"),
+        (path.parent / "other.json", path.parent / "other.json"),
+        (named, named),
+    ):
+        monkeypatch.setenv("FMM_CONFIG", str(given))
+        assert output_path(given) == output_path(None) == locate.default_path() == meant
+        assert locate.search_path(str(given)) == (meant,)
 
 
 def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings import tables
-from fmm.tuner.findings.described import described
+from fmm.tuner.findings.described import EARLIER, described, of_an_earlier_fmm
 from fmm.tuner.findings.outcome import told_plans
 from fmm.tuner.trials.data_frame import frame
 
@@ -133,7 +133,8 @@ def _validate(options: argparse.Namespace) -> int:
             bad = 1
         else:
             unused = "".join(f"; the model is not used: {doubt}" for doubt in found.doubts)
-            print(f"{key}, {dtype}: valid, {len(found.entries)} entries{unused}")
+            old = f"; its thresholds are {EARLIER}, and are left out" if of_an_earlier_fmm(raw["thresholds"]) else ""
+            print(f"{key}, {dtype}: valid, {len(found.entries)} entries{old}{unused}")
     return bad
 
 

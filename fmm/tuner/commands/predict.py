@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
+from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
@@ -19,11 +21,13 @@ from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limi
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.problem import Problem
+from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.tuner.commands.options import add_json
 
 NO_LIMIT = 1 << 62
 DEVICES = ("cpu", *device_names())
 GROWTH_HELP = f"default {CPU_GROWTH:g}, on a GPU {GPU_GROWTH:g}"
+INSTEAD = "neither here nor by fmm.matmul, which measures the device in each process"
 NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
 
 
@@ -49,7 +53,9 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
-    found = printed_fields(choose(problem, calibration, limits), calibration, limits)
+    found = printed_fields(_choice(problem, calibration, limits), calibration, limits)
+    doubts = _doubts(options, problem.dtype)
+    found["not_used"] = f"the tuning here is not used, {INSTEAD}: {doubts[0]}" if doubts else ""
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
@@ -61,16 +67,38 @@ def _problem(options: argparse.Namespace) -> Problem:
     return problem
 
 
+def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
+    """The model's, but for integers with a short side on the host, which fmm.matmul leaves to NumPy unasked."""
+    choice = choose(problem, calibration, limits)
+    if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_EXACT_SIDE:
+        return choice
+    numpys = next(candidate for candidate in choice.considered if candidate.plan == VENDOR)
+    why = f"fmm.matmul leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
+    return replace(choice, best=numpys, reason=why)
+
+
+def _tuned(name: str, dtype: str) -> Tuned | None:
+    """What the configs in force say of a device, by its key there ("cpu": this one)."""
+    on_cpu = name.casefold() == "cpu"
+    wanted = identity.cpu_identity(blas_threads()) if on_cpu else Identity(name, name)
+    own = "float64" if on_cpu and dtype in INTEGERS else dtype  # integers are not tuned themselves
+    return None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(wanted, own)
+
+
+def _doubts(options: argparse.Namespace, dtype: str) -> tuple[str, ...]:
+    """Why fmm.matmul sets a tuning aside, and so do we."""
+    tuned = _tuned("cpu" if options.device is None else options.device, dtype)
+    return tuned.doubts if tuned else ()
+
+
 def _calibration(name: str, dtype: str) -> Calibration:
-    """Of a device that was tuned, by its key in a config ("cpu": this one), else of a datasheet."""
-    here = identity.cpu_identity(blas_threads())
-    wanted = here if name.casefold() == "cpu" else Identity(name, name)
-    exact = wanted is here and dtype in INTEGERS
-    own = "float64" if exact else dtype  # integers are not tuned themselves
-    tuned = None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(wanted, own)
-    if tuned and tuned.calibration:
-        return with_integers(tuned.calibration) if exact else tuned.calibration
-    if wanted is here:
+    """Of a device whose tuning is used, else of a datasheet."""
+    here = name.casefold() == "cpu"
+    exact = here and dtype in INTEGERS
+    tuned = _tuned(name, dtype)
+    if tuned and tuned.trusted:
+        return with_integers(tuned.trusted) if exact else tuned.trusted
+    if here:
         return with_integers(cpu(blas_threads())) if exact else cpu(blas_threads())
     try:
         return datasheet(name)
@@ -153,6 +181,7 @@ def _text(found: dict[str, Any]) -> str:
         f"{m}x{k}x{n} {found['dtype']} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
+        *([found["not_used"]] if found["not_used"] else []),
         f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as the vendor, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
         f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "

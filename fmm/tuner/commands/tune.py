@@ -111,9 +111,10 @@ class BadChoiceError(ValueError):
 
 
 def output_path(given: Path | None) -> Path:
+    """A folder stands for the config in it; a name that is nothing yet is a folder's, unless it ends in .json."""
     if given is None:
         return locate.default_path()
-    return given if given.suffix == ".json" else given / locate.FILE
+    return given if given.suffix == ".json" or given.is_file() else given / locate.FILE
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:

@@ -10,6 +10,7 @@ from fmm.config import schema
 from fmm.config.thresholds import Spread, Thresholds, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import candidates
 from fmm.tuner.findings.outcome import chosen_square, outcome, vendors_name
 from fmm.tuner.trials.record import Size
 
@@ -25,6 +26,7 @@ def described(section: dict[str, Any], dtype: str) -> Iterator[str]:
         known = schema.checked_calibration(calibration, "calibration", dtype, "", "")
         if not doubts:
             yield from _lines(outcome(known, dtype))
+            yield from _lines(unmeasured_leaves(known, dtype))
         yield from _lines(measured_lines(section, known, dtype))
     yield from _lines(("not used", doubt) for doubt in doubts)
     for raw in section["entries"]:
@@ -32,6 +34,23 @@ def described(section: dict[str, Any], dtype: str) -> Iterator[str]:
         trusted = "" if entry.verified else " (set aside until `fmm-tune canary`)"
         of = "" if entry.op == "product" else f" ({entry.op})"
         yield from _lines([("measured", f"{_size(entry.size)}{of}: {entry.plan}, {entry.text}{trusted}")])
+
+
+def unmeasured_leaves(known: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
+    """The leaves that fmm.matmul compares too, though no tuning measures them: `outcome` tells none of their gains."""
+    every = [plan for plan in candidates(known.batches) if plan.leaf_use.leaf.rate and plan.considered_for(dtype)]
+    lacking = dict.fromkeys(plan.leaf for plan in every if known.known_rate(plan.rate_name(dtype)) is None)
+    if lacking:
+        yield "besides", f"where the device has them, fmm.matmul compares plans that end in {', '.join(lacking)} too."
+        yield "", "No tuning measures these, so that what they gain is not told above: fmm.plan and fmm.explain tell it"
+
+
+EARLIER = "of an earlier fmm, which meant something else by them"
+
+
+def of_an_earlier_fmm(thresholds: Any) -> bool:
+    """Does a section have thresholds that this fmm does not read?"""
+    return bool(thresholds) and read_thresholds(thresholds) is None
 
 
 def _lines(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -51,6 +70,8 @@ def measured_lines(section: Mapping[str, Any], calibration: Calibration, dtype: 
     products, sums = calibration.rate(dtype).flops / 1e9, calibration.stream / 1e9
     yield "rates", f"{vendors_name(calibration)}, large: {products:,.0f} Gflop/s; sums of blocks: {sums:,.0f} GB/s"
     yield from described_thresholds(read_thresholds(section["thresholds"]), calibration, dtype)
+    if of_an_earlier_fmm(section["thresholds"]):
+        yield "levels", f"the thresholds are {EARLIER}: a new tuning finds today's"
     yield from _blocks(section.get("blocks"))
     noise = section["noise"]
     yield "noise", NOT_MEASURED if noise is None else f"the same product, timed twice, differs by up to {noise:.1%}"

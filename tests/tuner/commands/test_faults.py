@@ -590,6 +590,28 @@ def test_a_canary_that_has_nothing_to_measure_says_so(
     assert "it is not JSON" in capsys.readouterr().err
 
 
+def test_thresholds_of_an_earlier_fmm_are_said_to_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in configs that were tuned when they meant something else."""
+    old = {"tau1": 2569.0, "tau2": 5138.1, "recursion_points": [5138.1], "epsilon": 190.3, "ratio": 152.2}
+    path = tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds=old))
+    for command, line in (("show", "  levels     the thresholds are of an earlier fmm"), ("validate", "valid, 0 entr")):
+        assert main([command, str(path)]) == 0
+        printed = capsys.readouterr().out
+        assert line in printed and "of an earlier fmm, which meant something else" in printed
+    assert main(["show", str(tuned.write(path, FAKE.key))]) == 0
+    assert "earlier fmm" not in capsys.readouterr().out
+
+
+def test_what_no_tuning_measures_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """The gains that `show` tells of a GPU are those of measured leaves; a product may gain more by others."""
+    assert main(["show", str(ROOT / "results" / "nvidia-h200")]) == 0
+    float32, float64, bfloat16 = capsys.readouterr().out.split("cuda-9.0-132sm, ")[1:]
+    assert "plans that end in f16x3, residues(8) > bytes" in float32
+    assert "plans that end in residues(14) > bytes" in float64 and "No tuning measures" not in bfloat16
+
+
 def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tuned.write(tmp_path / "config.json", "cpu-a", found=tuned.section(tuned.entry(plan="nonsense > vendor")))
     assert main(["validate", str(path)]) == 1

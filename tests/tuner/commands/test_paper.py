@@ -12,12 +12,16 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from html import unescape
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fmm
+from fmm.config import files, identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import datasheet
@@ -30,7 +34,7 @@ from fmm.problem import Problem
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES, made_table
 from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
-from tests.support import ROOT
+from tests.support import ROOT, configs
 
 Run = Callable[..., str]
 
@@ -304,6 +308,28 @@ def test_limits_are_obeyed(options: tuple[str, ...], broken: str, run: Run) -> N
         assert row["exceeds"] == [name for name, exceeds in over.items() if exceeds]
         assert row["exceeds"] or row["seconds"] >= 0.999 * best["seconds"]  # ranked by an estimate
     assert next(broken in row["exceeds"] for row in found["runners_up"] if row["plan"] == free["chosen"]["plan"])
+
+
+def test_a_tuning_that_is_not_used_is_not_used_here_either(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = identity.cpu_identity(blas_threads()).key
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    for doubts, source in (([], "calibrated"), (["equal products differ by 20%"], "built-in")):
+        configs.write(tmp_path / "config.json", key, found=configs.section(doubts=doubts))
+        files.forget_configs()
+        found, text = predicted(run, "8192", "8192", "8192", "float64", "cpu"), run("predict", "8192", "8192", "8192")
+        assert found["source"].startswith(source) and bool(doubts) == ("differ by 20%" in found["not_used"])
+        assert ("the tuning here is not used" in text) == bool(doubts)
+    files.forget_configs()
+
+
+def test_integers_with_a_short_side_are_numpys_as_in_products(run: Run) -> None:
+    for side, plan in (("100", "vendor"), ("400", "digits")):
+        found = predicted(run, side, side, side, "int32", "cpu")
+        assert found["chosen"]["plan"] == plan == str(fmm.plan(*[int(side)] * 3, dtype="int32").plan)
+    assert "leaves integers" in predicted(run, "100", "400", "400", "int32", "cpu")["reason"]
 
 
 def test_the_device_limits_the_workspace_too(run: Run) -> None:
