@@ -4,7 +4,7 @@
 
 Each step replaces X by a X + (b S + c S^2) X with S = X X^T: both S and its polynomial are symmetric, so that fmm.gram
 computes one half of each, alpha and beta in the same call. Compared and timed against the same steps in plain torch;
-in bfloat16 on a CUDA device, in float32 without one.
+in bfloat16 on a CUDA device, in float32 without one. Needs torch.
 """
 
 from __future__ import annotations

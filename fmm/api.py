@@ -57,7 +57,8 @@ def matmul(
     on CUDA devices) are multiplied where they are, on the current stream, as by cupy.matmul and torch.matmul.
 
     plan
-        Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
+        Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one,
+        whatever memory it takes and however it errs: the next two limit choices alone.
     max_error_growth
         Choose only plans that are expected to err at most so many times as much as the vendor (15; on a GPU 16).
         Below 1: only plans that err less than it, if one of them is faster (float32 on Hopper, down to 0.02).

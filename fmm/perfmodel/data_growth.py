@@ -31,11 +31,12 @@ STEP = 32
 VECTORS = 4
 
 
-def growth_on_data(plan: Plan, a: Array, b: Array, piece: int = PIECE, seed: int = 0) -> float:
+def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PIECE, seed: int = 0) -> float:
     """The expected error of the plan on NumPy's matrices A and B, over that of the classical product.
 
     `piece`: of how many terms a partial sum of the vendor's product is; 0 if it adds up all of k in one sum.
     """
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
     stages = plan_stages(plan)
     m, k, n = (prod(s.size[axis] for s in stages if s) for axis in range(3))
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]

@@ -560,3 +560,11 @@ def test_torchs_tensors() -> None:
     out = torch.empty(30, 30, dtype=torch.float64)
     assert fmm.minplus(given, given, out) is out
     np.testing.assert_array_equal(out.numpy(), fmm.minplus(edges, edges))
+
+
+def test_nothing_is_no_graph() -> None:
+    """As in SciPy; and whatever libraries are there."""
+    with pytest.raises(ValueError, match="two dimensions"):
+        fmm.shortest_paths(None)
+    with pytest.raises(ValueError, match="wants matrices"):
+        fmm.minplus(None, None)

@@ -227,8 +227,8 @@ def _placed(*arrays: Any) -> Iterator[_Place]:
     apart = {on_device(x) for x in given}
     if len(apart) > 1 or len(kinds - {"host"}) > 1:
         raise TypeError(f"arrays of one library and device, not of {', '.join(sorted(kinds))} on several")
-    if apart == {False}:
-        host = kinds == {"host"}
+    if apart != {True}:
+        host = kinds <= {"host"}
         yield _Place(np, np.asarray if host else _numpy_of_torch, (lambda x: x) if host else _torch().from_numpy)
         return
     cupy_library()
