@@ -128,6 +128,7 @@ DIGITS = Leaf(
     ("cpu",),
     RINGS,
     types_alone=("bool",),
+    types_in_blocks=("bool",),
     call="products of digits",
     starts=8,
     scratch=exact_scratch,

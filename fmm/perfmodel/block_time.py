@@ -192,6 +192,7 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
 
 
+@lru_cache(maxsize=1024)
 def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
     """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
     blocks = resident_blocks(s, GEMM, chip.limits)
@@ -211,6 +212,7 @@ def tiles_made(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -
     return count * (lower_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
 
 
+@lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
 def launch_seconds(
     s: TileSizes,
     w: Operands,

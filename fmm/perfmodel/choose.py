@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.candidates import candidate_plans, half_candidates, levels_above
 from fmm.kernels.plans.leaf import LeafUse, option_use
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
@@ -29,8 +30,10 @@ CPU_GROWTH, GPU_GROWTH = 15.0, 16.0
 # for a hundredth of what one tile does. The formula does not know how many tiles are left for a last wave that does not
 # fill the device. On an H200, which computes 132 tiles at a time, predicted speedups are off by 8 to 15 % where C has
 # fewer than 800 tiles, and by 4 % from 1600 on; the side of the leaf products, of which a batch has many, makes no
-# difference.
-DOUBT = 45.0
+# difference. Of types of which the vendor's rounds are known (`Rate.sms`) this share of it: there what is given away
+# where a plan does win counts as much. (On 111 shapes of an H200 in float32 without emulation fewer choices are poor by
+# it.)
+DOUBT, ROUNDS_KNOWN = 45.0, 0.45
 # What is added for cuts of a product that is its own adjoint on a GPU: the vendor's own half is faster beside its whole
 # product, and the many products below the diagonal are slower, than the model thinks. (Float64 on an H200, as it is:
 # 0.93 and 0.92 of the vendor's time were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192
@@ -164,12 +167,20 @@ def _by_time(*found: Candidate) -> tuple[Candidate, ...]:
 
 def composed_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """The best compositions of levels above candidates that are within the limits."""
-    if not (levels := levels_above("cuda" if calibration.batches else "cpu")):
+    if not (above := levels_above("cuda" if calibration.batches else "cpu")):
         return ()
     ends = [x.plan for x in _of_all(problem, calibration) if x.suits(problem) and limits.allow(x.plan, 1)]
+    levels = [level for level in above if _stands_above(level, ends, problem.dtype)]
     room = Room(limits.workspace, limits.error_growth)
     made = composed_plans(problem, calibration, room, levels, ends)
     return ranked_candidates(problem, calibration, made) if made else ()
+
+
+def _stands_above(level: PlanLevel, plans: Sequence[Plan], dtype: str) -> bool:
+    """Can it be asked for numbers of this type, with one of the plans below it?"""
+    if level.types is not None and dtype not in level.types:
+        return False
+    return any(Plan((level, *plan.levels), plan.leaf).takes_type(dtype) for plan in plans)
 
 
 def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) -> Iterator[Candidate]:
@@ -304,9 +315,10 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
     """That, where C has few tiles: of complex numbers, which take the room of two, twice as many; of one half, half."""
-    tile, entries = calibration.rate(problem.dtype).tile, float(problem.m * problem.n)
+    rate, entries = calibration.rate(problem.dtype), float(problem.m * problem.n)
     entries *= (1 + problem.type.is_complex) / (1 + problem.halved)
-    return DOUBT * tile**2 / entries if tile > 1 and entries else 0.0
+    share = ROUNDS_KNOWN if rate.sms else 1.0
+    return share * DOUBT * rate.tile**2 / entries if rate.tile > 1 and entries else 0.0
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

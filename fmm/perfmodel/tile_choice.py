@@ -17,6 +17,7 @@ from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launc
 ENOUGH = 256  # threads that are enough to keep a multiprocessor busy in float64
 
 
+@lru_cache(maxsize=4096)  # a plan of four levels asks 2401 times for the same
 def best_for(
     shape: Shape,
     chip: Chip,
