@@ -38,6 +38,7 @@ PLANS = (
     "gram^3 > vendor",
     "gram^2 > strassen.batched.pad4 > vendor",
     "gram^2.tile > strassen.batched.pad4 > vendor",
+    "gram^2.tile.outer > vendor",
     "sforza(2) > vendor",
 )
 
