@@ -18,7 +18,8 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.mirrored import MirroredOp, mirrored_op
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiles.fused import Blocks, FusedLaunches
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, strategy_of, updating_op
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, strategy_of
+from fmm.kernels.cuda.products.tiles.tiled_sums import updating_op
 from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_launches
 from fmm.kernels.cuda.select import Target, kept_launches, select_launches, with_plane_sums
