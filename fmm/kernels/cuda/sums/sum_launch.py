@@ -221,8 +221,8 @@ class _Fitting:
         return self.arrays, tuple(s for s in self.spots if s is not None), self.batches
 
     def _grid(self, members: Sequence[int]) -> bool:
-        """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands, and empty ones
-        where the matrix has no more numbers."""
+        """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands, none empty
+        where the matrix has numbers."""
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
         rows, cols = max(p.row + p.rows for p in places), max(p.col + p.cols for p in places)
