@@ -17,7 +17,8 @@ OUTSIDE = ("tests of", "which", "every product by", "passed, skipped, failed", "
 
 def gained(results: Path) -> Iterator[str]:
     """Medians of both, and of the ratios of each round; of small products what a call takes more."""
-    rows = [*_sharded(results), *_trained(results), *_declined(results), *_dask(results), *_streamed(results)]
+    rows = [*_sharded(results), *_trained(results), *_added(results), *_declined(results)]
+    rows += [*_dask(results), *_streamed(results)]
     yield from table(GAINED, iter(rows))
 
 
@@ -43,6 +44,16 @@ def _trained(results: Path) -> Iterator[Sequence[object]]:
 def _within(run: dict[str, Any]) -> str:
     """What two plain runs differ by is the measure."""
     return f"apart by {digits(run['apart'] / run['noise'])} of what two plain runs are" if run["noise"] else "alike"
+
+
+def _added(results: Path) -> Iterator[Sequence[object]]:
+    """Products with a bias, as nn.Linear has it."""
+    for path in sorted(results.glob("*/added.json")):
+        environment, rows = load(path)
+        for row in rows:
+            if row["added"] == "row":
+                what = f"`torch.addmm` of a bias, {row['dtype']} {row['n']}"
+                yield what, environment["device"], *_milliseconds(row["seconds"]["torch"], row["seconds"]["fmm"])
 
 
 def _declined(results: Path) -> Iterator[Sequence[object]]:

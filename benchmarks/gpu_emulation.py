@@ -5,8 +5,9 @@ in shuffled rounds, with what fmm chooses by the configs in force; complex64 and
 them, on squares and on few rows, fmm with a prepared operand and with every entry checked, and what else multiplies
 float32 faster: the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both of its modes
 (benchmarks/gemmul8.py says where its checkout is expected). Errors are those of the Frobenius norm of sampled rows
-against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Raw samples go to
-results/<device>/emulation.json, or the file that `--file` names.
+against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. With `--plans`, products
+are beside these plans and GEMMul8's alone. Raw samples go to results/<device>/emulation.json, or the file that `--file`
+names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,8 +41,17 @@ SAMPLED_ROWS = 64
 HUGE = 1e13  # multiply-adds from which on a case has fewer samples, and from ten times as many on the fewest
 LONG = 1e12  # and from which on others multiply normal numbers only
 CANDIDATES = 4  # of cuBLASLt's that are tried, half as many from LONG on, and from HUGE on the first alone
+# Of halves: all blocks by one launch's tiles, fewer of them whole, and fewer multiplications.
+HALF_PLANS = (
+    "f16x3",
+    "gram > f16x3",
+    "gram > strassen.batched.pad16 > f16x3",
+    "gram^2 > strassen.batched.pad16 > f16x3",
+    "gram^5 > strassen^2.batched.pad16 > f16x3",
+)
 RANDOM_SECONDS = 0.06  # of a random shape's samples, about
 Call = Callable[[], Any]
+Others = Callable[[Any, Any, Any], dict[str, Call]]  # who multiplies besides, of a, b and where the product goes
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,10 @@ CASES = (
     Case((512, 8192, 8192), 1.0, peers=True),
     Case((128, 8192, 8192), 1.0, peers=True),
     Case((8192, 8192, 8192), 4.5, dtype="complex64"),
-    Case((16384, 16384, 16384), 3.8, half=True),
+    Case((16384, 16384, 16384), 3.8, peers=True, half=True),
+    Case((8192, 8192, 8192), 1.0, peers=True, half=True),
+    Case((4096, 4096, 4096), 1.0, peers=True, half=True),
+    Case((8191, 5000, 8191), 1.0, half=True),
     square(65536, 4.9, peers=False),
     Case((16, 16384, 16384), 1.0),
     Case((32, 8192, 32768), 1.0),
@@ -167,10 +180,23 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     assert tf32 is not None
     found["TF32"] = tf32
     found["3xTF32"] = three_tf32(a, b, c)
-    if gemmul8.checkout():
-        for name, fast in (("GEMMul8 fast", True), ("GEMMul8 accurate", False)):
-            found[name] = gemmul8.Gemmul8Product(a, b, c, fast)
-    return found
+    return found | gemmul8_calls(a, b, c)
+
+
+def gemmul8_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
+    """In both of its modes, where there is a checkout."""
+    modes = (("GEMMul8 fast", True), ("GEMMul8 accurate", False)) if gemmul8.checkout() else ()
+    return {name: gemmul8.Gemmul8Product(a, b, c, fast) for name, fast in modes}
+
+
+def planned_calls(plans: Sequence[str], a: Any, b: Any, c: Any) -> dict[str, Call]:
+    """Plans that are given, beside GEMMul8."""
+    return {plan: partial(fmm.matmul, a, b, out=c, plan=plan) for plan in plans} | gemmul8_calls(a, b, c)
+
+
+def half_calls(a: Any, c: Any) -> dict[str, Call]:
+    """One half by plans that are given."""
+    return {plan: partial(fmm.gram, a, rows=True, out=c, fill="lower", plan=plan) for plan in HALF_PLANS}
 
 
 def recorded(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", beta: float = 0) -> Call | None:
@@ -208,7 +234,7 @@ def three_tf32(a: Any, b: Any, c: Any) -> Call:
 # ---- measuring
 
 
-def measured(case: Case, rounds: int, peers: bool) -> Row:
+def measured(case: Case, rounds: int, others: Others | None) -> Row:
     """A case; one that fails is a row that says why."""
     row = Row(case.size, case.target, case.dtype, case.half)
     calls: dict[str, Call] = {}
@@ -222,8 +248,8 @@ def measured(case: Case, rounds: int, peers: bool) -> Row:
             b = a.T if case.half else drawn((k, n), kind, 2, case.dtype)
             c = cupy.empty((m, n), case.dtype) if c is None else c
             calls = own_calls(case, a, b, c)
-            if peers and case.peers and (kind == "normal" or work < LONG):
-                calls |= peer_calls(a, b, c)
+            if others and case.peers and (kind == "normal" or work < LONG):
+                calls |= half_calls(a, c) if case.half else others(a, b, c)
             row.errors[kind] = {name: found_error(call, a, b, c, case.half) for name, call in calls.items()}
             vendor = row.errors[kind]["cublas"]
             row.errors[kind] = {name: x / vendor for name, x in row.errors[kind].items()}
@@ -260,10 +286,10 @@ def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, li
     return found
 
 
-def random_rows(count: int, until: float) -> list[dict[str, Any]]:
+def random_rows(count: int, seed: int, until: float) -> list[dict[str, Any]]:
     """Shapes that nobody looked at before, as benchmarks.gpu_random draws and measures them; fewer if time is up."""
     found: list[dict[str, Any]] = []
-    for size in gpu_random.shapes(count, seed=int(time.time())):
+    for size in gpu_random.shapes(count, seed):
         if time.perf_counter() > until and found:
             break
         found.append(gpu_random.measured(size, "float32", {}, RANDOM_SECONDS))
@@ -280,7 +306,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, and no peers")
     parser.add_argument("--cases", nargs="+", help="only these, by their rows: 8192, complex8192, half16384, ...")
+    parser.add_argument("--plans", nargs="+", help="beside these plans and GEMMul8, and no other peers")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random shapes too")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of these (the clock unless given)")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no case is begun")
     parser.add_argument("--file", default="emulation.json", help="its name in the folder")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
@@ -288,6 +316,7 @@ def main(arguments: list[str]) -> int:
     folder, rows, began = options.output or results_folder(), list[Row](), time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"environment": environment()}
+    others = partial(planned_calls, options.plans) if options.plans else None if options.quick else peer_calls
 
     def write() -> None:
         (folder / options.file).write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -297,12 +326,12 @@ def main(arguments: list[str]) -> int:
         if options.cases and case.name not in options.cases:
             continue
         if (case.quick or not options.quick) and time.perf_counter() - began < options.time_limit:
-            rows.append(measured(case, 5 if options.quick else 7, not options.quick))
+            rows.append(measured(case, 5 if options.quick else 7, others))
             print(rows[-1], flush=True)
             content["rows"] = [asdict(row) for row in rows]
             write()
     if options.random:
-        content["random"] = random_rows(options.random, began + options.time_limit)
+        content["random"] = random_rows(options.random, options.seed, began + options.time_limit)
         write()
     return int(any(row.failure for row in rows))
 

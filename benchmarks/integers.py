@@ -2,10 +2,10 @@
 [--output FOLDER]`.
 
 Whole calls of fmm.matmul and of the library's product (numpy.matmul; on a device cupy.matmul), by turns, on random
-numbers of the whole range of their type or of fewer bits. Every result is compared with the library's, of which all
-rows, or so many as there is time for, are computed: NumPy's loops, like CuPy's kernel, take as long for each row, so
-its time for so many rows is that share of the whole product's (`rows` says how many). Raw samples in seconds are
-written to integers.json in results/<device>/.
+numbers of the whole range of their type or of fewer bits; some by plans that are named, to see what a level below the
+residues gains. Every result is compared with the library's, of which all rows, or so many as there is time for, are
+computed: NumPy's loops, like CuPy's kernel, take as long for each row, so its time for so many rows is that share of
+the whole product's (`rows` says how many). Raw samples in seconds are written to integers.json in results/<device>/.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ class Case:
     bits: int = 0  # of the magnitudes; 0: the whole range of the type
     target: float = 1.0  # the speedup that is asked for
     quick: bool = False
+    plan: str = ""  # none: what fmm chooses
 
 
+PLAIN, FAST = "residues > bytes", "residues > strassen > bytes"
 CPU_CASES = (
     Case("int64", 128, target=1.0, quick=True),
     Case("int64", 256),
@@ -67,6 +69,10 @@ CUDA_CASES = (
     Case("int32", 8192, quick=True),
     Case("int16", 8192, quick=True),
     Case("int8", 8192, quick=True),
+    Case("int32", 8192, quick=True, plan=PLAIN),
+    Case("int16", 8192, quick=True, plan=FAST),
+    Case("int32", 16384, quick=True, plan=PLAIN),
+    Case("int32", 16384, quick=True, plan=FAST),
 )
 
 
@@ -106,17 +112,18 @@ def numbers(module: Any, case: Case, seed: int) -> Any:
 def measured(module: Any, finished: Callable[[], Any], case: Case, most_work: float) -> Row:
     a, b = numbers(module, case, 1), numbers(module, case, 2)
     rows = int(min(max(most_work / case.side**2, 4), case.side))
-    decision = fmm.explain(a, b)
+    named = case.plan or None
+    decision = fmm.explain(a, b, plan=named)
     plan, runs = str(decision.plan), list(decision.kernels)
     row = Row(case.dtype, case.side, case.bits, case.target, plan, runs, decision.workspace, rows)
     for _ in range(2):
-        found = fmm.matmul(a, b)  # compiles, and finds fresh pages
+        found = fmm.matmul(a, b, plan=named)  # compiles, and finds fresh pages
     finished()
     begin = time.perf_counter()
     while len(row.candidate) < MOST_ROUNDS and (
         len(row.candidate) < LEAST_ROUNDS or time.perf_counter() - begin < SECONDS
     ):
-        row.candidate.append(seconds(lambda: fmm.matmul(a, b), finished))
+        row.candidate.append(seconds(lambda: fmm.matmul(a, b, plan=named), finished))
         if len(row.vendor) < LEAST_ROUNDS or row.vendor[-1] < QUICK:
             row.vendor.append(seconds(lambda: module.matmul(a[:rows], b), finished))
     row.equal = bool((found[:rows] == module.matmul(a[:rows], b)).all())
@@ -167,10 +174,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the cases that have a target, and no others")
     parser.add_argument("--output", type=Path, help="a folder for integers.json (results/<device>/ unless given)")
     given = parser.parse_args()
-    rows = []
-    for row in measure_all(given.device, given.quick):
-        rows.append(row)
-        print(line(row), flush=True)
     command = ["python", "-m", "benchmarks.integers", *sys.argv[1:]]
     if given.device == "cpu":
         where, folder = environment(command), ROOT / "results" / device_folder()
@@ -180,8 +183,12 @@ def main() -> int:
         where, folder = gpu.environment(), gpu.results_folder()
     folder = given.output or folder
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"environment": where, "rows": [asdict(row) for row in rows]}
-    (folder / "integers.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    rows = []
+    for row in measure_all(given.device, given.quick):
+        rows.append(row)
+        print(line(row), flush=True)
+        content = {"environment": where, "rows": [asdict(row) for row in rows]}
+        (folder / "integers.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return int(any(row.failure or not row.equal for row in rows))
 
 

@@ -221,6 +221,7 @@ def emulation(results: Path) -> Iterator[str]:
     """float32 by three float16 products, whole calls; and what else is faster than cuBLAS, with its errors."""
     for path in sorted(results.glob("*/emulation*.json")):
         environment, rows = load(path)
+        drawn = json.loads(path.read_text(encoding="utf-8")).get("random", [])
         rows = [row for row in rows if row["samples"]]
         yield from heading(path, environment)
         columns = ("product", "ms", "speedup", "error, normal", "error, uniform", "plan")
@@ -235,6 +236,14 @@ def emulation(results: Path) -> Iterator[str]:
                     for row in rows
                     if len(row["samples"]) > 2
                 ),
+            )
+        if drawn:
+            ratios, fast = sorted(row["ratio"] for row in drawn), sum(row["plan"] != "vendor" for row in drawn)
+            least, middle, most = (f"{x:.3g}" for x in (ratios[0], median(ratios), ratios[-1]))
+            yield from (
+                "",
+                f"{len(drawn)} random shapes, {fast} by plans: {least} of the library's speed at least, "
+                f"{middle} in the middle, {most} at most.",
             )
 
 

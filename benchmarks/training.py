@@ -157,7 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for run in measured(given, dtype, left):
             runs[dtype] = run
             told = {"runs": runs, "torch": torch.__version__}
-            told["environment"] = environment(["python -m benchmarks.training", *(arguments or sys.argv[1:])])
+            device = {"device": torch.cuda.get_device_name()} if given.device == "cuda" else {}
+            command = ["python -m benchmarks.training", *(arguments or sys.argv[1:])]
+            told["environment"] = {**device, **environment(command)}
             given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         run = runs[dtype]
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in run["seconds"].items())

@@ -222,4 +222,27 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
     return bool(start == other and turned.shape == b.shape and turned.strides == b.strides)
 
 
+class _TensorMemory:
+    """What NumPy makes an array of, which keeps this and so the tensor."""
+
+    def __init__(self, tensor: Any) -> None:
+        itemsize = tensor.element_size()
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * itemsize for step in tensor.stride()),
+            "typestr": np.dtype(str(tensor.dtype).removeprefix("torch.")).str,
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def tensor_on_host(x: Any) -> Array:
+    """NumPy's array of the memory of a plain tensor. (After torch's own `x.numpy()` nobody can resize the tensor's
+    storage any more, as torch itself does with sharded parameters.)"""
+    if x.is_conj() or x.is_neg():
+        return x.detach().numpy()  # type: ignore[no-any-return]  # torch's exception: its memory holds other numbers
+    return np.asarray(_TensorMemory(x))
+
+
 NUMPY = NumpyLibrary()

@@ -62,6 +62,9 @@ def _modes_but_devices() -> bool:
     return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
 
 
+NOT_PLAIN = "this call is its own (see fmm.matmul)"
+
+
 def plain_call(a: Any, b: Any, out: Any) -> bool:
     """Plain tensors on one device, and nothing that torch does to them behind the call: no transform of functions, no
     forward gradients, no mode that changes what a product is or forbids that its last digits differ."""

@@ -15,6 +15,7 @@ import torch
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.numpy_like import whole_factor
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, INTEGERS, STORED
@@ -238,7 +239,7 @@ class TorchHostLibrary(_TorchTensors):
         return host_memory.available_bytes()
 
     def as_numpy(self, x: Any) -> Any:
-        return x.detach().numpy()
+        return tensor_on_host(x)
 
     def new_array(self, result: Operand) -> Any:
         return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
@@ -288,6 +289,11 @@ def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None)
     value = MATMUL(a, b) * alpha
     value = value + c * beta if beta else value
     return value if out is None else out.copy_(value)
+
+
+def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:
+    """Whose arrays such tensors are, by where they lie."""
+    return TORCH if x.is_cuda else TORCH_ON_HOST
 
 
 # ---- CuPy's current device, while the kernels are launched

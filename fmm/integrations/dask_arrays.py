@@ -1,4 +1,4 @@
-"""Products of Dask's arrays: one level of a plan over the grid of chunks, and fmm's own choice for every two chunks.
+"""Products of Dask's arrays: levels of a plan over the grid of chunks, and fmm's own choice for every two chunks.
 
 Lazy like all of Dask: what comes back is an array whose graph holds the plan's sums and products as tasks on chunks. A
 task depends on its operands alone and changes none of them, so a lost worker's tasks are done again by another. What
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from math import isnan
+from math import isnan, prod
 from typing import Any
 
 import dask.array
@@ -33,7 +33,7 @@ da: Any = dask.array  # which has annotations here and there
 # Bytes a second at which a worker is given a chunk that another made, on one machine or a fast network; and plans for
 # the grid that are compared, with the multiplications of chunks that each saves.
 LINK = 1e9
-GRID_PLANS = ("winograd",)
+GRID_PLANS = ("winograd", "winograd^2")
 
 
 def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> Any:
@@ -41,7 +41,8 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
 
     plan
         Levels over the grid of chunks: "winograd" or any other scheme makes seven products of blocks of chunks for
-        eight, "vendor" none. Unless given, one level where it is expected to save time. Grids need not be even.
+        eight, "vendor" none. Unless given, one or two levels where they are expected to save time. Grids need not be
+        even.
     max_error_growth
         As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
 
@@ -74,27 +75,26 @@ def _largest_chunks(x: Any, y: Any) -> tuple[int, int, int]:
 
 
 def _paying_plan(x: Any, y: Any, on_device: bool, limit: float) -> Plan:
-    """A level over the grid, if it saves more time of products than its chunks take to be moved; else none."""
+    """The levels over the grid that save most; none if they save no time."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
-    m, k, n = _largest_chunks(x, y)
-    if on_device or min(grid) < 2 or x.dtype.name not in DTYPES:
-        return VENDOR
-    threads = 1  # of BLAS on a worker, as Dask starts them
-    rates = device_of("cpu", threads).guess
+    rates = device_of("cpu", 1).guess  # of one thread of BLAS, with which Dask starts a worker
     rate = rates.known_rate(x.dtype.name) if rates else None
-    if rate is None:
+    if on_device or min(grid) < 2 or rates is None or rate is None:
         return VENDOR
-    chunk = max(m * k, k * n, m * n) * x.dtype.itemsize
-    for plan in map(_grid_plan, GRID_PLANS):
+    (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
+    product_seconds, chunk = row.flops * m * k * n / rate.flops, max(m * k, k * n, m * n) * row.itemsize
+
+    def saved(plan: Plan) -> float:
+        """Seconds of products, without those that it takes to fetch and to add chunks."""
         counts = cost(plan, *grid, 1)  # of chunks
-        fewer = np.prod(grid, dtype=float) - sum(np.prod(size, dtype=float) * times for size, times in counts.leaves)
+        fewer = prod(grid) - sum(prod(size) * times for size, times in counts.leaves)
         # What a task reads may be another worker's, what it makes stays where it is; a product reads two chunks.
         fetched = max(counts.bytes_read - 2 * fewer, 0) * chunk / LINK
-        sums = (counts.bytes_read + counts.bytes_written) * chunk / rates.stream if rates else 0.0
-        saved = fewer * DTYPES[x.dtype.name].flops * m * k * n / rate.flops
-        if saved > fetched + sums and expected_growth(plan, x.dtype.name) <= limit:
-            return plan
-    return VENDOR
+        return fewer * product_seconds - fetched - (counts.bytes_read + counts.bytes_written) * chunk / rates.stream
+
+    plans = [plan for plan in map(_grid_plan, GRID_PLANS) if expected_growth(plan, x.dtype.name) <= limit]
+    best = max(plans, key=saved, default=VENDOR)
+    return best if best != VENDOR and saved(best) > 0 else VENDOR
 
 
 def _tasks(x: Any, y: Any, dtype: np.dtype[Any], above: Plan, inside: str | None) -> Any:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from fmm.arrays.torch_calls import without_marks
-from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+from fmm.arrays.torch_library import torch_library_of
 from fmm.integrations.torch_kernels import own_product, plain_operands, takes
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import NO_WISHES
@@ -21,7 +21,7 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
     """The product of two matrices, written where Inductor wants it: while it compiles and times, and later on."""
     if not (plain_operands(a, b) and takes(out, a, b)):
         return own_product(a, b, out)
-    return matmul.product(TORCH if a.is_cuda else TORCH_ON_HOST, *without_marks(a, b), out, NO_WISHES)
+    return matmul.product(torch_library_of(a), *without_marks(a, b), out, NO_WISHES)
 
 
 def install() -> Callable[[], None]:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from fmm.api import gemm
 from fmm.api import matmul as local_product
 from fmm.arrays.torch_calls import MATMUL, is_compiling
-from fmm.arrays.torch_library import NAMES, TORCH, TORCH_ON_HOST
+from fmm.arrays.torch_library import NAMES, torch_library_of
 from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
@@ -253,7 +253,7 @@ def _decided(a: Any, b: Any, above: Plan | None, growth: float | None) -> Shared
     (m, k), n = a.shape, b.shape[1]
     layout = Layout(m, k, n, tuple(mesh.mesh.shape), _cuts(a), _cuts(b), (M,) * mesh.ndim)
     local = a.to_local()
-    library = TORCH if local.is_cuda else TORCH_ON_HOST
+    library = torch_library_of(local)
     room = library.free_bytes(library.device_number(local)) - layout.m * layout.n / layout.ranks * local.element_size()
     asked = Asked(max(room * ROOM, 0.0), growth, above)
     return decide_sharing(layout, NAMES[a.dtype], device, _network(mesh, device), asked)
@@ -261,7 +261,7 @@ def _decided(a: Any, b: Any, above: Plan | None, growth: float | None) -> Shared
 
 def _device(x: Any) -> Device:
     local = x.to_local()
-    library = TORCH if local.is_cuda else TORCH_ON_HOST
+    library = torch_library_of(local)
     try:
         return device_of(library.processor, library.device_number(local))
     except ImportError:  # without CuPy the processes' products are torch's own, and shared all the same

@@ -227,6 +227,7 @@ HALF_LEAST, HALF_BELOW = 256.0, {"float32": 2.0}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
 HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
+HALF_OF_THREE = 0.5, 256.0  # the same of a product by three of float16
 HALF_OF_PLANES = 0.55, 256.0  # the same of a product by residues, splitting and joining in it
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
@@ -323,7 +324,9 @@ def _three_products(half: Rate, stream: float) -> Rate:
     flops, split = half.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
     slots = half.fill / TILE * FILLED / 2
-    return Rate(flops, half.fill, THREE_PIPE, lost, lost, batch=THREE_BATCH, tile=SIDE, slots=slots)
+    share, edge = HALF_OF_THREE
+    found = Rate(flops, half.fill, THREE_PIPE, lost, lost, batch=THREE_BATCH, tile=SIDE, slots=slots)
+    return replace(found, half_by_tiles=share, half_edge=edge)
 
 
 def _planes_by_vendor(half: Rate, stream: float) -> Rate:
@@ -332,6 +335,7 @@ def _planes_by_vendor(half: Rate, stream: float) -> Rate:
     4096 and 8192; the formula says 0.6, 1.7 and 2.0.)"""
     own, flop = _three_products(half, stream), 3 / half.flops + DTYPES["float32"].itemsize / (PIECE * stream)
     lost = own.rows / (flop * own.flops)
+    own = replace(own, half_by_tiles=1.0, half_edge=0.0)
     return replace(own, flops=1 / flop, fill=FILLS_ANEW * half.fill, pipe=PIPE, rows=lost, cols=lost, slots=0.0)
 
 
@@ -356,7 +360,7 @@ def _by_residues(half: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
     for row in ending_rows():
         if (found := residue_endings().get(row.name)) is not None:
             for name in (*row.types, *row.types_alone):
-                moduli, itemsize = found.moduli(name, LONG), DTYPES[name].itemsize
+                moduli, itemsize = found.level.moduli_for(name, LONG), DTYPES[name].itemsize
                 yield row.rate.format(name), _residue_products(half, stream, moduli, found.depth, itemsize)
 
 

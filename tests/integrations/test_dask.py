@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 
 import fmm
 from fmm.integrations.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
-from fmm.kernels.plans.plan import PlanError
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime.running import host_run
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
@@ -49,15 +52,17 @@ def test_products_of_all_grids(size: tuple[int, int, int], chunks: Any, dtype: s
     np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=tolerance, atol=tolerance)
 
 
-def test_a_level_over_the_grid_where_chunks_are_large() -> None:
-    """The products that it saves take longer than fetching and adding chunks: more so the larger these are."""
+def test_levels_over_the_grid_where_chunks_are_large() -> None:
+    """The products that they save take longer than fetching and adding chunks: more so the larger these are. A grid of
+    two by two has one level."""
 
-    def products_of(chunk: int) -> int:
-        x = da.zeros((4 * chunk, 4 * chunk), chunks=chunk)
+    def products_of(chunk: int, grid: int = 4) -> int:
+        x = da.zeros((grid * chunk, grid * chunk), chunks=chunk)
         graph = dict(products.matmul(x, x).__dask_graph__())
         return sum("multiplied_chunks" in repr(task) for task in graph.values())
 
-    assert [products_of(chunk) for chunk in (64, 1024, 4096, 8192)] == [64, 64, 56, 56]
+    assert [products_of(chunk) for chunk in (64, 1024, 4096, 8192)] == [64, 64, 49, 49]
+    assert (products_of(64, 2), products_of(32768, 2)) == (8, 7)
 
 
 def test_seven_products_of_chunks_for_eight() -> None:
@@ -84,8 +89,12 @@ def test_a_level_is_chosen_for_large_chunks_alone() -> None:
 
 def test_the_error_limit_holds_for_the_grid_and_the_chunks_together() -> None:
     x = da.ones((131072, 131072), chunks=32768)
-    graph = dict(products.matmul(x, x, max_error_growth=1.0).__dask_graph__())
-    assert not any("combined_chunks" in repr(task) for task in graph.values())
+
+    def multiplied(limit: float) -> int:
+        graph = dict(products.matmul(x, x, max_error_growth=limit).__dask_graph__())
+        return sum("multiplied_chunks" in repr(task) for task in graph.values())
+
+    assert [multiplied(limit) for limit in (1.0, 3.0, 15.0)] == [64, 56, 49]
 
 
 @pytest.mark.parametrize("plan", ["3m", "gram", "strassen.fused > tile", "no-such-scheme"])
@@ -124,6 +133,36 @@ def test_chunks_are_summed_in_their_order(weights: tuple[float, ...]) -> None:
         expected = expected + weight * chunk
     np.testing.assert_array_equal(combined_chunks(weights, chunks), expected)
     np.testing.assert_array_equal(chunks, kept)
+
+
+def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(
+    eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Plan] = []
+    own = host_run.run_call
+
+    def run_call(library: Any, call: Any, *rest: Any) -> Any:
+        plans.append(call.plan)
+        return own(library, call, *rest)
+
+    monkeypatch.setattr(host_run, "run_call", run_call)
+    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 32)
+    (a, x), (b, y) = drawn((128, 128), 64, "float64", 1), drawn((128, 64), 64, "float64", 2)
+    with fmm.installed("numpy"):
+        found = (x @ y).compute(scheduler="sync")
+    np.testing.assert_allclose(found, a @ b, rtol=1e-9, atol=1e-9)
+    assert len(plans) == 4
+
+
+@pytest.mark.timed
+def test_a_worker_has_fmm_where_it_is_loaded_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `FMM_INSTALL=numpy dask worker --preload fmm` has it."""
+    monkeypatch.setenv("FMM_INSTALL", "numpy")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, preload=["fmm"]) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert "ufunc" not in next(iter(client.run(attrgetter("matmul.__class__.__name__"), np).values()))
 
 
 @pytest.mark.timed

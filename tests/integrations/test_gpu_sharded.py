@@ -28,3 +28,20 @@ def test_all_placements_types_and_uneven_sizes(count: int) -> None:
 def test_large_products_run_plans_on_each(count: int) -> None:
     for ended in run_processes(count, "large", "cuda"):
         assert ended.status == 0 and "is done" in ended.output, ended.output
+
+
+def test_arrays_of_cupy(count: int) -> None:
+    for ended in run_processes(count, "of_cupy", "cuda"):
+        assert ended.status == 0 and "is done" in ended.output, ended.output
+
+
+def test_a_model_whose_parameters_are_sharded_trains_as_without(count: int) -> None:
+    for ended in run_processes(count, "fully_sharded", "cuda"):
+        assert ended.status == 0 and "is done" in ended.output, ended.output
+
+
+def test_a_lost_process_ends_the_others_when_the_time_out_passes(count: int) -> None:
+    """By fmm's error, or by that of NCCL's watchdog, whoever is first."""
+    first, second, *_ = run_processes(2, "lost", "cuda")
+    assert second.status < 0  # it was killed
+    assert first.status != 0 and ("LostProcessError" in first.output or "timeout" in first.output), first.output

@@ -19,7 +19,7 @@ def test_all_placements_types_and_uneven_sizes(count: int) -> None:
         assert ended.status == 0 and "is done" in ended.output, ended.output
 
 
-@pytest.mark.parametrize("case", ["explained", "hooked", "large"])
+@pytest.mark.parametrize("case", ["explained", "hooked", "large", "fully_sharded"])
 def test_of_two_processes(case: str) -> None:
     for ended in run_processes(2, case):
         assert ended.status == 0 and "is done" in ended.output, ended.output

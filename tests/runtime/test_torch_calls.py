@@ -299,6 +299,16 @@ def test_gradients_of_gradients_forward_over_backward(device: str, plans_run: li
     assert plans_run == [LEVEL]
 
 
+def test_memory_can_be_resized_afterwards(device: str, plans_run: list[Plan]) -> None:
+    """As torch does with sharded parameters, whose memory it gives back between two uses."""
+    a, b = drawn(device), drawn(device)
+    c = fmm.matmul(a, b)
+    fmm.matmul(a, b, out=c)
+    assert plans_run == [LEVEL, LEVEL]
+    for x in (a, b, c):
+        x.untyped_storage().resize_(0)
+
+
 def test_checkpoints_and_hooks_see_what_is_saved(device: str, plans_run: list[Plan]) -> None:
     from torch.utils.checkpoint import checkpoint
 

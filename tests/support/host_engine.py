@@ -67,11 +67,13 @@ class HostEngine:
     fails: Callable[[str], None] = lambda what: None
     workspaces: list[int] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
     pending: list[HostEvent] = field(default_factory=list)
     sent_bytes: int = 0
     fetched_bytes: int = 0
     latest: HostEvent = field(default_factory=HostEvent)  # of the products
     finished: bool = False
+    late: int = 0  # what was sent after that, to memory that may be another's
     lock: Any = field(default_factory=threading.Lock)
 
     def begin_thread(self) -> None: ...
@@ -83,11 +85,15 @@ class HostEngine:
         address = memory.ctypes.data
         return address + -address % 512, memory
 
+    def reserve(self, nbytes: int) -> None:
+        self.reserved.append(nbytes)
+
     def buffer(self, nbytes: int) -> HostBuffer:
         return HostBuffer(nbytes)
 
     def send(self, buffer: Any, nbytes: int, address: int) -> None:
         self.fails("send")
+        self.late += self.finished
         source = buffer.bytes.ctypes.data
         event = buffer.waiting = HostEvent(lambda: ctypes.memmove(address, source, nbytes))
         with self.lock:

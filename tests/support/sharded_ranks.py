@@ -15,10 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import fmm
 import fmm.distributed
+from benchmarks import forced_plan
+from benchmarks.forced_plan import force
 from fmm.integrations import sharded_tensors
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.distributed.layout import K, Layout, M, N
@@ -172,6 +175,48 @@ def large(device: str) -> None:
             assert relative(found[:32], expected) < bound, f"{dtype} installed"
 
 
+def fully_sharded(device: str) -> None:
+    """A model whose parameters torch shards trains as it does without fmm, its products running plans."""
+    mesh = next(meshes(device))
+    x = drawn(128, 64, torch.float64, device, 12 + dist.get_rank())
+
+    def losses() -> list[float]:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 64))
+        model.to(device, torch.float64)
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh)
+        optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = (model(x) - x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss.detach()))
+        return found
+
+    theirs = losses()
+    force("winograd > vendor")
+    with fmm.installed("torch" if device == "cuda" else "torch-cpu"):
+        ours = losses()
+    assert forced_plan.decided > 0
+    assert all(abs(x - y) <= 1e-9 * abs(y) for x, y in zip(ours, theirs, strict=True)), (ours, theirs)
+
+
+def of_cupy(device: str) -> None:
+    """CuPy's arrays, the rows that each process has, without a copy; and the result as one of CuPy's."""
+    import cupy
+
+    mesh = next(meshes(device))
+    n, rows = 96 * mesh.size(), 96
+    parts = [cupy.random.default_rng(seed + mesh.get_local_rank()).standard_normal((rows, n)) for seed in (20, 40)]
+    x, y = (DTensor.from_local(torch.from_dlpack(part), mesh, [Shard(0)], run_check=False) for part in parts)
+    found = fmm.distributed.matmul(x, y, placements=[Shard(0)])
+    assert x.to_local().data_ptr() == parts[0].data.ptr
+    expected = parts[0] @ cupy.from_dlpack(y.full_tensor())
+    assert float(cupy.abs(cupy.from_dlpack(found.to_local()) - expected).max()) < 1e-10
+
+
 def relative(found: Any, expected: Any) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
@@ -206,7 +251,7 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-EVERY = (products, explained, hooked, large, different, lost)
+EVERY = (products, explained, hooked, large, fully_sharded, of_cupy, different, lost)
 CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in EVERY}
 
 

@@ -4,13 +4,15 @@ An integer c with |c| <= bound is known from its residues modulo p_1, ..., p_r, 
 larger than 2 bound: two such numbers with the same residues differ by a multiple of M, and by at most 2 bound < M, so
 they are equal. Of C = A B with |a| <= 2^x, |b| <= 2^y, and K terms to a sum, every entry is at most K 2^(x + y).
 
-How c is found again. Let M_i = M / p_i, and e_i the inverse of M_i modulo p_i. With y_i = c_i e_i mod p_i, of c's
-residues c_i, the sum s = sum of y_i M_i has all of c's residues: M_i e_i is 1 modulo p_i, and 0 modulo the others. So
-c = s - q M for a whole number q, and the sum of y_i / p_i is q + c / M. Where |c / M| stays below 1/2 by a margin, q is
-that sum rounded, however it was rounded in between. `moduli_for` asks for M >= 2 bound (1 + 2^-8), which leaves a
-margin of 2^-10: more than 48 terms below 1 lose when they are added up in float32 (48^2 / 2 times 2^-24: 2^-13.8).
-Modulo 2^64 (what integer types keep of a product) all of s - q M may be computed modulo 2^64, from M_i and M modulo
-2^64: it is a sum of products, and reducing commutes with both.
+How c is found again. Let M_i = M / p_i, and e_i the inverse of M_i modulo p_i. The weight w_i = M_i e_i is 1 modulo
+p_i, and 0 modulo the others. So the sum s of c_i w_i, of c's residues c_i, has all of c's residues, and c = s - q M for
+a whole number q: the sum of c_i w_i / M is q + c / M. Where |c / M| stays below 1/2 by a margin, q is that sum rounded,
+however it was rounded in between. `moduli_for` asks for M >= 2 bound (1 + 2^-8), which leaves a margin of 2^-10. That
+is more than enough for float64: 48 terms, each a share below 1 times a residue of at most 2^7, or a sum of so few
+residues that it stays below 2^12, lose at most 48^2 2^12 2^-53 < 2^-29 when they are added up.
+Modulo 2^64 (what integer types keep of a product) all of s - q M may be computed modulo 2^64, from w_i and M modulo
+2^64: it is a sum of products, and reducing commutes with both. Numbers without a sign are read as numbers with one, of
+as many bits, from which they differ by a multiple of 2^bits.
 
 For the tensor cores of GPUs the moduli are at most 256, so that residues around zero fit into 8 signed bits. The
 largest ones are taken, greedily; 256, 255, 253, 251, 247, ... are what Ozaki's scheme II uses (Ozaki, Uchino, Imamura,
@@ -19,7 +21,6 @@ largest ones are taken, greedily; 256, 255, 253, 251, 247, ... are what Ozaki's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -28,7 +29,7 @@ from typing import Final
 
 LARGEST_MODULUS: Final = 256  # residues in [-128, 127]
 MOST_MODULI: Final = 48  # the proof above counts on no more
-MARGIN: Final = Fraction(1, 256)  # by which 2 bound is increased, so that q may be found in float32
+MARGIN: Final = Fraction(1, 256)  # by which 2 bound is increased, so that q may be found by rounding
 
 
 @lru_cache(maxsize=1)
@@ -70,22 +71,7 @@ class RemainderWeights:
 
     moduli: tuple[int, ...]
     product: int  # M
-    cofactors: tuple[int, ...]  # M_i = M / p_i
-    inverses: tuple[int, ...]  # e_i = M_i^-1 mod p_i
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """M_i e_i: 1 modulo p_i, 0 modulo the others."""
-        return tuple(m * e for m, e in zip(self.cofactors, self.inverses, strict=True))
-
-    def wrapped(self, bits: int = 64) -> tuple[tuple[int, ...], int]:
-        """M_i and M modulo 2^bits."""
-        return tuple(m % (1 << bits) for m in self.cofactors), self.product % (1 << bits)
-
-    def value(self, residues: Sequence[int]) -> int:
-        """The number in [-M/2, M/2) that has these residues."""
-        total = sum(r % p * w for r, p, w in zip(residues, self.moduli, self.weights, strict=True)) % self.product
-        return total - self.product if 2 * total >= self.product else total
+    weights: tuple[int, ...]  # 1 modulo one of them, 0 modulo the others
 
 
 @lru_cache(maxsize=64)
@@ -93,9 +79,7 @@ def remainder_weights(count: int) -> RemainderWeights:
     """Those for the first `count` moduli."""
     chosen = moduli(count)
     product = prod(chosen)
-    cofactors = tuple(product // p for p in chosen)
-    inverses = tuple(pow(m, -1, p) for m, p in zip(cofactors, chosen, strict=True))
-    return RemainderWeights(chosen, product, cofactors, inverses)
+    return RemainderWeights(chosen, product, tuple(product // p * pow(product // p, -1, p) for p in chosen))
 
 
 def symmetric_residue(value: int, modulus: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.views import Factor, View, columns_contiguous, constant_distance, transposed_view
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 
@@ -30,6 +31,7 @@ class GemmOp:
     # How much is wanted of a dest that is its own adjoint and lies row by row: its lower half, the other one may get
     # anything (`loose`) or must stay as it is (`lower`); or the lower half and its mirror (`full`).
     half: Literal["", "loose", "lower", "full"] = ""
+    gram: bool = False  # is the right operand the left one's transpose?
     checked: bool = False  # is every entry to be right beside its own size, or the flag to be raised?
     kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
     by_sums: str = ""  # operands, L and R, whose planes the sums before it have written
@@ -69,7 +71,15 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor", half="", checked=False, kept="", by_sums="")
+        return replace(self, leaf="vendor", half="", gram=False, checked=False, kept="", by_sums="")
+
+    @property
+    def by_rank_update(self) -> RankOp:
+        """One half of a matrix's product with its own transpose by the vendor's function for that."""
+        x = self.right if self.left.transposed else self.left
+        factor, real = x._replace(transposed=self.left.transposed, stride=0), (complex(self.alpha), complex(self.beta))
+        assert self.gram and self.count == 1
+        return RankOp("vendor", self.dtype, self.n, self.k, factor, self.dest, True, *(number.real for number in real))
 
 
 def gemm_op(

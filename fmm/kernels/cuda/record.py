@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import zip_longest
+from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
@@ -45,7 +46,7 @@ from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import depends_on_rows
-from fmm.problem import Fill, Problem
+from fmm.problem import Problem
 
 Origins = dict[str, int]  # by base: where the first view of a step begins
 
@@ -258,10 +259,12 @@ class Recorder:
                 self._note(*(op for op in ranks if op))
                 return
         of_rows = not columns_contiguous(dest)
-        if asked.fill == "loose" or (dtype in row.halves and of_rows):
+        # (On some devices BLAS is in the place of a leaf that emulates, and has halves of grams alone.)
+        direct = dtype in row.halves and of_rows and (asked.op == "gram" or not row.emulates)
+        if asked.fill == "loose" or direct:
             begun = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
-            self.ops[begun:] = [_half_enough(op, asked.fill) if of_rows else op for op in self.ops[begun:]]
+            self.ops[begun:] = [_half_enough(op, asked) if of_rows else op for op in self.ops[begun:]]
         else:
             self._whole_products(leaf, products, dtype, alpha, beta)
 
@@ -348,10 +351,11 @@ class Recorder:
             self._note(op)
 
 
-def _half_enough(op: Operation, fill: Fill) -> Operation:
+def _half_enough(op: Operation, asked: Asked) -> Operation:
     """A product of whose result, which lies row by row, the lower half is enough, for kernels that can make use of
     it."""
-    return replace(op, half="loose" if fill == "loose" else "lower") if isinstance(op, GemmOp) else op
+    half: Literal["loose", "lower"] = "loose" if asked.fill == "loose" else "lower"
+    return replace(op, half=half, gram=asked.op == "gram") if isinstance(op, GemmOp) else op
 
 
 def order_of_sums(steps: LevelSteps) -> dict[str, bool]:

@@ -118,7 +118,11 @@ def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ..
 
 def _adding_in_place(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
     """Where the kernel of the op's leaf reads what is added where it lies, and no kernel that cannot is faster."""
-    if op.use.leaf.name != "tile" or not lies_along(added, op.dest_view):
+    if not lies_along(added, op.dest_view):
+        return ()
+    if op.use.leaf.name == "f16x3":
+        return _by_own_planes(op, target)
+    if op.use.leaf.name != "tile":
         return ()
     if op.dtype not in SUMMING:
         found = _by_warpgroups(op, op.dtype, target)
@@ -138,7 +142,8 @@ def _begun(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
 def _select_mirrored(op: MirroredOp, target: Target) -> tuple[Launch | VendorCall, ...]:
     """In one launch where our kernel can write the mirror too, else one after the other."""
     alone = _select_product(op.whole, target) if op.product.use.leaf.mirrors else ()
-    if len(alone) == 1 and isinstance(alone[0], Launch):
+    launches = [step for step in alone if isinstance(step, Launch)]
+    if len(launches) == len(alone) and [step.does for step in launches].count("product") == 1:
         return alone
     return (*_select_product(op.product, target), mirror_launch(op.mirror, target.flagged))
 
@@ -175,19 +180,35 @@ def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Ven
 
 def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """Splitting, then the product of the planes, which is the vendor's where there are no warpgroups."""
+    if own := _by_own_planes(op, target):
+        return own
     op = replace(op, checked=op.checked and target.flagged)
-    made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
-    if made is not None:
-        planes = plane_launches(made, target.chip.multiprocessors, target.divides)
-        return *planes, f16x3_launch(made, target.flagged)
     found: tuple[Launch | VendorCall, ...] | str = "alpha or beta is complex"
     if not target.chip.rounds_pairs:
         found = "only from compute capability 8.0 on are there the instructions by which numbers are split"
+    elif not target.chip.has_warpgroups and op.half == "lower":
+        found = "only compute capability 9.0 has its instructions, without which all of C is written"
     elif not target.chip.has_warpgroups:
         found = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
-    if not isinstance(found, str):
-        return found
-    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
+    return _vendor_because(op, found) if isinstance(found, str) else found
+
+
+def _by_own_planes(op: GemmOp, target: Target) -> tuple[Launch, ...]:
+    """Splitting, then our kernel for the product of the planes; none where it cannot run."""
+    op = replace(op, checked=op.checked and target.flagged)
+    made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
+    if made is None:
+        return ()
+    return *plane_launches(made, target.chip.multiprocessors, target.divides), f16x3_launch(made, target.flagged)
+
+
+def _vendor_because(op: GemmOp, why: str) -> tuple[VendorCall, ...]:
+    """The vendor's usual call in the place of a leaf that cannot do this; of a lower half beside which nothing is to be
+    touched, its function for that, once for each of a batch."""
+    name = f"cuBLAS, not {op.leaf}, because {why}"
+    if op.half == "lower":
+        return tuple(VendorCall(one.by_rank_update, name) for one in op.one_by_one)
+    return (VendorCall(op.by_vendor, _batch_label(name, op)),)
 
 
 Noted = TypeVar("Noted")
@@ -220,7 +241,7 @@ def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Vendo
     why = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
     if DTYPES[dtype].exact:
         raise PlanError(f"{op.leaf} cannot multiply {dtype}, because {why}")
-    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+    return _vendor_because(op, why)
 
 
 def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
@@ -228,7 +249,7 @@ def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
     if not target.chip.has_warpgroups:
         return None
     found = residue_endings()[op.leaf]
-    moduli = found.moduli(dtype, op.k)
+    moduli = found.level.moduli_for(dtype, op.k)
     return residue_op(op, dtype, moduli, found.depth, target.chip.multiprocessors, target.divides)
 
 

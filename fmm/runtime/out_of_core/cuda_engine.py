@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import cupy
@@ -41,13 +41,17 @@ class PinnedBuffer:
             self.sent = None
 
 
+# Streams of engines that have ended, by device: CuPy keeps freed memory for the stream that had it, so that for a new
+# stream all of the memory would have to be allocated anew.
+_idle: dict[int, list[tuple[Any, Any, Any]]] = {}
+
+
 class CudaEngine:
     """The device of this number; `product` multiplies on the current stream."""
 
     def __init__(self, number: int, product: Product) -> None:
         self.number, self.product = number, product
-        with cupy.cuda.Device(number):
-            self.computing, self.sending, self.fetching = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        self.computing, self.sending, self.fetching = self.streams = _streams(number)
         self.current = ExitStack()
 
     def __enter__(self) -> CudaEngine:
@@ -57,6 +61,7 @@ class CudaEngine:
 
     def __exit__(self, *error: object) -> None:
         self.current.close()
+        _idle.setdefault(self.number, []).append(self.streams)
 
     def begin_thread(self) -> None:
         cupy.cuda.Device(self.number).use()
@@ -64,6 +69,10 @@ class CudaEngine:
     def allocate(self, nbytes: int) -> tuple[int, Any]:
         memory = cupy.cuda.alloc(nbytes)
         return int(memory.ptr), memory
+
+    def reserve(self, nbytes: int) -> None:
+        if nbytes:
+            cupy.cuda.alloc(nbytes)  # and given back to CuPy's pool, where the products find it
 
     def buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
@@ -91,3 +100,15 @@ class CudaEngine:
     def finish(self) -> None:
         for stream in (self.computing, self.sending, self.fetching):
             stream.synchronize()
+
+
+def _streams(number: int) -> tuple[Any, Any, Any]:
+    """For computing, sending and fetching; of nobody else while an engine has them."""
+    with suppress(KeyError, IndexError):
+        return _idle[number].pop()
+    with cupy.cuda.Device(number):
+        return (
+            cupy.cuda.Stream(non_blocking=True),
+            cupy.cuda.Stream(non_blocking=True),
+            cupy.cuda.Stream(non_blocking=True),
+        )

@@ -252,11 +252,20 @@ def _run(streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, wis
         transfers = Transfers(engine, schedule.longest_row)
         try:
             total = sum(prod(step.size) for step in schedule.products)
+            reserved = _most_workspace(streamed, machine.device, wishes)
             with shown_progress(total, progress, streamed.times.seconds) as advance:
-                run = ScheduleRun(schedule, engine, transfers, dtype, streamed.workspace)
+                run = ScheduleRun(schedule, engine, transfers, dtype, streamed.workspace, reserved)
                 run.multiply(a, b, c, partial(_note, advance))
         finally:
             transfers.close()
+
+
+def _most_workspace(streamed: Streamed, device: Device, wishes: Wishes) -> int:
+    """Bytes that the tile's product takes which takes most."""
+    limits = _limits(wishes, streamed.workspace, device)
+    problems = {Problem(*step.size, streamed.dtype, beta=int(step.adds)) for step in streamed.schedule.products}
+    found = (decide(x, limits, device) if wishes.plan is None else Decision(wishes.plan, x, "") for x in problems)
+    return min(max(decision.workspace for decision in found), streamed.workspace)
 
 
 def _note(advance: Any, step: Multiply) -> None:

@@ -51,13 +51,20 @@ class _Outcomes:
 
 
 class ScheduleRun:
-    """One product C = A B of matrices on the host. `workspace`: bytes that a tile's product may take."""
+    """One product C = A B of matrices on the host, by transfers that end with it. `workspace`: bytes that a tile's
+    product may take; `reserved`: those that the largest one is expected to."""
 
     def __init__(
-        self, schedule: Schedule, engine: Engine, transfers: Transfers, dtype: np.dtype[Any], workspace: int
+        self,
+        schedule: Schedule,
+        engine: Engine,
+        transfers: Transfers,
+        dtype: np.dtype[Any],
+        workspace: int,
+        reserved: int = 0,
     ) -> None:
         self.schedule, self.engine, self.transfers = schedule, engine, transfers
-        self.dtype, self.workspace = dtype, workspace
+        self.dtype, self.workspace, self.reserved = dtype, workspace, reserved
         self.outcomes = _Outcomes(len(schedule.steps))
 
     def multiply(self, a: Array, b: Array, c: Array, done: Done | None = None) -> None:
@@ -65,6 +72,7 @@ class ScheduleRun:
         self.host = {"A": a, "B": b, "C": c}
         self.turned = {name: lies_by_columns(x) for name, x in self.host.items() if name != "C"}
         self.starts, memory = self._slots()
+        self.engine.reserve(self.reserved)
         workers = [threading.Thread(target=self._all_of, args=(kind,), daemon=True) for kind in (Load, Store)]
         try:
             for worker in workers:
@@ -81,6 +89,7 @@ class ScheduleRun:
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
+            self.transfers.close()  # nobody copies into memory that is given back
             self.engine.finish()
             del memory
         if self.outcomes.failure is not None:

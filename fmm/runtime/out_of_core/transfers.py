@@ -19,7 +19,7 @@ from fmm.runtime.out_of_core.schedule import Rates
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK = 8 << 20  # bytes that are copied at a time, if rows are not longer
-MOST_THREADS = 8  # for one direction: more gain nothing
+MOST_THREADS = 12  # for one direction: more gain nothing
 BUFFERS = 2  # of a thread: one is filled while the other is read
 
 
@@ -50,6 +50,9 @@ class Engine(Protocol):
     def allocate(self, nbytes: int) -> tuple[int, Any]:
         """An address on the device, and what must live for as long as it is used."""
         ...
+
+    def reserve(self, nbytes: int) -> None:
+        """So much at once will be asked for by products: not to be found while they run."""
 
     def buffer(self, nbytes: int) -> Buffer: ...
 
@@ -96,20 +99,21 @@ class Transfers:
     def __init__(self, engine: Engine, longest_row: int, threads: int = 0) -> None:
         """`longest_row`: bytes, which a buffer must hold."""
         self.engine, self.nbytes = engine, max(CHUNK, longest_row)
-        count = threads or max(1, min(usable_processors() // 2, MOST_THREADS))
+        count = threads or max(1, min(usable_processors() * 3 // 4, MOST_THREADS))
         self.pools = [
             ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
         ]
         self.own, self.ended = local(), False
 
     def load(self, host: Array, place: Place) -> Event:
-        """A matrix to the device; what comes back happens when it is there."""
-        self._share_out(0, host, place, lambda rows: self._load_rows(host[rows], place.at_row(rows.start)))
-        return self.engine.sent()
+        """A matrix to the device; what comes back happens when it is there. The next one may be asked for meanwhile:
+        its chunks come behind those of this one, and no thread waits for another."""
+        tasks = self._share_out(0, host, place, lambda rows: self._load_rows(host[rows], place.at_row(rows.start)))
+        return _Loading(self.engine, tasks)
 
     def store(self, place: Place, host: Array) -> None:
         """A matrix from the device, which is there when this returns."""
-        self._share_out(1, host, place, lambda rows: self._store_rows(place.at_row(rows.start), host[rows]))
+        all_done(self._share_out(1, host, place, lambda rows: self._store_rows(place.at_row(rows.start), host[rows])))
 
     def close(self) -> None:
         """Without whatever has not begun."""
@@ -149,10 +153,30 @@ class Transfers:
         buffers[-1].wait()
         return buffers[-1]
 
-    def _share_out(self, way: int, host: Array, place: Place, task: Callable[[slice], None]) -> None:
-        """Rows in chunks, on all threads; what one of them raises is raised here."""
+    def _share_out(self, way: int, host: Array, place: Place, task: Callable[[slice], None]) -> list[Future[None]]:
+        """Rows in chunks, on all threads."""
         height = max(self.nbytes // place.row_bytes, 1)
-        all_done(self.pools[way].submit(task, rows) for rows in _chunks(host.shape[0], height))
+        return [self.pools[way].submit(task, rows) for rows in _chunks(host.shape[0], height)]
+
+
+class _Loading:
+    """That all chunks of a matrix have come. What one of the threads raised is raised in who waits for it."""
+
+    def __init__(self, engine: Engine, tasks: list[Future[None]]) -> None:
+        self.engine, self.tasks = engine, tasks
+        self.sent: Event | None = None
+
+    def wait(self) -> None:
+        if self.sent is None:
+            all_done(self.tasks)
+            self.sent = self.engine.sent()
+        self.sent.wait()
+
+    def happened(self) -> bool:
+        if self.sent is None and all(task.done() for task in self.tasks):
+            all_done(self.tasks)
+            self.sent = self.engine.sent()
+        return self.sent is not None and self.sent.happened()
 
 
 def _chunks(rows: int, height: int) -> Iterator[slice]:
@@ -160,12 +184,12 @@ def _chunks(rows: int, height: int) -> Iterator[slice]:
         yield slice(top, min(top + height, rows))
 
 
-def all_done(futures: Iterator[Future[None]] | Sequence[Future[None]]) -> None:
-    for future in list(futures):
+def all_done(futures: Sequence[Future[None]]) -> None:
+    for future in futures:
         future.result()
 
 
-PROBED, ROUNDS = 256 << 20, 4  # bytes, and how often
+PROBED, ROUNDS = 512 << 20, 4  # bytes, and how often
 
 
 def measured_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBED) -> Rates:

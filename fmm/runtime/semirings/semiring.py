@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.arrays.kinds import kind_of, on_device
+from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.pick import cupy_library
 from fmm.kernels.cpu.semirings import semiring_compiled
 from fmm.kernels.cpu.semirings.closure import LEAF, Semiring, close_matrix
@@ -242,7 +243,9 @@ def _torch() -> Any:
 
 
 def _numpy_of_torch(x: Any) -> Any:
-    return x.numpy() if kind_of(x) == "torch" else np.asarray(x)
+    if kind_of(x) != "torch":
+        return np.asarray(x)
+    return x.numpy() if x.requires_grad else tensor_on_host(x)  # torch's exception
 
 
 def _on_device() -> Any:

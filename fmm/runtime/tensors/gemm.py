@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fmm.arrays.torch_calls import plain_call, without_marks
-from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, torch_update
+from fmm.arrays.torch_calls import NOT_PLAIN, plain_call, without_marks
+from fmm.arrays.torch_library import TORCH, torch_library_of, torch_update
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime.calls.prepare import prepared
@@ -18,14 +18,12 @@ from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.gemm import Update, gemm_explained, gemm_product
 
-ITS_OWN = "this call is its own (see fmm.matmul)"
-
 
 def gemm(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
     """alpha op(a) op(b) + beta c, which gradients may be asked of."""
     if not _plain(a, b, c, out):
         if wishes.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {NOT_PLAIN}")
         return _by_torch(a, b, c, out, update)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
         return _differentiable(a, b, c, out, update, wishes)
@@ -35,13 +33,9 @@ def gemm(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> An
 def explained(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
     """What `gemm` would do, and why."""
     if not _plain(a, b, c, out):
-        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.gemm_name,))
+        return Decision(VENDOR, None, f"torch answers: {NOT_PLAIN}", kernels=(TORCH.gemm_name,))
     a, b, update = _without_marks(a, b, update)
-    return gemm_explained(_library(a), a, b, c, out, update, wishes)
-
-
-def _library(a: Any) -> Any:
-    return TORCH if a.is_cuda else TORCH_ON_HOST
+    return gemm_explained(torch_library_of(a), a, b, c, out, update, wishes)
 
 
 def _plain(a: Any, b: Any, c: Any, out: Any) -> bool:
@@ -53,7 +47,7 @@ def _product(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -
     a, b, update = _without_marks(a, b, update)
     if c is not None and c is not out:
         c, _ = without_marks(c, c)
-    return gemm_product(_library(a), a, b, c, out, update, wishes)
+    return gemm_product(torch_library_of(a), a, b, c, out, update, wishes)
 
 
 def _without_marks(a: Any, b: Any, update: Update) -> tuple[Any, Any, Update]:
@@ -90,7 +84,7 @@ def _differentiable(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wi
         return _by_torch(a, b, c, out, update)
     left, right = without_marks(a, b)
     asked = wishes._replace(asked=Asked(update.alpha, 0))
-    if prepared(_library(a), left.detach(), right.detach(), None, asked).plan in (None, VENDOR):
+    if prepared(torch_library_of(a), left.detach(), right.detach(), None, asked).plan in (None, VENDOR):
         return _by_torch(a, b, c, out, update)
     return UpdatedProduct.apply(a, b, c if update.beta else None, update, wishes)
 

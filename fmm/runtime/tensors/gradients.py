@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fmm.arrays.library import Library
-from fmm.arrays.torch_calls import plain_call, refused_out, without_marks
-from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+from fmm.arrays.torch_calls import NOT_PLAIN, plain_call, refused_out, without_marks
+from fmm.arrays.torch_library import TORCH, torch_library_of
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as gram_module
 from fmm.runtime import matmul
@@ -22,8 +22,6 @@ from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.gram import GramRequest, Half, gram_product
 
-ITS_OWN = "this call is its own (see fmm.matmul)"
-
 
 def product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """The product of two tensors, which gradients may be asked of."""
@@ -31,10 +29,10 @@ def product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
         if wishes.plan not in (None, VENDOR):
             refused = out is not None and refused_out(out)
             TORCH.vendor(a, b, out if refused else None)  # torch's own exception, if it rejects the call
-            raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {NOT_PLAIN}")
         return TORCH.vendor(a, b, out)
     a, b = without_marks(a, b)
-    library = _library(a)
+    library = torch_library_of(a)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _differentiable(library, a, b, out, wishes)
     return matmul.product(library, a, b, out, wishes)
@@ -44,10 +42,10 @@ def explained(a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
     """What `product` would do, and why."""
     if not plain_call(a, b, out):
         if wishes.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
-        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.vendor_name,))
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {NOT_PLAIN}")
+        return Decision(VENDOR, None, f"torch answers: {NOT_PLAIN}", kernels=(TORCH.vendor_name,))
     a, b = without_marks(a, b)
-    return matmul.explained(_library(a), a, b, out, wishes)
+    return matmul.explained(torch_library_of(a), a, b, out, wishes)
 
 
 def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
@@ -61,7 +59,7 @@ def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
         if out is not None:
             return TORCH.vendor(a, other, out)  # torch's own exception
         return Gram.apply(a, b, request, wishes)
-    return gram_product(_library(a), a, b, out, request, wishes)
+    return gram_product(torch_library_of(a), a, b, out, request, wishes)
 
 
 def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
@@ -74,7 +72,7 @@ def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> An
 def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     """By torch's own functions, which it may trace, transform or record: of compiled functions, modes and the like."""
     if out is not None or wishes.plan not in (None, VENDOR):
-        raise TypeError(f"fmm.gram takes neither out nor plan here: {ITS_OWN}")
+        raise TypeError(f"fmm.gram takes neither out nor plan here: {NOT_PLAIN}")
     left, right = (a, b) if b is not None else (a, a.mH) if request.rows else (a.mH, a)
     c = TORCH.vendor(left, right) * request.alpha
     if request.fill == "full":
@@ -85,9 +83,11 @@ def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishe
 def gram_explained(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
     """What `gram` would do, and why."""
     if not plain_call(a, a if b is None else b, out):
-        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.vendor_name,))
+        return Decision(VENDOR, None, f"torch answers: {NOT_PLAIN}", kernels=(TORCH.vendor_name,))
     a, other = without_marks(a, a if b is None else b)
-    found: Decision = gram_module.gram_explained(_library(a), a, None if b is None else other, out, request, wishes)
+    found: Decision = gram_module.gram_explained(
+        torch_library_of(a), a, None if b is None else other, out, request, wishes
+    )
     return found
 
 
@@ -96,7 +96,7 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(a: Any, b: Any, request: GramRequest, wishes: Wishes) -> Any:
-        return gram_product(_library(a), a, b, None, request, wishes)
+        return gram_product(torch_library_of(a), a, b, None, request, wishes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, GramRequest, Wishes], output: Any) -> None:
@@ -118,10 +118,6 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
         return left, right, None, None
 
 
-def _library(a: Any) -> Library:
-    return TORCH if a.is_cuda else TORCH_ON_HOST
-
-
 def _differentiable(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """torch's own product where no plan pays, and where torch rejects the call; both record what they do."""
     if out is not None or min(a.dim(), b.dim()) < 2 or prepared(library, a, b, None, wishes).plan is None:
@@ -134,7 +130,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(a: Any, b: Any, wishes: Wishes) -> Any:
-        return matmul.product(_library(a), a, b, None, wishes)
+        return matmul.product(torch_library_of(a), a, b, None, wishes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, Wishes], output: Any) -> None:

@@ -17,6 +17,7 @@ from fmm.kernels.algorithms.residues import (
     remainder_weights,
     symmetric_residue,
 )
+from tests.support.remainders import whole_number
 
 
 def test_moduli_are_pairwise_coprime_and_the_largest() -> None:
@@ -53,24 +54,22 @@ def test_numbers_are_found_again(count: int) -> None:
     for value in [0, 1, -1, most, -most, *(draw.randint(-most, most) for _ in range(50))]:
         residues = [symmetric_residue(value, p) for p in known.moduli]
         assert all(-128 <= r <= 127 and (value - r) % p == 0 for r, p in zip(residues, known.moduli, strict=True))
-        assert known.value(residues) == value
+        assert whole_number(residues) == value
         assert _modulo_two_to_the_64(count, residues) == value % 2**64
 
 
 def _modulo_two_to_the_64(count: int, residues: list[int]) -> int:
-    """As a kernel does it: q in float32, everything else modulo 2^64."""
+    """As a kernel does it: q in float64, everything else modulo 2^64."""
     known = remainder_weights(count)
-    cofactors, product = known.wrapped()
-    total, share = 0, np.float32(0)
-    for r, p, e, m in zip(residues, known.moduli, known.inverses, cofactors, strict=True):
-        y = r * e % p
-        total += y * m
-        share += np.float32(y) / np.float32(p)
-    return (total - int(np.rint(share)) * product) % 2**64
+    total, share = 0, np.float64(0)
+    for r, w in zip(residues, known.weights, strict=True):
+        total += r * (w % 2**64)
+        share += np.float64(r) * np.float64(w / known.product)
+    return (total - int(np.rint(share)) * known.product) % 2**64
 
 
 def test_the_margin_is_what_the_docstring_says() -> None:
-    """c / M is below 1/2 by more than float32 loses."""
+    """c / M is below 1/2 by more than what is lost where q is found."""
     for bound in (1, 10**3, 10**9, 10**18, 10**38, 10**42):
         count = moduli_for(bound)
         assert bound / prod(moduli(count)) < 0.5 - 2.0**-10

@@ -11,7 +11,7 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Launch, LaunchList, VendorCall
-from fmm.kernels.plans.leaf import LEAVES, LeafUse
+from fmm.kernels.plans.leaf import LeafUse, ending_rows
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.gpu
 
 LEVELS = ("", "strassen.batched.pad16", "strassen.fused.pad8")
 SIZES = ((256, 512, 384), (301, 277, 303))
-# Every leaf with every option, of numbered ones the first.
-USES = [use for leaf in LEAVES for use in leaf.uses if "cuda" in leaf.devices and not use.number and not use.order]
+# Whatever may end a plan, with every option, of numbered ones the first.
+USES = [use for row in ending_rows() for use in row.uses if "cuda" in row.devices and not use.number and not use.order]
 
 
 def lists(use: LeafUse) -> Iterator[LaunchList]:

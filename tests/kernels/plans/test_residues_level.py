@@ -10,7 +10,7 @@ import pytest
 
 from fmm.config.schema import checked_entry, plan_text
 from fmm.dtypes import DTYPES, INTEGERS
-from fmm.kernels.algorithms.residues import moduli, remainder_weights
+from fmm.kernels.algorithms.residues import moduli
 from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.explain import explained_rows, explained_table
 from fmm.kernels.plans.leaf import ending_rows, leaf_use
@@ -28,6 +28,7 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
+from tests.support.remainders import whole_number
 
 Matrix = np.ndarray[Any, Any]
 ENDINGS = list(residue_endings())
@@ -191,7 +192,7 @@ def _values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> list[Matr
     for i, terms in enumerate(step.program.lines):
         if i in crt:
             assert [c for c, _ in terms] == [1] * step.moduli
-            values.append(_whole_number([values[v] for _, v in terms]))
+            values.append(whole_number([values[v] for _, v in terms]))
         else:
             values.append(sum((c * values[v] for c, v in terms), np.zeros(shape, dtype=object)))
     return values
@@ -202,12 +203,6 @@ def _whole_lines(step: FromPlanes) -> tuple[int, int]:
     blocks, lines = len(step.writes), len(step.program.lines)
     updated = len(step.program.lines[-1]) != step.moduli
     return lines - blocks * (1 + updated), lines - blocks * updated
-
-
-def _whole_number(residues: list[Matrix]) -> Matrix:
-    numbers = remainder_weights(len(residues))
-    total = sum(r % p * w for r, p, w in zip(residues, numbers.moduli, numbers.weights, strict=True)) % numbers.product
-    return np.where(2 * total >= numbers.product, total - numbers.product, total)
 
 
 SIZES = [(1, 1, 1), (5, 9, 3), (8, 33, 7)]

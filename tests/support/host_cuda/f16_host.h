@@ -1,10 +1,7 @@
 // What f16_numbers.cuh has only on a device: float16 numbers, rounded to the nearest, of ties to the even one.
-#define __shfl_xor_sync(mask, x, step) (x)
 struct alignas(16) float4 { float x, y, z, w; };
 static float __int_as_float(int x) { return bits<float>(x); }
 static int __float_as_int(float x) { return bits<int>(x); }
-static int __reduce_max_sync(unsigned, int x) { return x; }
-static void __syncthreads() {}
 static int max(int x, int y) { return x > y ? x : y; }
 static int min(int x, int y) { return x < y ? x : y; }
 namespace fmm {

@@ -143,17 +143,18 @@ class Residues(WholeLevel):
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Of a plan that ends in it; integers are taken to have 8 bytes."""
-        return self.steps(plan, (m, k, n), Asked(alpha, beta), self.moduli_for(8, k))
+        return self.steps(plan, (m, k, n), Asked(alpha, beta), self.moduli_for("int64", k))
 
     def opened(
         self, plan: Plan, size: tuple[int, int, int], asked: Asked, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """The same of numbers of so many bytes, for whoever counts or explains what is done whole."""
-        return self.steps(plan, size, asked, self.moduli_for(itemsize, size[1], dtype))
+        """The same of numbers of so many bytes, for whoever counts or explains what is done whole; of bool, the type
+        must be said."""
+        return self.steps(plan, size, asked, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
 
-    def moduli_for(self, itemsize: int, k: int, dtype: str = "") -> int:
-        """Modulo how many numbers products of numbers of so many bytes are; of bool, the type must be said."""
-        return self.moduli or whole_moduli(dtype or f"int{8 * itemsize}", k)
+    def moduli_for(self, dtype: str, k: int) -> int:
+        """Modulo how many numbers a product of this type is, with k terms to a sum."""
+        return self.moduli or whole_moduli(dtype, k)
 
     def steps(self, plan: Plan, size: tuple[int, int, int], asked: Asked, moduli: int) -> LevelSteps:
         """Planes are as large as the device has them: each block of equal size, lines of whole 16 bytes."""
@@ -230,8 +231,8 @@ def _joining(program: AdditionProgram, moduli: int) -> AdditionProgram:
 # ---- the rows that end plans
 
 
-class Count(NamedTuple):
-    """Of a row: the level, and by how many levels of recursion there is less to multiply below it."""
+class ResidueEnding(NamedTuple):
+    """What a plan may end in: the level, and so many levels of recursion below it."""
 
     level: Residues
     depth: int
@@ -245,22 +246,19 @@ class Count(NamedTuple):
         """The floating point type that it is for; none for integers."""
         return self.level.types[0] if self.level.moduli else ""
 
-    def moduli(self, dtype: str, k: int) -> int:
-        return self.level.moduli or whole_moduli(dtype, k)
 
-
-def _counts() -> Iterator[Count]:
+def _endings() -> Iterator[ResidueEnding]:
     """Everything that there are kernels for, in the order in which equally fast plans are preferred."""
-    yield from (Count(Residues(), depth) for depth in (0, 1))
+    yield from (ResidueEnding(Residues(), depth) for depth in (0, 1))
     for dtype, counts in MODULI.items():
         for moduli in counts:
-            yield from (Count(Residues(moduli), depth) for depth in range(MOST_BELOW[dtype] + 1))
+            yield from (ResidueEnding(Residues(moduli), depth) for depth in range(MOST_BELOW[dtype] + 1))
 
 
 @lru_cache(maxsize=1)
-def residue_endings() -> Mapping[str, Count]:
+def residue_endings() -> Mapping[str, ResidueEnding]:
     """By their texts."""
-    return MappingProxyType({found.text: found for found in _counts()})
+    return MappingProxyType({found.text: found for found in _endings()})
 
 
 def depth_below(ending: str) -> int:
@@ -268,35 +266,35 @@ def depth_below(ending: str) -> int:
     return residue_endings()[ending].depth
 
 
-def _row(found: Count) -> Leaf:
+def _row(found: ResidueEnding) -> Leaf:
     level, depth, dtype = found.level, found.depth, found.dtype
-    kind, fewer = f"{level.moduli} numbers", f", with {PRODUCTS**depth} in the place of {8**depth}" if depth else ""
-    if not dtype:
-        kind = "as many numbers as their type and the inner dimension need"
+    kind = f"{level.moduli} numbers" if dtype else "as many numbers as their type and the inner dimension need"
+    fewer = f", with {PRODUCTS**depth} in the place of {8**depth}" if depth else ""
     common = Leaf(
         found.text,
         f"{dtype or 'integers, exactly,'} by products of 8-bit integers modulo {kind}{fewer}",
         ("cuda",),
         level.types if dtype else (),
+        call="four launches" if dtype else "one to four launches",
         starts=4,
         orders=(),
         forms=("alone",),
+        unprobed=("alone",),
         ends_in=LEAF,
         level=level,
+        rate=found.text if dtype else f"{found.text} of {{}}",
     )
-    if not dtype:
-        return replace(
-            common,
-            types_alone=SUMMED if depth else INTEGERS,
-            call="one to four launches",
-            scratch_of=partial(whole_scratch, depth),
-            unprobed=("alone",),
-            rate=f"{found.text} of {{}}",
-        )
+    return _for_floats(common, level, depth, dtype) if dtype else _for_integers(common, depth)
+
+
+def _for_integers(common: Leaf, depth: int) -> Leaf:
+    return replace(common, types_alone=SUMMED if depth else INTEGERS, scratch_of=partial(whole_scratch, depth))
+
+
+def _for_floats(common: Leaf, level: Residues, depth: int, dtype: str) -> Leaf:
     moduli = level.moduli
     return replace(
         common,
-        call="four launches",
         scratch=partial(residue_scratch, DTYPES[dtype].itemsize, moduli, depth),
         # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
         # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
@@ -307,7 +305,6 @@ def _row(found: Count) -> Leaf:
         emulates=True,
         norm_bound=BOUNDS[moduli],
         keeps=partial(kept_room, moduli) if moduli == KEPT_MODULI and not depth else None,
-        rate=found.text,
     )
 
 

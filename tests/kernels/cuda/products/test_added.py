@@ -166,7 +166,7 @@ def bases(step: Any) -> set[str]:
         ("tile", "bfloat16", H200, False),
         ("tile", "bfloat16", A100, True),  # by the vendor there
         ("vendor", "float32", H200, True),
-        ("f16x3", "float32", H200, True),
+        ("f16x3", "float32", H200, False),
         ("f16x3", "float32", A100, True),
         ("oz14", "float64", H200, True),
     ],

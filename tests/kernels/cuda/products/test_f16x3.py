@@ -46,6 +46,7 @@ PRODUCTS = [F16x3Kernel(SIZES[0], along) for along in product(ALONGS, ALONGS)] +
     F16x3Kernel(SIZES[1], ("inner", "outer")),
     F16x3Kernel(SIZES[2], ("inner", "outer")),
     F16x3Kernel(SIZES[0], ("inner", "outer"), checked=True),
+    *(F16x3Kernel(SIZES[0], ("inner", "inner"), half=half) for half in ("lower", "full")),
 ]
 NOTHING = dict.fromkeys("ABCW", 256)  # that is known of addresses but their alignment
 SPLITS = [
@@ -64,7 +65,9 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 # ---- NVRTC
 
 
-@pytest.mark.parametrize("kernels", [(PRODUCTS[1], PRODUCTS[-1]), pytest.param(PRODUCTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kernels", [(PRODUCTS[1], PRODUCTS[6], PRODUCTS[-1]), pytest.param(PRODUCTS, marks=pytest.mark.slow)]
+)
 def test_no_number_of_a_product_leaves_the_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups keep three sums of 64 numbers a thread: all the registers that setmaxnreg can give them."""
     nvrtc()
@@ -161,9 +164,11 @@ def test_a_batch_is_split_and_multiplied_at_once() -> None:
 
 def test_what_the_kernels_are_told() -> None:
     op = operation(Problem(300, 200, 100, "float32", alpha=2, beta=-1))
-    m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameters, 2 * 128 + 4 * 8 + 2 * 8)
+    lines = 2 * 128 + 5 * 8  # behind the maps and the pointers
+    assert struct.unpack_from("<3q", op.parameters, lines) == (100, 0, 100)
+    m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameters, lines + 3 * 8)
     assert (m, n, steps) == (300, 100, 4) and units == down * across == op.units
-    assert struct.unpack_from("<2f", op.parameters, 2 * 128 + 4 * 8 + 2 * 8 + 28) == (2, -1)
+    assert struct.unpack_from("<2f", op.parameters, lines + 3 * 8 + 28) == (2, -1)
     a, b = op.maps
     assert (a.length, a.lines, a.box) == (PLANES * 256, 300, (64, op.kernel.sizes.m_s))
     assert (b.length, b.lines, b.box) == (PLANES * 128, 200, (64, 64))

@@ -396,3 +396,48 @@ def test_the_environment_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FMM_EMULATION")
     monkeypatch.setenv("FMM_TUNING_MODE", "off")
     assert fmm.explain(a, b).plan.leaf == "f16x3"
+
+
+# ---- halves, and what is added
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (130, 5), (257, 640), (1000, 333), (2048, 512)])
+@pytest.mark.parametrize("fill", ["full", "lower"])
+def test_a_matrix_times_its_transpose(shape: tuple[int, int], fill: Any) -> None:
+    """The bits of the whole product, mirrored or alone; what stands above stays as it is."""
+    x = normal(shape)
+    for a in (x, cupy.asfortranarray(x), cupy.repeat(x, 2, axis=1)[:, ::2]):
+        out = cupy.full((shape[0], shape[0]), cupy.nan, np.float32)
+        c = fmm.gram(a, rows=True, out=out, fill=fill, plan="f16x3")
+        whole = fmm.matmul(a, a.T.copy(order="K"), plan="f16x3")
+        below = cupy.tri(shape[0], dtype=bool)
+        assert bool((c == whole)[below].all())
+        assert bool((c == c.T).all()) if fill == "full" else bool(cupy.isnan(c[~below]).all())
+        lines = fmm.explain_gram(a, rows=True, out=out, fill=fill, plan="f16x3").kernels
+        assert any("below the diagonal" in line for line in lines) or shape[0] == 1
+
+
+def test_halves_that_are_updated_and_have_inf() -> None:
+    x, old = normal((515, 130)), normal((515, 515), 1)
+    old += old.T
+    c = old.copy()
+    fmm.gram(x, rows=True, out=c, alpha=-2, beta=3, plan="f16x3")
+    exact = -2 * (x.astype(np.float64) @ x.T.astype(np.float64)) + 3 * old.astype(np.float64)
+    norms = cupy.linalg.norm(x.astype(np.float64), axis=1)
+    room = 2 * BESIDE_NORMS * cupy.outer(norms, norms) + 2.0**-22 * (abs(exact) + 3 * abs(old))
+    assert bool((abs(c - exact) <= room).all()) and bool((c == c.T).all())
+    x[7, 5], x[300, 6] = cupy.inf, cupy.nan
+    c, expected = fmm.gram(x, rows=True, plan="f16x3"), x @ x.T.copy()
+    assert bool((cupy.isnan(c) == cupy.isnan(expected)).all() and (cupy.isinf(c) == cupy.isinf(expected)).all())
+
+
+@pytest.mark.parametrize("shape", [(256, 192, 320), (257, 100, 131)])
+@pytest.mark.parametrize("rows", [1, 0])
+def test_what_is_added_is_read_where_it_lies(shape: tuple[int, int, int], rows: int) -> None:
+    """A matrix, or one row for all rows; it stays as it is."""
+    m, k, n = shape
+    a, b, added = normal((m, k)), normal((k, n), 1), normal((m if rows else 1, n), 2)
+    before, out = added.copy(), cupy.full((m, n), cupy.nan, np.float32)
+    c = fmm.gemm(a, b, added, alpha=2, beta=-3, out=out, plan="f16x3")
+    exact = 2 * (a.astype(np.float64) @ b.astype(np.float64)) - 3 * added.astype(np.float64)
+    assert float(abs(c - exact).max()) <= 1e-4 and bool((added == before).all())

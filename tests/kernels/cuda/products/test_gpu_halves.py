@@ -37,8 +37,11 @@ def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
     return cupy.asnumpy(c).astype(np.float64)
 
 
-@pytest.mark.parametrize("plan", ["tile", "gram.tile > vendor", "small"])
-@pytest.mark.parametrize("dtype", ROUNDOFF)
+BY_ALL = ("tile", "gram.tile > vendor", "small")
+BY_PLANES = ("f16x3", "gram > f16x3", "gram > strassen.batched.pad16 > f16x3")
+
+
+@pytest.mark.parametrize(("dtype", "plan"), [*product(ROUNDOFF, BY_ALL), *(("float32", plan) for plan in BY_PLANES)])
 def test_few_launches_of_halves(dtype: str, plan: str) -> None:
     """More tiles than one, edges of tiles, the mirror, updates; rows that are aligned and others."""
     asked: tuple[tuple[Fill, float], ...] = ("full", 0), ("lower", 2), ("full", -1)

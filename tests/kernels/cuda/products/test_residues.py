@@ -4,7 +4,6 @@ of the kernels, and what runs."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -14,20 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.dtypes import DTYPES, INTEGERS, RINGS
+from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.bytes.residue_launches import (
-    join_launch,
-    join_whole_launch,
     kept_launches,
     measure_launch,
     planes_launch,
     split_launch,
 )
 from fmm.kernels.cuda.products.bytes.residue_numbers import Pieces, largest_norm, modulus_bytes
-from fmm.kernels.cuda.products.bytes.residue_op import NOT_KNOWN, SIZES, ResidueOp, residue_op
-from fmm.kernels.cuda.products.bytes.residue_side import Side
+from fmm.kernels.cuda.products.bytes.residue_op import NOT_KNOWN, SIZES
 from fmm.kernels.cuda.products.bytes.residues_source import (
     MeasureKernel,
     ResidueKernel,
@@ -35,7 +30,6 @@ from fmm.kernels.cuda.products.bytes.residues_source import (
     join_whole_source,
     measure_source,
     product_source,
-    read_as,
     split_source,
 )
 from fmm.kernels.cuda.products.tiles.tma import SHARED
@@ -49,25 +43,22 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.nvrtc import in_parallel, nvrtc, report
-from tests.support.residues_on_host import exponents, multiplied, play, reduced, root, turned_square
+from tests.support.residue_products import (
+    ALIGNED,
+    Matrix,
+    aligned_memory,
+    all_launches,
+    exact_product,
+    measured,
+    op_of,
+    product_on_host,
+)
+from tests.support.residues_on_host import exponents, play, reduced, root, turned_square
 
-SMS = 132
 ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
 # Of floating point numbers, by their texts: modulo how many numbers, and with how many levels below.
 LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_endings().items() if x.dtype}
 SINGLE_LEAVES = [text for text, x in residue_endings().items() if x.dtype == "float32"]
-Matrix = np.ndarray[Any, Any]
-
-
-ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
-
-
-def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
-    op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
-    found = residue_endings()[op.leaf]
-    made = residue_op(op, op.dtype, found.moduli(op.dtype, op.k), found.depth, SMS, divides)
-    assert made is not None
-    return made
 
 
 # ---- residues
@@ -170,89 +161,6 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
 # ---- splitting and joining on the host
 
 
-def aligned_memory(size: int, value: int) -> Matrix:
-    raw = np.full(size + 256, value, np.uint8)
-    begin = -raw.ctypes.data % 256
-    return raw[begin : begin + size]
-
-
-def run(
-    a: Matrix,
-    b: Matrix,
-    leaf: str,
-    layouts: str = "CCC",
-    alpha: float = 1,
-    beta: float = 0,
-    aligned: bool = False,
-    lower: bool = False,
-) -> tuple[Matrix, ResidueOp]:
-    """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
-    (m, k), n = a.shape, b.shape[1]
-    lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
-    leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
-    problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
-    op = op_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)
-    op = replace(op, lower=lower)
-    whole = []
-    for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
-        memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
-        inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
-        inside[...] = x
-        whole.append((memory, inside))
-    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
-    arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
-    everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
-    flag = all_launches(op, arrays, everything)
-    memory, c = whole[2]
-    gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
-    assert (gaps == gaps.dtype.type(77)).all()
-    assert flag == (not np.isfinite(c).all())
-    return c, op
-
-
-def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> bool:
-    """Of an op whose matrices are `arrays`, whose bytes are in `memory`. Is the flag raised?"""
-    bases = {name: x.ctypes.data for name, x in memory.items()}
-    bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
-    for side in op.sides:
-        measured(side, arrays, memory)
-    first, kind = 0, DTYPES[op.dtype]
-    for chosen in op.groups:
-        play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(op.dtype)}>", bases)
-        multiplied(op, first, chosen, memory)
-        first += len(chosen)
-    if kind.exact and not op.sends:
-        play(join_whole_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
-    elif not kind.exact:
-        play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
-    return bool(flag[0])
-
-
-def measured(side: Side, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
-    """Exponents of lines, and lines turned."""
-    if side.is_ready:
-        return
-    g, x, work = side.geometry, arrays[side.source.base], memory["W"]
-    lines = x[: side.lines, : g.k] if side.along == "inner" else x[: g.k, : side.lines].T
-    top = largest_norm(g.moduli, g.k)
-    if not DTYPES[x.dtype.name].exact:
-        there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
-        there.view(np.int32)[:] = exponents(lines, top)
-    if side.along == "outer":
-        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.turned_room)
-        end = place + x.itemsize * side.lines * room
-        work[place:end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
-
-
-def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
-    """Rows and columns scaled and rounded, multiplied as Python's integers; the exponents."""
-    k = a.shape[1]
-    e, f = (exponents(x, largest_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
-    x = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(a, e, strict=True)]
-    y = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in col] for col, s in zip(b.T, f, strict=True)]
-    return [[sum(p * q for p, q in zip(row, col, strict=True)) for col in y] for row in x], e, f
-
-
 def assert_rounded(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
     """Each entry is the product of whole numbers, unscaled and rounded: to within a unit in the last place."""
     exact, e, f = exact_product(a, b, moduli_count)
@@ -282,7 +190,7 @@ def test_products_of_whole_numbers_are_exact(leaf: str) -> None:
     rng = np.random.default_rng(3)
     for m, k, n in ((1, 1, 1), (5, 23, 9), (18, 70, 21)):
         a, b = (rng.standard_normal(shape).astype(type_of(leaf)) for shape in ((m, k), (k, n)))
-        c, _ = run(a, b, leaf)
+        c, _ = product_on_host(a, b, leaf)
         assert_rounded(c, a, b, LEAVES[leaf][0])
 
 
@@ -290,10 +198,10 @@ def test_products_of_whole_numbers_are_exact(leaf: str) -> None:
 def test_however_operands_lie(layouts: str) -> None:
     rng = np.random.default_rng(4)
     a, b = rng.standard_normal((7, 37)), rng.standard_normal((37, 11))
-    c, _ = run(a, b, FAST, layouts)
+    c, _ = product_on_host(a, b, FAST, layouts)
     assert_rounded(c, a, b, 14)
     a, b = a.astype(np.float32), b.astype(np.float32)
-    c, _ = run(a, b, "residues(8) > strassen > bytes", layouts)
+    c, _ = product_on_host(a, b, "residues(8) > strassen > bytes", layouts)
     assert_rounded(c, a, b, 8)
 
 
@@ -305,8 +213,8 @@ def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: floa
     for n, k in ((1, 3), (18, 21), (35, 9)):
         a = rng.standard_normal((n, k))
         below = np.tri(n, dtype=bool)
-        c, op = run(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta, lower=True)
-        whole, _ = run(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta)
+        c, op = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta, lower=True)
+        whole, _ = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta)
         np.testing.assert_array_equal(c[below], whole[below])
         assert (c[~below] == 7).all() and op.lower
 
@@ -334,18 +242,28 @@ def test_float32_is_within_what_the_leaf_says(leaf: str) -> None:
         b = (rng.standard_normal((50, 7)) * np.exp2(rng.integers(-scale, scale + 1, (1, 7)))).astype(np.float32)
         x, y = a.astype(np.longdouble), b.astype(np.longdouble)
         norms = np.sqrt((x * x).sum(axis=1))[:, None] * np.sqrt((y * y).sum(axis=0))[None]
-        off = np.abs(run(a, b, leaf)[0] - x @ y) / norms
+        off = np.abs(product_on_host(a, b, leaf)[0] - x @ y) / norms
         assert off.max() <= 2.0**-bits * np.sqrt(50) + 2.0**-24
     huge = np.full((4, 40), 1e30, np.float32)
-    assert np.isinf(run(huge, huge.T.copy(), leaf)[0]).all()
+    assert np.isinf(product_on_host(huge, huge.T.copy(), leaf)[0]).all()
 
 
 @pytest.mark.parametrize("leaf", [ONE, FASTER])
 def test_small_integers_are_exact(leaf: str) -> None:
     rng = np.random.default_rng(5)
     a, b = rng.integers(-1000, 1000, (9, 50)).astype(float), rng.integers(-1000, 1000, (50, 10)).astype(float)
-    c, _ = run(a, b, leaf)
+    c, _ = product_on_host(a, b, leaf)
     np.testing.assert_array_equal(c, a @ b)
+
+
+def test_large_integers_are_exact() -> None:
+    """Where the norms of rows and columns are below 2^54, on either side; hardly anything is left of these sums."""
+    large = np.array([[2.0**53 - 1, 2.0**53 - 3, 7], [2.0**53 - 5, 2.0**53 - 2, 3], [9, 2.0**53, 2.0**53 - 2]])
+    signs = np.array([[1.0, 2, 0], [-1, -2, 1], [1, 5, -1]])
+    exact = large.astype(np.int64) @ signs.astype(np.int64)
+    for leaf in (ONE, FAST):
+        np.testing.assert_array_equal(product_on_host(large, signs, leaf)[0], exact)
+        np.testing.assert_array_equal(product_on_host(signs.T.copy(), large.T.copy(), leaf)[0], exact.T)
 
 
 def test_extreme_data() -> None:
@@ -361,14 +279,14 @@ def test_extreme_data() -> None:
         (rng.standard_normal((6, 40)) * np.exp2(rng.integers(-500, 500, (6, 1))), rng.standard_normal((40, 5))),
     ):
         for leaf in ("residues(13) > bytes", FAST):
-            c, _ = run(a, b, leaf)
+            c, _ = product_on_host(a, b, leaf)
             assert_rounded(c, a, b, LEAVES[leaf][0])
 
 
 def test_alpha_and_beta() -> None:
     rng = np.random.default_rng(7)
     a, b = rng.integers(-99, 99, (8, 30)).astype(float), rng.integers(-99, 99, (30, 8)).astype(float)
-    c, _ = run(a, b, ONE, alpha=-0.5, beta=2)
+    c, _ = product_on_host(a, b, ONE, alpha=-0.5, beta=2)
     np.testing.assert_array_equal(c, -0.5 * (a @ b) + 14)
 
 
@@ -380,14 +298,14 @@ def test_rows_with_inf_and_nan_raise_the_flag(value: float) -> None:
     expected = a @ b
     a[2, 3] = b[4, 1] = value
     expected[2] = expected[:, 1] = np.nan
-    c, _ = run(a, b, FAST)
+    c, _ = product_on_host(a, b, FAST)
     np.testing.assert_array_equal(c, expected)
 
 
 def test_zero_rows() -> None:
     a, b = np.zeros((4, 20)), np.ones((20, 3))
     a[1] = 1
-    c, _ = run(a, b, ONE)
+    c, _ = product_on_host(a, b, ONE)
     np.testing.assert_array_equal(c, a @ b)
 
 
@@ -421,7 +339,7 @@ def test_products_of_kept_planes(base: Any, order: Any) -> None:
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
     assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
-    np.testing.assert_array_equal(arrays["C"], run(a, b, ONE)[0])
+    np.testing.assert_array_equal(arrays["C"], product_on_host(a, b, ONE)[0])
 
 
 def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Layout, Layout, Layout]:
@@ -471,7 +389,7 @@ def test_integers_are_numpys(dtype: str) -> None:
     rng = np.random.default_rng(10)
     for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC"), ((4, 33, 6), "CFC")):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
-        c, _ = run(a, b, "residues > bytes", layouts)
+        c, _ = product_on_host(a, b, "residues > bytes", layouts)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
 
 
@@ -482,11 +400,11 @@ def test_bytes_are_multiplied_as_they_lie(dtype: str, layouts: str) -> None:
     rng = np.random.default_rng(12)
     for m, k, n in ((16, 40, 32), (9, 33, 18)):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
-        c, op = run(a, b, "residues > bytes", layouts, aligned=True)
+        c, op = product_on_host(a, b, "residues > bytes", layouts, aligned=True)
         assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
         assert op.sends == (m == 16)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
-        updated, op = run(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
+        updated, op = product_on_host(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
         assert not op.sends
         np.testing.assert_array_equal(updated, 3 * wrapped_product(a, b) + np.full((m, n), 14, dtype))
 
@@ -513,9 +431,9 @@ def test_extreme_integers(dtype: str) -> None:
     info = np.iinfo(dtype)
     for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max), (0, info.min)):
         a, b = np.full((3, 64), x, dtype), np.full((64, 4), y, dtype)
-        np.testing.assert_array_equal(run(a, b, "residues > bytes")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(product_on_host(a, b, "residues > bytes")[0], wrapped_product(a, b))
         a[:, ::2] = y
-        np.testing.assert_array_equal(run(a, b, "residues > bytes")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(product_on_host(a, b, "residues > bytes")[0], wrapped_product(a, b))
 
 
 @pytest.mark.parametrize("dtype", SUMMED)
@@ -524,13 +442,15 @@ def test_levels_below_integers(dtype: str) -> None:
     rng, info = np.random.default_rng(17), np.iinfo(dtype)
     for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC")):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
-        np.testing.assert_array_equal(run(a, b, "residues > strassen > bytes", layouts)[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(
+            product_on_host(a, b, "residues > strassen > bytes", layouts)[0], wrapped_product(a, b)
+        )
     for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max)):
         a, b = np.full((4, 64), x, dtype), np.full((64, 6), y, dtype)
-        np.testing.assert_array_equal(run(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(product_on_host(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
         a[:, ::2] = y
         a[:2] = x
-        np.testing.assert_array_equal(run(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
+        np.testing.assert_array_equal(product_on_host(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])
@@ -682,11 +602,11 @@ def test_large_products_are_split_in_groups_of_planes() -> None:
 def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(11)
     a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
-    expected, _ = run(a, b, FAST)
+    expected, _ = product_on_host(a, b, FAST)
     monkeypatch.setattr(residue_room, "ENOUGH", 30000)
     workspace.cache_clear()
     record_operations.cache_clear()
-    c, op = run(a, b, FAST, "CFC")
+    c, op = product_on_host(a, b, FAST, "CFC")
     workspace.cache_clear()
     assert 1 < len(op.groups) <= 14
     np.testing.assert_array_equal(c, expected)

@@ -13,6 +13,7 @@ import pytest
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.products.float16.f16x3 import SIZES
 from fmm.kernels.cuda.products.tiles.tiled import GROUP, TileOp, lower_tiles
 from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, group_of
 from fmm.kernels.cuda.record import record_operations
@@ -25,7 +26,7 @@ from tests.support.tiles import tiled_product
 
 # Rows and columns of a tile, and how many rows of tiles are a group: of all strategies, and of the tensor cores.
 TILES = [(64, 128, GROUP), (128, 128, GROUP), (96, 64, GROUP), (128, 32, GROUP), (16, 128, GROUP)]
-TILES += [(s.m_s * s.cluster, s.n_s, group_of(s)) for s in HALF_SIZES]
+TILES += [(s.m_s * s.cluster, s.n_s, group_of(s)) for s in (*HALF_SIZES, *SIZES)]
 DRIVER = """
 struct Params {{ int down, across, group; }};
 extern "C" void tile(int down, int across, int group, int number, int* found) {{

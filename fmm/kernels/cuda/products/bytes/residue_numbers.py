@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isqrt, sqrt
 
-from fmm.kernels.algorithms.residues import remainder_weights
+from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
 
 MOST_MODULI, MOST_PIECES = 20, 4  # as in the device code
 SUMS, WHOLE_BITS = 2**18 + 2**9, 0x4B000000  # of bytes, in modulus.cuh; the bits of 2^23 in float32
@@ -20,16 +20,11 @@ def modulus_bytes(p: int) -> bytes:
     """struct Modulus of modulus.cuh."""
 
     def packed(powers: range) -> int:
-        return int.from_bytes(bytes(_centred(256**i, p) % 256 for i in powers), "little", signed=True)
+        return int.from_bytes(bytes(symmetric_residue(256**i, p) % 256 for i in powers), "little", signed=True)
 
     multiple = WHOLE_BITS + p * -(-(2**23 + SUMS) // p) - 2**23
     begins = multiple - 2**31 % p, multiple - 2**63 % p
     return struct.pack("<if6i", p, 1 / p, packed(range(4)), packed(range(4, 8)), *begins, 0, 0)
-
-
-def _centred(x: int, p: int) -> int:
-    """The residue of least magnitude; of 256 from -128 to 127."""
-    return (x + p // 2) % p - p // 2
 
 
 def table_of_moduli(moduli: tuple[int, ...]) -> bytes:

@@ -11,11 +11,11 @@ from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
+from fmm.kernels.plans.levels.residues import FAST
 
 THREADS = 256  # of a thread block that measures, splits or joins
 CLUSTER = 8  # thread blocks that share the lines of 64 positions
 SIDE = 64  # positions of lines that are turned together
-BELOW = "strassen"  # the algorithm of levels below the residues
 SPLITTING = "4", "", "2"  # thread blocks on a multiprocessor, at least, by levels
 SPACE = "fmm::residues::"
 SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
@@ -120,7 +120,7 @@ def neighbours(dtype: str) -> int:
 @lru_cache(maxsize=1)
 def fast_sums() -> str:
     """The coefficients of the algorithm below, for fast_sums.cuh."""
-    found = scheme(BELOW)
+    found = scheme(FAST)
     code = {0: 0, 1: 1, -1: 2}
 
     def packed(table: Matrix) -> int:

@@ -76,6 +76,11 @@ class Planes:
     def is_kept(self) -> bool:
         return self.base != "W"
 
+    def lies_as(self, other: Planes) -> bool:
+        """Does its operand lie in memory as the other one?"""
+        x, y = ((p.along, p.lines, p.length, p.source.leading, p.source.stride) for p in (self, other))
+        return x == y
+
     @property
     def room(self) -> int:
         return whole(self.length, CHUNK)
@@ -143,7 +148,10 @@ def operand_planes(op: GemmOp) -> tuple[Planes, Planes]:
     right = (n, k) if along[1] == "inner" else (k, n)
     a = _kept_or_made(op, Planes(first, along[0], *left, op.count, op.scratch))
     after = op.scratch if a.is_kept else a.end
-    return a, _kept_or_made(op, Planes(second, along[1], *right, op.count, after))
+    b = _kept_or_made(op, Planes(second, along[1], *right, op.count, after))
+    # The rows of a matrix are the columns of its transpose: the same planes, unless what is noted of them is not.
+    same = op.gram and not (op.checked or op.by_sums or a.is_kept or b.is_kept) and a.lies_as(b)
+    return a, a if same else b
 
 
 def _kept_or_made(op: GemmOp, x: Planes) -> Planes:
@@ -154,8 +162,9 @@ def _kept_or_made(op: GemmOp, x: Planes) -> Planes:
 
 
 def planes_to_make(op: GemmOp, planes: Sequence[Planes]) -> list[Planes]:
-    """Of A's and B's those that neither are kept nor come from the sums before."""
-    return [x for x, side in zip(planes, "LR", strict=True) if not x.is_kept and side not in op.by_sums]
+    """Of A's and B's those that neither are kept nor come from the sums before; once, if both are the same."""
+    made = [x for x, side in zip(planes, "LR", strict=True) if not x.is_kept and side not in op.by_sums]
+    return list(dict.fromkeys(made))
 
 
 @lru_cache(maxsize=64)

@@ -14,13 +14,13 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
 from fmm.kernels.cuda.products.float16.f16_split import Planes, operand_planes, planes_to_make, split_launch
 from fmm.kernels.cuda.products.float16.f16_spread import Spread, spread_launches
-from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, f16x3_source
-from fmm.kernels.cuda.products.tiles.tiled import GROUP
-from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of
+from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, HalfWritten, f16x3_source
+from fmm.kernels.cuda.products.tiles.wgmma import group_of, sizes_for, tiles_of, units_of
 from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.views import Factor, View
 
+POINTERS = 5  # of struct Product3
 # (By single thread blocks where a cluster's lower half would have no rows.)
 SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
@@ -41,6 +41,7 @@ class F16x3Op:
     keep: float
     clusters: int  # that the device has room for
     spread: Spread | None = None  # where every entry is to be certain
+    added: View | None = None  # what `keep` is a factor of, if that is not C; it lies as BLAS's C does
 
     def __hash__(self) -> int:
         return id(self)
@@ -60,7 +61,7 @@ class F16x3Op:
 
     @property
     def units(self) -> int:
-        return self.tiles[0] * self.tiles[1] * self.count
+        return units_of(self.tiles, self.kernel.sizes, bool(self.kernel.half)) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -69,25 +70,28 @@ class F16x3Op:
     @cached_property
     def parameters(self) -> bytes:
         """struct Product3 of gemm_f16x3.cuh, maps and addresses zero."""
-        maps = bytes(MAP_BYTES * len(self.maps) + 4 * 8)
-        counts = self.m, self.n, -(-self.k // CHUNK), *self.tiles, GROUP, self.units
-        numbers = struct.pack("<2q7i2f", self.dest.leading, self.dest.stride, *counts, self.factor, self.keep)
+        maps = bytes(MAP_BYTES * len(self.maps) + POINTERS * 8)
+        lines = self.dest.leading, self.dest.stride, self.added.right if self.added else self.dest.leading
+        counts = self.m, self.n, -(-self.k // CHUNK), *self.tiles, group_of(self.kernel.sizes), self.units
+        numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
         return maps + numbers + bytes(-len(maps + numbers) % 64)
 
 
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
-    """The product of planes in the leaf's scratch, or of kept ones; None where alpha or beta is complex."""
+    """The product of planes in the leaf's scratch, or of kept ones; None where alpha or beta is complex, or where
+    what lies elsewhere would be added to a batch."""
     alpha, beta = complex(op.alpha), complex(op.beta)
-    if alpha.imag or beta.imag:
+    if alpha.imag or beta.imag or (op.added is not None and op.count > 1):
         return None
     m, n, k = op.n, op.m, op.k
     a, b = operand_planes(op)
     spread = Spread(a, b, b.end) if op.checked else None
-    s = sizes_for(m, n, op.count, multiprocessors, SIZES)
+    s = sizes_for(m, n, op.count, multiprocessors, SIZES, bool(op.half))
     clusters = max(multiprocessors // s.cluster, 1)
-    kernel = F16x3Kernel(s, (a.along, b.along), op.checked)
+    half: HalfWritten = "lower" if op.half == "loose" else op.half
+    kernel = F16x3Kernel(s, (a.along, b.along), op.checked, half)
     made = tuple(planes_to_make(op, (a, b)))
-    return F16x3Op(kernel, a, b, made, op.dest, m, n, k, alpha.real, beta.real, clusters, spread)
+    return F16x3Op(kernel, a, b, made, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
 
 
 # ---- the launches on a chip
@@ -107,9 +111,13 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
     slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents)]
     slots += [Slot(after + 2, op.right.base, op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
+    old = op.added or op.dest
+    slots += [Slot(after + 4, old.base, old.offset)] if op.keep else []
     s = op.kernel.sizes
     kernel = Kernel(f16x3_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     batch = f", a batch of {op.count}" if op.count > 1 else ""
+    batch += ", on and below the diagonal" if op.kernel.half else ""
+    batch += ", and its mirror" if op.kernel.half == "full" else ""
     label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{batch}"
     maps = tuple(zip(words, op.maps, strict=True))
     return Launch("product", label, kernel, op.grid, op.parameters, tuple(slots), maps)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.float16.f16_planes import PLANES
 from fmm.kernels.cuda.products.tiles.tiled_source import Along, along_names
 from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
+
+HalfWritten = Literal["", "lower", "full"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class F16x3Kernel:
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # how A and B are contiguous
     checked: bool = False  # is the flag raised where it is not certain that an entry is right beside its own size?
+    # Only tiles that reach the diagonal or lie below it; the other half stays as it is, or becomes their mirror.
+    half: HalfWritten = ""
 
     @property
     def shared(self) -> int:
@@ -33,9 +38,15 @@ def f16x3_source(kernel: F16x3Kernel) -> str:
     s = kernel.sizes
     left, right = along_names(kernel.along)
     body = (
-        f"using Sizes = fmm::Sizes3<{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"using Sizes = fmm::{_sizes_type(kernel)};",
         "extern __shared__ __align__(1024) fmm::half memory[];",
         f"fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
     )
     before = [*wgmma_instruction(DTYPES["float16"], s.n_s), ""]
     return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.threads, 1), clusters=s.cluster, before=before)
+
+
+def _sizes_type(kernel: F16x3Kernel) -> str:
+    s = kernel.sizes
+    numbers = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
+    return f"LowerSizes3<{numbers}, {str(kernel.half == 'full').lower()}>" if kernel.half else f"Sizes3<{numbers}>"

@@ -1,0 +1,206 @@
+"""float32 by three float16 products, kernel by kernel on the host: planes bit for bit, products of every order, halves,
+what is added, batches, edges, the flag."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.products.float16.f16x3 import SIZES
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.sums import APART
+from fmm.problem import Fill, Layout, Problem
+from tests.support.f16x3_on_host import product_on_host
+from tests.support.hard_matrices import BESIDE_NORMS, beside, hard_matrices
+from tests.support.host_launch import aligned
+from tests.support.marks import quick_and_slow
+from tests.support.planes_on_host import launches_of, multiplied
+
+Array = np.ndarray[Any, Any]
+WIDE, NARROW = (next(s for s in SIZES if (s.n_s, s.cluster) == (n, 1)) for n in (128, 64))
+
+
+def placed(x: Array, order: str, gap: int = 0) -> tuple[Array, Array, Layout]:
+    """Memory with NaN around a matrix that lies so in it, the matrix there, and its layout."""
+    lies = x if order == "C" else x.T
+    memory = aligned((len(lies) + 1) * (lies.shape[1] + gap), np.float32, np.nan)
+    inside = memory[: len(lies) * (lies.shape[1] + gap)].reshape(len(lies), -1)[:, : lies.shape[1]]
+    inside[...] = lies
+    layout = Layout(order, lies.shape[1] + gap)  # type: ignore[arg-type]
+    return memory, inside if order == "C" else inside.T, layout
+
+
+def only_product(problem: Problem) -> tuple[GemmOp, int]:
+    found = record_operations(Plan.parse("f16x3"), problem)
+    (op,) = found.ops
+    op = op.whole if isinstance(op, MirroredOp) else op
+    assert isinstance(op, GemmOp)
+    return op, found.workspace
+
+
+def computed(
+    a: Array, b: Array, orders: str = "CCC", gap: int = 0, sizes: Any = WIDE, **asked: Any
+) -> tuple[Array, Array, bool]:
+    """C, all of its memory, and whether the flag was raised; C was NaN."""
+    (m, k), n = a.shape, b.shape[1]
+    old = asked.pop("old", np.full((m, n), np.nan, np.float32))
+    placed_ones = [placed(x, order, gap) for x, order in zip((a, b, old), orders, strict=True)]
+    layouts: Any = tuple(x[2] for x in placed_ones)
+    op, room = only_product(Problem(m, k, n, "float32", layouts, **asked))
+    memory = dict(zip("ABC", (x[0] for x in placed_ones), strict=True))
+    raised = multiplied(op, sizes, memory, room)
+    return placed_ones[2][1], placed_ones[2][0], raised
+
+
+SHAPES = [(1, 1, 1), (130, 70, 129), (5, 200, 260), (257, 64, 66)]
+
+
+@pytest.mark.parametrize(
+    ("orders", "sizes"),
+    quick_and_slow([("CCC", WIDE), ("FFF", NARROW)], [("FCC", WIDE), ("CFC", NARROW), ("FCC", NARROW), ("FFF", WIDE)]),
+)
+def test_every_order_is_what_numpy_makes_of_it(orders: str, sizes: Any) -> None:
+    """To the rounding of sums; nothing beside C is touched."""
+    rng = np.random.default_rng(1)
+    for m, k, n in SHAPES:
+        a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+        c, memory, raised = computed(a, b, orders, 1, sizes)
+        expected, _, _ = product_on_host(a, b, checked=False)
+        np.testing.assert_allclose(c, expected, rtol=0, atol=2.0**-20 * np.sqrt(k))
+        assert not raised and np.isnan(memory).sum() == memory.size - m * n
+
+
+HALVES: list[tuple[Fill, float]] = [("full", 0), ("lower", 0), ("full", -2), ("lower", 3)]
+
+
+SMALL_HALVES, LARGE_HALF = ((1, 3), (70, 70)), ((300, 33), (130, 70))
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "shapes"),
+    quick_and_slow(
+        [(True, NARROW, SMALL_HALVES)],
+        [(rows, s, (*SMALL_HALVES, *LARGE_HALF)) for rows in (True, False) for s in (WIDE, NARROW)],
+    ),
+)
+def test_halves_are_those_of_the_whole_product(rows: bool, sizes: Any, shapes: Any) -> None:
+    """Bit for bit: one operand is split, once; what stands above the diagonal is the mirror, or as it was."""
+    rng = np.random.default_rng(2)
+    for (n, k), (fill, beta) in product(shapes, HALVES):
+        x, old = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal((n, n)).astype(np.float32)
+        old = old + old.T
+        orders, scalars = "CFC" if rows else "FCC", {"alpha": 0.5, "beta": beta, "old": old}
+        whole, _, _ = computed(x, x.T, orders, 2, sizes, **scalars)
+        half, memory, raised = computed(x, x.T, orders, 2, sizes, op="gram", fill=fill, **scalars)
+        below = np.tri(n, dtype=bool)
+        np.testing.assert_array_equal(half[below], whole[below])
+        np.testing.assert_array_equal(half[~below], (half.T if fill == "full" else old)[~below])
+        assert not raised and np.isnan(memory).sum() == memory.size - n * n
+
+
+def test_one_operand_is_split_once() -> None:
+    layouts = Layout("C", 100), Layout("F", 100), Layout("C", 200)
+    op, room = only_product(Problem(200, 100, 200, "float32", layouts, op="gram"))
+    made, launches = launches_of(op, WIDE)
+    assert made.left == made.right and [x.label.split(":")[0] for x in launches] == ["f16_planes", "gemm_f16x3"]
+    assert "splits A in" in launches[0].label and made.left.end <= room
+    # Of two matrices whose product is symmetric nobody knows that they are one; nor where what is noted differs.
+    symmetric, _ = only_product(Problem(200, 100, 200, "float32", layouts, op="symmetric"))
+    assert launches_of(symmetric, WIDE)[0].left != launches_of(symmetric, WIDE)[0].right
+    assert len(launches_of(replace(op, checked=True), WIDE)[1]) == 4
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_is_added_stays_where_it_lies(order: Any, broadcast: bool) -> None:
+    """One line for all lines, or a matrix; C was NaN."""
+    rng = np.random.default_rng(3)
+    m, k, n = 131, 40, 75
+    a, b = (rng.integers(-3, 4, s).astype(np.float32) for s in ((m, k), (k, n)))
+    lines, length = (m, n) if order == "C" else (n, m)
+    added = aligned(1 if broadcast else lines, np.float32).repeat(length).reshape(-1, length).copy()
+    added[...] = rng.integers(-9, 10, added.shape)
+    steps = (0 if broadcast else length, 1)[:: 1 if order == "C" else -1]
+    placed_ones = [placed(x, o) for x, o in ((a, "C"), (b, "C"), (np.full((m, n), np.nan), order))]
+    layouts: Any = tuple(x[2] for x in placed_ones)
+    op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, added=(steps[0], steps[1])))
+    memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), APART: added}
+    before = added.copy()
+    assert op.added is not None and not multiplied(op, WIDE, memory, room)
+    old = np.broadcast_to(added, (lines, length))
+    wanted = 2 * (a.astype(np.float64) @ b) - 3 * (old if order == "C" else old.T)
+    np.testing.assert_array_equal(placed_ones[2][1], wanted)
+    np.testing.assert_array_equal(added, before)
+
+
+def test_a_batch() -> None:
+    """Products at distances of their own, each with its rows' and columns' exponents."""
+    rng = np.random.default_rng(4)
+    count, m, k, n = 3, 70, 90, 100
+    a, b = (rng.standard_normal((count, *s)).astype(np.float32) for s in ((m, k), (k, n)))
+    a *= np.exp2(rng.integers(-30, 30, (count, m, 1))).astype(np.float32)
+    c = aligned(count * (m * n + 5), np.float32, np.nan)
+    one, _ = only_product(Problem(m, k, n, "float32"))
+    left, right, dest = (x._replace(stride=s) for x, s in zip(one.pieces, (k * n, m * k, m * n + 5), strict=True))
+    op = replace(one, count=count, left=left, right=right, dest=dest)
+    memory = {"A": aligned(a.size, np.float32), "B": aligned(b.size, np.float32), "C": c}
+    memory["A"][:], memory["B"][:] = a.ravel(), b.ravel()
+    assert not multiplied(op, NARROW, memory, one.use.leaf.scratch(m, k, n, count))
+    for i, layer in enumerate(c.reshape(count, -1)):
+        expected, _, _ = product_on_host(a[i], b[i], checked=False)
+        found, _ = beside(a[i], b[i], layer[: m * n].reshape(m, n))
+        assert found <= BESIDE_NORMS and np.isfinite(expected).all() and np.isnan(layer[m * n :]).all()
+
+
+def test_inf_and_nan_raise_the_flag() -> None:
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((70, 90), (90, 100)))
+    for value in (np.inf, -np.inf, np.nan, 3e38):
+        x = a.copy()
+        x[66, 80] = value
+        c, _, raised = computed(x, b * 3 if value == 3e38 else b)
+        assert raised and not np.isfinite(c[66]).all() and np.isfinite(np.delete(c, 66, axis=0)).all()
+
+
+EXTREMES = (0, -0.0, 2.0**-149, 2.0**-127, 2.0**-126, 1, -1, 2.0**24 - 1, 65520, 1e-30, 1e30, 3.4e38, -3.4e38)
+
+
+@pytest.mark.parametrize("seed", quick_and_slow(range(2), range(2, 12)))
+def test_extreme_numbers(seed: int) -> None:
+    """Any of these in any place, and rows of any size: what is not inf is within the bound, and inf raises the flag."""
+    rng = np.random.default_rng(seed)
+    for k in (1, 2, 65, 130):
+        m, n = rng.integers(1, 40, 2)
+        a, b = (
+            rng.choice(np.array(EXTREMES, np.float32), s)
+            if seed % 2
+            else np.ldexp(rng.standard_normal(s), rng.integers(-149, 60, (s[0], 1))).astype(np.float32)
+            for s in ((m, k), (k, n))
+        )
+        with np.errstate(over="ignore"):
+            c, _, raised = computed(a, b, "CFC" if seed % 4 > 1 else "FCC", 1, NARROW)
+        there = np.isfinite(c)
+        assert raised == (not there.all())
+        rounded = np.where(there, c, a.astype(np.float64) @ b)
+        assert beside(a, b, rounded)[0] <= BESIDE_NORMS
+
+
+@pytest.mark.parametrize("componentwise", quick_and_slow([False], [True]))
+def test_hard_data(componentwise: bool) -> None:
+    """What the kernels compute, and of which entries they are certain, is what the NumPy copy says."""
+    for name, (a, b) in hard_matrices(20, 300, 36).items():
+        c, _, raised = computed(a, b, sizes=NARROW, componentwise=componentwise)
+        expected, certain, _ = product_on_host(a, b, checked=componentwise)
+        finite = np.isfinite(expected).all()
+        assert raised == (not finite or (componentwise and not certain.all())), name
+        if finite:
+            assert beside(a, b, c)[0] <= BESIDE_NORMS, name
+            sums = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+            assert (np.abs(c.astype(np.float64) - expected) <= 2.0**-19 * sums + 2.0**-148).all(), name

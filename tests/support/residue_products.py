@@ -1,0 +1,119 @@
+"""Whole products by residues on the host: every launch of the plan, in the place of what a GPU would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.products.bytes.residue_launches import join_launch, join_whole_launch, split_launch
+from fmm.kernels.cuda.products.bytes.residue_numbers import largest_norm
+from fmm.kernels.cuda.products.bytes.residue_op import NOT_KNOWN, ResidueOp, residue_op
+from fmm.kernels.cuda.products.bytes.residue_side import Side
+from fmm.kernels.cuda.products.bytes.residues_source import read_as
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.plans.levels.residues import residue_endings
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.workspace import workspace
+from fmm.problem import Layout, Problem
+from tests.support.residues_on_host import exponents, multiplied, play
+
+Matrix = np.ndarray[Any, Any]
+SMS = 132
+ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
+
+
+def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
+    op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
+    found = residue_endings()[op.leaf]
+    made = residue_op(op, op.dtype, found.level.moduli_for(op.dtype, op.k), found.depth, SMS, divides)
+    assert made is not None
+    return made
+
+
+def aligned_memory(size: int, value: int) -> Matrix:
+    raw = np.full(size + 256, value, np.uint8)
+    begin = -raw.ctypes.data % 256
+    return raw[begin : begin + size]
+
+
+def product_on_host(
+    a: Matrix,
+    b: Matrix,
+    leaf: str,
+    layouts: str = "CCC",
+    alpha: float = 1,
+    beta: float = 0,
+    aligned: bool = False,
+    lower: bool = False,
+) -> tuple[Matrix, ResidueOp]:
+    """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
+    (m, k), n = a.shape, b.shape[1]
+    lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
+    leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
+    problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
+    op = op_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)
+    op = replace(op, lower=lower)
+    whole = []
+    for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
+        memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
+        inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
+        inside[...] = x
+        whole.append((memory, inside))
+    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
+    arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
+    everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
+    flag = all_launches(op, arrays, everything)
+    memory, c = whole[2]
+    gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
+    assert (gaps == gaps.dtype.type(77)).all()
+    assert flag == (not np.isfinite(c).all())
+    return c, op
+
+
+def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> bool:
+    """Of an op whose matrices are `arrays`, whose bytes are in `memory`. Is the flag raised?"""
+    bases = {name: x.ctypes.data for name, x in memory.items()}
+    bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
+    for side in op.sides:
+        measured(side, arrays, memory)
+    first, kind = 0, DTYPES[op.dtype]
+    for chosen in op.groups:
+        play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(op.dtype)}>", bases)
+        multiplied(op, first, chosen, memory)
+        first += len(chosen)
+    if kind.exact and not op.sends:
+        play(join_whole_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
+    elif not kind.exact:
+        play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
+    return bool(flag[0])
+
+
+def measured(side: Side, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
+    """Exponents of lines, and lines turned."""
+    if side.is_ready:
+        return
+    g, x, work = side.geometry, arrays[side.source.base], memory["W"]
+    lines = x[: side.lines, : g.k] if side.along == "inner" else x[: g.k, : side.lines].T
+    top = largest_norm(g.moduli, g.k)
+    if not DTYPES[x.dtype.name].exact:
+        there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
+        there.view(np.int32)[:] = exponents(lines, top)
+    if side.along == "outer":
+        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.turned_room)
+        end = place + x.itemsize * side.lines * room
+        work[place:end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
+
+
+def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
+    """Rows and columns scaled and rounded, multiplied as Python's integers; the exponents."""
+    k = a.shape[1]
+    e, f = (exponents(x, largest_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
+    x = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(a, e, strict=True)]
+    y = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in col] for col, s in zip(b.T, f, strict=True)]
+    return [[sum(p * q for p, q in zip(row, col, strict=True)) for col in y] for row in x], e, f
