@@ -35,7 +35,7 @@ def test_a_plan_is_certified_only_above_each_bound(ratios: list[float], noise: f
 def covered(n: int, rank: int) -> float:
     """How often the median is within these samples: of all ways in which n samples are below or above it."""
     within = sum(rank <= sum(below) <= n - rank for below in product((0, 1), repeat=n))
-    return within / 2**n
+    return float(within / 2**n)
 
 
 @pytest.mark.parametrize("n", range(1, 13))

@@ -22,7 +22,8 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiles.tiled import TileOp
-from fmm.kernels.cuda.record import Recorder, record_operations
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.recorder import Recorder
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import lower_level
