@@ -32,6 +32,7 @@ from fmm.tuner.devices.cuda import event_milliseconds
 Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]
 SAMPLED_ROWS, SAMPLED_COLS = 16, 1024
 LEAST = 4.0  # milliseconds of a sample: shorter calls are repeated
+LONG = 15.0  # milliseconds of a call that nobody replays as a graph
 STEPS = 5
 
 
@@ -201,11 +202,14 @@ def _check(case: Case, calls: Calls, x: Any, row: Row) -> None:
 
 
 def sample(calls: Calls, row: Row, rounds: int, seconds: float) -> None:
-    """Shuffled rounds, both in each, on two sets of operands in turns; before them both until graphs are captured."""
-    for call in calls:
-        for i in range(6):
-            call(i % 2)
+    """Shuffled rounds, both in each, on two sets of operands in turns; before them short ones until graphs are
+    captured."""
     single = max(*(event_milliseconds(lambda i, call=call: call(i % 2), 2) for call in calls), 1e-3)  # type: ignore[misc]
+    if single < LONG:
+        for call in calls:
+            for i in range(6):
+                call(i % 2)
+        single = max(*(event_milliseconds(lambda i, call=call: call(i % 2), 2) for call in calls), 1e-3)  # type: ignore[misc]
     repeats = max(int(LEAST / single), 1)
     rounds = max(min(rounds, int(1000 * seconds / (2 * single * repeats))), 5)
     for _ in range(rounds):
@@ -242,7 +246,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     began, rows = time.perf_counter(), []
     folder = options.output or results_folder()
-    for case in CASES:
+    for case in sorted(CASES, key=lambda case: case.rows**2 * case.cols):  # what a time limit cuts off are the longest
         named = any(x in f"{case.name} " for x in options.only.split(","))
         if not named or (options.quick and not case.quick):
             continue

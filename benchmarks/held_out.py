@@ -1,10 +1,12 @@
 """Shapes that no fit saw, and what was measured on them by `python -m benchmarks.regret`: rows, and what these come to.
 
-A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape.
+A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. What was packed
+since (held-out.jsonl.gz) is read before it.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -124,7 +126,7 @@ def config_number(path: Path) -> int:
 def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
     """What is on record under this config (of all unless one is given); a torn last line is ignored."""
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in _lines(path):
         try:
             raw = json.loads(line)
         except ValueError:
@@ -132,6 +134,16 @@ def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
         if "size" in raw and config in (None, raw["config"]):
             found.append(Row(**{**raw, "size": tuple(raw["size"]), **_named_as_today(raw)}))
     return found
+
+
+def packed(path: Path) -> Path:
+    """Where its older lines are."""
+    return path.with_name(path.name + ".gz")
+
+
+def _lines(path: Path) -> list[str]:
+    before = gzip.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
+    return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
 
 
 def _named_as_today(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +169,7 @@ def told_rows(path: Path) -> list[Row]:
 
 def environment_of(path: Path, config: int) -> dict[str, Any]:
     """Of the last run on record there with this config."""
-    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith('{"env'))
+    lines = (json.loads(line) for line in _lines(path) if line.startswith('{"env'))
     found: dict[str, Any] = [x["environment"] for x in lines if x["settings"]["config"] == config][-1]
     return found
 

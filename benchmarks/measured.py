@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.held_out import FILE, environment_of, grouped, summary, told_rows
+from benchmarks.held_out import FILE, environment_of, grouped, packed, summary, told_rows
 from benchmarks.held_out import Row as HeldOut
 from fmm.kernels.plans.old_names import todays_plan
 from fmm.kernels.plans.plan import Plan
@@ -335,13 +335,16 @@ def complex_products(results: Path) -> Iterator[str]:
         yield from heading(path, environment)
         found = []
         for r in rows:
-            named = max(r["plans"], key=lambda plan: r["speedups"][plan])
+            plans = {plan: r["speedups"][plan] for plan in r["plans"] if plan in r["speedups"]}
+            if "without emulation" in r["speedups"]:
+                plans[r["chosen_without_emulation"]] = r["speedups"]["without emulation"]
+            named = max(plans, key=plans.__getitem__)
             own = (
                 f"**{r['speedups']['fmm']:.2f}**",
                 f"`{r['chosen']}`",
                 f"{r['errors']['fmm'] / r['errors']['vendor']:.2f}",
             )
-            found.append((r["dtype"], r["side"], *own, f"{r['speedups'][named]:.2f}", f"`{named}`"))
+            found.append((r["dtype"], r["side"], *own, f"{plans[named]:.2f}", f"`{named}`"))
         yield from table(("type", "side", "speedup", "plan", "error", "named", "plan"), iter(found))
 
 
@@ -445,7 +448,7 @@ def calls(results: Path) -> Iterator[str]:
 def large(results: Path) -> Iterator[str]:
     """The largest products, alone on the device and beside others."""
     columns = ("type", "m x k x n", "taken", "library", "fmm", "speedup", "error", "workspace", "plan")
-    for path in sorted(results.glob("*/large.json")):
+    for path in sorted(results.glob("*/large*.json")):
         environment, rows = load(path)
         yield from heading(path, environment)
         found = (
@@ -471,10 +474,12 @@ def held_out(results: Path) -> Iterator[str]:
         "type", "shapes", "how many", "by plans", "answered by", "of the best plan: mean, least",
         "of the vendor: mean, least", "poor choices",
     )  # fmt: skip
-    for path in sorted(results.glob(f"*/{FILE}")):
+    for path in sorted({x.with_name(FILE) for x in results.glob(f"*/{FILE}*")}):
         rows = told_rows(path)
         environment = environment_of(path, rows[0].config)
-        yield from heading(path, {"device": environment.get("processor", ""), **environment})
+        yield from heading(
+            path if path.exists() else packed(path), {"device": environment.get("processor", ""), **environment}
+        )
         yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
 
 

@@ -70,9 +70,8 @@ def limits_of(row: Row) -> Limits:
     return Limits(ROOM, usual_growth(batches=True), emulation=not row.dtype.endswith(OWN))
 
 
-def replayed(row: Row, config: Path) -> Replayed:
-    problem = problem_of(row)
-    plan = choose(problem, tuned_model(config, problem.dtype), limits_of(row)).best.plan
+def replayed(row: Row, known: Calibration) -> Replayed:
+    plan = choose(problem_of(row), known, limits_of(row)).best.plan
     return Replayed(row, plan, tried(row, plan))
 
 
@@ -142,7 +141,10 @@ def main(arguments: Sequence[str]) -> int:
     rows = [row for path in options.file for row in recorded_rows(path)]
     rows = [row for row in rows if not options.dtype or row.dtype in options.dtype]
     rows = rows if options.half is None else rows[options.half :: 2]
-    print(*(told([replayed(row, options.config) for row in rows], options.every)), sep="\n")
+    print(
+        *(told([replayed(row, tuned_model(options.config, problem_of(row).dtype)) for row in rows], options.every)),
+        sep="\n",
+    )
     if options.terms:
         print(*term_table(rows, options.config), sep="\n")
     return 0

@@ -70,13 +70,14 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     The names are those of the fields of Rate and Calibration.
 
     products  the sum over leaf products of the larger of two times. Computing takes
-              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
-              (and fewer tiles than `slots` to so many; of a type with `sms`, of few rounds, instead of all that
-              and `fill` whole rounds of tiles, see _in_rounds),
+              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), but for the last two terms with m
+              and n rounded up to whole tiles (and fewer tiles than `slots` to so many; of a type with `sms`, of few
+              rounds, instead of all that and `fill` whole rounds of tiles, see _in_rounds),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
-              takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds),
-              times `tiled_odd` where it reads rows that are not aligned.
+              takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds)
+              (with `sms`: pipe / k for the first tile of each multiprocessor alone), times `tiled_odd` where it reads
+              rows that are not aligned.
               Reading and writing the operands takes bytes / memory. Each start takes `start` beside that.
     sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
               scalar, parts, deep) are divided by that share
@@ -167,7 +168,8 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     m, k, _, batch, name, loose = half
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else those types are the vendor's
-    if dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
+    known = dtype.name not in leaf.turned_halves or leaf_use(name).order != ""
+    if known and dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
         # Tiles on the diagonal are whole.
         return leaf.relative_time * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     aside = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
@@ -175,7 +177,8 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
         return leaf.relative_time * aside
     if batches and batch > 1 and m <= leaf.whole_halves:
         return leaf.relative_time
-    return leaf.relative_time * (rate.half if k >= rate.half_least else rate.half_below * aside)
+    apart = 1 + rate.half_apart / m if batch > 1 else 1.0
+    return leaf.relative_time * apart * (rate.half if k >= rate.half_least else rate.half_below * aside)
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
@@ -200,10 +203,11 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
     if together * m * n < FEW_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
         own = _in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return own * (rate.batch if together > 1 else 1.0)
-    slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
+    slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k
     if rate.tile > 1:
         tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
         slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
+    slowdown += rate.rows / m + rate.cols / n
     return slowdown * (rate.batch if together > 1 else 1.0)
 
 

@@ -62,7 +62,8 @@ class Tiles(NamedTuple):
         tiles = self.number(m, n)
         whole = tiles * self.height * self.width / (m * n)
         added = (self.left - 1) / self.width + (self.right - 1) / self.height + (self.dest - 1) / k
-        start = rate.waves / (max(together, self.together) * tiles) + rate.pipe / k
+        beside = max(together, self.together) * tiles
+        start = rate.waves / beside + rate.pipe / (k * max(beside / (rate.sms or beside), 1))
         return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * self._waiting(rate, m, n)
 
     def _waiting(self, rate: Rate, m: float, n: float) -> float:

@@ -107,16 +107,17 @@ def test_a_page_tells_of_the_last_run_that_measured_every_type(tmp_path: Path) -
 
 def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     size = (8192, 8192, 8192)
-    choice = choose(Problem(*size, "float32"), tuned_model(SHIPPED, "float32"), limits_of(a_row("float32", size))).best
+    shipped = tuned_model(SHIPPED, "float32")
+    choice = choose(Problem(*size, "float32"), shipped, limits_of(a_row("float32", size))).best
     plan = str(choice.plan)
     assert plan != "vendor"
-    known = replayed(a_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), SHIPPED).as_chosen
+    known = replayed(a_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), shipped).as_chosen
     assert known is not None and (known.chosen, known.speedup, known.share_of_best) == (plan, 2.0, 0.5)
-    slow = replayed(a_row("float32", size, **{plan: [4.0]}), SHIPPED).as_chosen
+    slow = replayed(a_row("float32", size, **{plan: [4.0]}), shipped).as_chosen
     assert slow is not None and (slow.speedup, slow.poor) == (0.75, True), "of one round"
-    unknown = replayed(a_row("float32", size), SHIPPED)
+    unknown = replayed(a_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
-    own = replayed(a_row("float32-ieee", size), SHIPPED).plan
+    own = replayed(a_row("float32-ieee", size), shipped).plan
     assert not own.leaf_use.leaf.emulates
 
 
@@ -155,6 +156,6 @@ def test_the_model_says_which_plan_of_a_family() -> None:
 def test_no_known_choice_in_tf32_is_poor(half: int) -> None:
     """Two were left to the vendor, at 0.61 and 0.64 of the best plan's speed, by what launches took one busy host."""
     rows = [row for row in recorded_rows(ROOT / "results" / "nvidia-h200" / FILE) if row.dtype == "tf32"][half::2]
-    known = [again for row in rows if (again := replayed(row, SHIPPED).as_chosen) is not None]
+    known = [again for row in rows if (again := replayed(row, tuned_model(SHIPPED, row.dtype)).as_chosen) is not None]
     assert len(known) > 20 and not [row for row in known if row.poor]
     assert mean(row.share_of_best for row in known) >= WANTED_MEAN

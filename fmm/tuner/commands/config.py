@@ -18,6 +18,7 @@ from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings import tables
 from fmm.tuner.findings.described import described
+from fmm.tuner.findings.outcome import told_plans
 from fmm.tuner.trials.data_frame import frame
 
 
@@ -104,15 +105,18 @@ def _show(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
         return
+    lines: list[str] = []
     for key, dtype, raw in found:
         tuned = checked_fully(key, dtype, raw)
-        print(f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})")
-        print("\n".join(described({**raw, "doubts": list(tuned.doubts)}, dtype)))
+        lines += [f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})"]
+        lines += described({**raw, "doubts": list(tuned.doubts)}, dtype)
+    print("\n".join([*lines, *told_plans(lines)]))
 
 
 def _tuned_how(raw: Raw) -> str:
     effort, when = (_told(_told(raw, "tuned"), name) for name in ("effort", "at"))
-    return f"{effort or 'measured online'}, {str(when or '')[:10]}".strip(", ")
+    how = "comes with fmm, not tuned here" if effort == "shipped" else effort or "measured online"
+    return f"{how}, {str(when or '')[:10]}".strip(", ")
 
 
 def _told(raw: Raw, name: str) -> Raw:

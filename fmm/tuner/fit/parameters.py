@@ -48,6 +48,12 @@ class Parameter:
         """A half width of its interval as a share of what is allowed: above 1 it is not determined."""
         return half_width / (SHARE if self.linear else log(QUANTITY if self.unit else FACTOR))
 
+    def determined(self, low: float, high: float) -> bool:
+        """Do measurements with this interval determine it? (Configs of older versions have intervals of all.)"""
+        if not self.linear and low <= 0:
+            return False
+        return self.looseness((self.coordinate(high) - self.coordinate(low)) / 2) <= 1
+
 
 def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
     """All at once: a fit asks for thousands of calibrations, and most of its time would be spent making copies."""

@@ -117,11 +117,17 @@ def _parameters(case: Case) -> str:
     known = {**case.section["calibration"], **{f"rate.{k}": v for k, v in case.section["calibration"]["rate"].items()}}
     rows = "".join(
         f"<tr><td>{escape(name)}<small>{escape(BY_NAME[name].unit if name in BY_NAME else '')}</small></td>"
-        f"<td>{known[name]:.4g}</td><td>{low:.3g} to {high:.3g}</td></tr>"
+        f"<td>{known[name]:.4g}</td><td>{_interval(name, low, high)}</td></tr>"
         for name, (low, high) in (case.section["intervals"] or {}).items()
         if name in known
     )
     return f"<table><tr><th>fitted parameter</th><th>value</th><th>95 % interval</th></tr>{rows}</table>"
+
+
+def _interval(name: str, low: float, high: float) -> str:
+    if name in BY_NAME and not BY_NAME[name].determined(low, high):
+        return "not determined by these samples"
+    return f"{low:.3g} to {high:.3g}"
 
 
 def _errors(case: Case) -> str:

@@ -17,7 +17,7 @@ from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_case
 from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.report.overview import _squares, gains_frame, meaning, shown_gains
-from fmm.tuner.report.page import gains_table
+from fmm.tuner.report.page import _parameters, gains_table
 from tests.support import configs as tuned
 
 
@@ -141,6 +141,16 @@ def test_halves_are_rows_of_their_own(folder: Path) -> None:
     assert _squares(replace(case, tuned=replace(case.tuned, entries={half.key: half, product.key: product}))) == [
         product
     ]
+
+
+def test_no_interval_is_told_that_says_nothing(folder: Path) -> None:
+    """Configs of older versions have intervals of all parameters, of some from one bound to the other."""
+    (case,) = tuned_cases(folder / "config.json")
+    wide = {"rate.flops": [1e10, 1.1e10], "rate.rows": [0.1, 1e4], "rate.memory": [1e6, 1e15], "overlap": [0.0, 0.3]}
+    known = {**case.section, "intervals": wide}
+    rows = _parameters(replace(case, section=known)).split("<tr>")
+    loose = [name for name in wide for row in rows if f"<td>{name}<" in row and "not determined by these" in row]
+    assert loose == ["rate.rows", "rate.memory"] and "1e+10 to 1.1e+10" in rows[2]
 
 
 def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Path) -> None:
