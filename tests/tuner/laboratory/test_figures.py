@@ -149,10 +149,10 @@ def test_gemm_beside_sforzas_plans_multiplies_a_transpose_of_its_own() -> None:
 
 def test_a_curve_over_sizes_is_in_their_order() -> None:
     """Of Figures 28 and 29 the paper prints the last size alone."""
-    keys = [(code, n, k) for code in (li_speed.SGEMM, "Strassen") for n in li_speed.SIZES for k in range(5)]
+    keys = [(code, n, k) for code in (li_errors.SGEMM, "Strassen") for n in li_errors.SIZES for k in range(5)]
     results = Results(({"device": "none"},), 1.0, {key: {"key": list(key), "seconds": [1.0]} for key in keys})
     for name in ("li-fig26", "li-fig28"):
-        assert figure_table(FIGURES[name], results).column("n") == li_speed.SIZES
+        assert figure_table(FIGURES[name], results).column("n") == li_errors.SIZES
 
 
 def test_kaporins_matrices_are_each_others_inverse() -> None:
