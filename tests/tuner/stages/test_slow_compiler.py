@@ -11,12 +11,14 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import Problem
+from fmm.tuner.commands.one_type import COARSE, FIRST_LOOK, Job
 from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Run
 from fmm.tuner.stages.probes import probe_rates
 from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
 from tests.support.busy_device import BusyDevice, BusySession, decided_plan
+from tests.support.chips import H200
 
 GPU = Calibration(
     "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
@@ -95,6 +97,23 @@ def test_who_has_something_else_to_do_does_not_wait_for_the_compiler(cold: ColdG
     second = Journal("run", cold, first.recorded, limit=before + effort.most, clock=cold.clock)
     section = tune_type(second, "float64", effort).section
     assert section is not None and section["error"]["speedup"]["count"] >= 5 and section["doubts"] == []
+
+
+def test_a_first_look_that_is_cut_short_concludes_nothing(cold: ColdGpu) -> None:
+    """It is taken up again, so that a fit of what nothing confirms would only cost seconds."""
+    journal = Journal("run", cold, limit=0.2, clock=cold.clock, patience=0.1)
+    outcome = tune_type(journal, "float64", cold.efforts["coarse"])
+    assert outcome.section is None and outcome.stopped == "the time was up" and journal.recorded
+    firm = Journal("run", cold, limit=2.0, clock=cold.clock)
+    assert tune_type(firm, "float64", cold.efforts["coarse"]).section is not None, "nobody takes it up again"
+
+
+def test_seven_types_of_a_gpu_have_two_passes_within_a_minute(cold: ColdGpu) -> None:
+    first, again = (Job(cold, "float64", (), COARSE, again) for again in (False, True))
+    cold.chip = H200
+    assert first.most == FIRST_LOOK < again.most == cold.efforts[COARSE].most
+    fit = 1.8  # seconds that it took the slowest type on a host of an H200
+    assert 7 * (first.most + again.most + fit) <= 60
 
 
 @pytest.mark.slow
