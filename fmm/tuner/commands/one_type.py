@@ -27,9 +27,6 @@ INTERRUPTED = 130
 COARSE = "coarse"
 SAMPLED = 0.75  # the share of a tuning's time in which samples are taken; the rest warms up, checks, fits
 PATIENCE = 0.5  # seconds that a first pass waits for kernels, before it is another type's turn
-# Seconds of such a pass: what needs no kernels. The rest is measured when they are compiled, so that all seven types of
-# a GPU have something within a minute, though nothing was compiled.
-FIRST_LOOK = 2.5
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,6 @@ class Job:
     def expected(self) -> float:
         """Seconds that it will take, as far as can be said before it has begun."""
         return min(self.planned.seconds / SAMPLED, self.planned.most)
-
-    @property
-    def most(self) -> float:
-        """Seconds after which it is another type's turn."""
-        return FIRST_LOOK if self.waits_for_kernels else self.planned.most
 
     @property
     def waits_for_kernels(self) -> bool:
@@ -93,7 +85,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
-    limit = before + min(float("inf") if left is None else left, job.most)
+    limit = before + min(float("inf") if left is None else left, job.planned.most)
     waits = job.planned.most if left is None and job.effort != COARSE else 0.0  # the user's own limit is one
     header = past.header if past else _header(job)
     patience = PATIENCE if job.waits_for_kernels else float("inf")

@@ -35,7 +35,7 @@ EFFORTS = {
 }
 # A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.
 GPU_EFFORTS = {
-    "coarse": Effort(2, 4, 3, 6, 2, 2, 6, 6, heaviest=49),
+    "coarse": Effort(3, 5, 3, 6, 2, 2, 6, 6, heaviest=49),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
     "default": Effort(70, 280, 5, 60, 10, 4, 11, blocks=True),
     "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),

@@ -11,14 +11,12 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import Problem
-from fmm.tuner.commands.one_type import COARSE, FIRST_LOOK, Job
 from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Run
 from fmm.tuner.stages.probes import probe_rates
 from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
 from tests.support.busy_device import BusyDevice, BusySession, decided_plan
-from tests.support.chips import H200
 
 GPU = Calibration(
     "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
@@ -106,14 +104,6 @@ def test_a_first_look_that_is_cut_short_concludes_nothing(cold: ColdGpu) -> None
     assert outcome.section is None and outcome.stopped == "the time was up" and journal.recorded
     firm = Journal("run", cold, limit=2.0, clock=cold.clock)
     assert tune_type(firm, "float64", cold.efforts["coarse"]).section is not None, "nobody takes it up again"
-
-
-def test_seven_types_of_a_gpu_have_two_passes_within_a_minute(cold: ColdGpu) -> None:
-    first, again = (Job(cold, "float64", (), COARSE, again) for again in (False, True))
-    cold.chip = H200
-    assert first.most == FIRST_LOOK < again.most == cold.efforts[COARSE].most
-    fit = 1.8  # seconds that it took the slowest type on a host of an H200
-    assert 7 * (first.most + again.most + fit) <= 60
 
 
 @pytest.mark.slow
