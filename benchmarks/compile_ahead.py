@@ -1,6 +1,8 @@
-"""Compile what a device is to launch, before it starts: `python -m benchmarks.compile_ahead [--chip H200] [--paper]`.
+"""Compile what a device is to launch, before it starts.
 
-What the device's tests launch, or with `--paper` what `fmm-tune paper missing --measure` would.
+`python -m benchmarks.compile_ahead [--chip H200] [--paper [NAME ...]]`
+
+What the device's tests launch, or with `--paper` what `fmm-tune paper missing [NAME ...] --measure` would.
 
 Each kernel once, by all processors, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working folder.
 Which kernels these are is found by running the tests on NumPy in the place of a device. So nothing here needs a device:
@@ -18,7 +20,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -39,9 +41,9 @@ from fmm.kernels.plans.plan_error import PlanError
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches import planned_parts
 from fmm.tuner.laboratory.experiment import Results, has_results, read_results
 from fmm.tuner.laboratory.figures import EXPERIMENTS
+from fmm.tuner.laboratory.measuring import planned_parts
 
 FOLDER = Path(".cupy-cache")
 PAPER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"  # what is missing there is compiled
@@ -108,10 +110,10 @@ def flagged_kernels(of: Chip) -> Iterator[Kernel]:
                 yield from dict.fromkeys(launch.kernel for launch in launches)
 
 
-def paper_kernels(of: Chip, samples: Path) -> Iterator[Kernel]:
-    """Of the papers' experiments, as far as this folder has no samples of them."""
+def paper_kernels(of: Chip, samples: Path, names: Sequence[str] = ()) -> Iterator[Kernel]:
+    """Of these experiments of the papers, or of all, as far as this folder has no samples of them."""
     target = target_on(of)
-    for experiment in EXPERIMENTS.values():
+    for experiment in map(EXPERIMENTS.__getitem__, names or EXPERIMENTS):
         path = samples / f"{experiment.name}.json"
         results = read_results(path) if has_results(path) else Results((), 1.0, {})
         done = {experiment.about(key) for key in results.rows}
@@ -196,7 +198,8 @@ def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="compile_ahead", description=__doc__.partition("\n")[0])
     parser.add_argument("--chip", help="a device of the datasheets, such as H200; else device 0 is asked")
-    parser.add_argument("--paper", action="store_true", help="for the papers' experiments instead of the tests")
+    paper = "for these experiments of the papers, or all of them, instead of the tests"
+    parser.add_argument("--paper", nargs="*", choices=tuple(EXPERIMENTS), metavar="NAME", help=paper)
     options = parser.parse_args(arguments)
     os.environ.update(with_cache(os.environ))
     if options.chip:
@@ -207,8 +210,8 @@ def main(arguments: list[str]) -> int:
         of = chip_of(0)
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
-        if options.paper:
-            kernels = written_kernels(paper_kernels(of, PAPER), Path(folder) / "kernels")
+        if options.paper is not None:
+            kernels = written_kernels(paper_kernels(of, PAPER, options.paper), Path(folder) / "kernels")
         else:
             kernels = noted_kernels(of, Path(folder))
         noted = time.perf_counter() - began

@@ -113,15 +113,17 @@ def chosen_without_emulation(a: Any, b: Any) -> str:
         os.environ |= {} if before is None else {"FMM_EMULATION": before}
 
 
-def measured_product(case: Case, rounds: int) -> dict[str, Any]:
+def measured_product(case: Case, rounds: int, beside: bool = True) -> dict[str, Any]:
+    """What fmm chooses, and, if they are to be `beside` it, the plans that the case names."""
     a, b = (random_normal(case.side, case.dtype) for _ in range(2))
-    plans = (*case.plans, "vendor3m")
+    plans = (*case.plans, "vendor3m") if beside else ()
     calls: dict[str, Callable[[], object]] = {"vendor": partial(cupy.matmul, a, b), "fmm": partial(fmm.matmul, a, b)}
     calls |= {plan: partial(fmm.matmul, a, b, plan=plan) for plan in plans}
     alone = chosen_without_emulation(a, b)
     calls["without emulation"] = partial(fmm.matmul, a, b, plan=alone)
     errors = {name: relative_error(call(), a, b) for name, call in calls.items()}
-    calls["three real products"] = three_real_products(case.side, case.dtype)
+    if beside:
+        calls["three real products"] = three_real_products(case.side, case.dtype)
     samples = paired_samples(calls, rounds)
     chosen = fmm.explain(a, b)
     return {
@@ -170,14 +172,19 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
     parser.add_argument("--update", action="store_true", help="fmm.gemm instead of fmm.matmul")
+    parser.add_argument("--only", default="", help="cases whose 'type side ' contains one of these")
+    parser.add_argument("--chosen", action="store_true", help="what fmm chooses alone, with and without emulation")
+    parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, with --quick {QUICK_ROUNDS}, unless given")
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     rows: list[dict[str, Any]] = []
     if options.update:
         tasks = [partial(measured_update, *x, rounds) for x in (UPDATES[:2] if options.quick else UPDATES)]
     else:
-        tasks = [partial(measured_product, case, rounds) for case in CASES if case.quick or not options.quick]
+        asked = [x for x in CASES if any(text in f"{x.dtype} {x.side} " for text in options.only.split(","))]
+        found = [case for case in asked if case.quick or not options.quick]
+        tasks = [partial(measured_product, case, rounds, not options.chosen) for case in found]
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ("update.json" if options.update else "complex.json")

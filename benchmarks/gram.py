@@ -27,12 +27,12 @@ import numpy as np
 
 import fmm
 from benchmarks.gpu import environment, results_folder
-from fmm.perfmodel.papers.sforza_speedups import BEST_DEPTH, CUTOFFS, sforza_plan
 from fmm.tuner.devices.cuda import event_milliseconds
 
-Kind = Literal["syrk", "matmul", "newton-schulz", "sforza", "plan"]
+Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]
 SAMPLED_ROWS, SAMPLED_COLS = 16, 1024
 LEAST = 4.0  # milliseconds of a sample: shorter calls are repeated
+LONG = 15.0  # milliseconds of a call that nobody replays as a graph
 STEPS = 5
 
 
@@ -44,7 +44,6 @@ class Case:
     cols: int
     target: float | None = None  # the speedup that is hoped for
     quick: bool = False
-    depth: int = 0  # of Sforza's recursion
     plan: str = ""  # of fmm.gram, against the library's own product
     ieee: bool = False  # numbers are multiplied as what they are
 
@@ -74,12 +73,6 @@ CASES = (
         for n in (2048, 4096, 8192, 16384)
         for plan in ("tile", "gram.tile > vendor", "gram^3 > vendor")
     ),
-    *(
-        Case("sforza", dtype, n, n, quick=(n, depth) == (10_000, 1), depth=depth)
-        for dtype in CUTOFFS
-        for n in (4000, 4001, 10_000, 10_001, 16384)
-        for depth in ((1, 2, 3, 4) if n == 10_000 else (1, BEST_DEPTH[dtype]))
-    ),
 )
 
 
@@ -98,16 +91,14 @@ class Row:
     error: float = float("nan")  # relative, in the Frobenius norm, of sampled rows
     vendor_error: float = float("nan")
     failure: str = ""
-    depth: int = 0
     ieee: bool = False
-    syrk: list[float] = field(default_factory=list)  # of Sforza's cases: the same by cuBLAS's syrk
 
     @property
     def speedup(self) -> float:
         return median(v / c for v, c in zip(self.vendor, self.candidate, strict=True)) if self.candidate else 0.0
 
 
-Calls = tuple[Callable[[int], Any], ...]  # of fmm, of the vendor, of syrk; each is told which operands
+Calls = tuple[Callable[[int], Any], ...]  # of fmm, of the vendor; each is told which operands
 
 
 def tensors(case: Case, count: int = 2) -> list[Any]:
@@ -133,17 +124,6 @@ def syrk_calls(case: Case, xs: list[Any]) -> Calls:
     return (lambda i: fmm.gram(xs[i], **given)), (lambda i: fmm.gram(xs[i], plan="vendor", **given))
 
 
-def sforza_calls(case: Case, xs: list[Any]) -> Calls:
-    """Sforza's algorithm as a plan, the whole product that he compares with, and syrk."""
-    plan, out = sforza_plan(case.dtype, case.depth), fmm.gram(xs[0], rows=True, plan="vendor")
-    given = {"rows": True, "out": out}
-    return (
-        lambda i: fmm.gram(xs[i], plan=plan, **given),
-        lambda i: xs[i] @ xs[i].T,
-        lambda i: fmm.gram(xs[i], plan="vendor", **given),
-    )
-
-
 def plan_calls(case: Case, xs: list[Any]) -> Calls:
     """Whole results by a plan that is named, and the library's own product."""
     return (lambda i: fmm.gram(xs[i], rows=True, plan=case.plan)), (lambda i: xs[i] @ xs[i].T)
@@ -161,14 +141,13 @@ CALLS: dict[Kind, Callable[[Case, list[Any]], Calls]] = {
     "syrk": syrk_calls,
     "matmul": product_calls,
     "newton-schulz": newton_calls,
-    "sforza": sforza_calls,
     "plan": plan_calls,
 }
 
 
 def measured(case: Case, rounds: int, seconds: float) -> Row:
     """A case, checked, then timed; one that fails is a row that says why."""
-    row = Row(case.kind, case.dtype, (case.rows, case.cols), case.target, depth=case.depth, ieee=case.ieee)
+    row = Row(case.kind, case.dtype, (case.rows, case.cols), case.target, ieee=case.ieee)
     emulation = os.environ.pop("FMM_EMULATION", None)
     os.environ |= {"FMM_EMULATION": "0"} if case.ieee else {}
     try:
@@ -189,8 +168,7 @@ def measured(case: Case, rounds: int, seconds: float) -> Row:
 
 
 def _explain(case: Case, x: Any, row: Row) -> None:
-    plan = sforza_plan(case.dtype, case.depth) if case.kind == "sforza" else case.plan or None
-    found = fmm.explain(x, x.T) if case.kind == "matmul" else fmm.explain_gram(x, rows=True, plan=plan)
+    found = fmm.explain(x, x.T) if case.kind == "matmul" else fmm.explain_gram(x, rows=True, plan=case.plan or None)
     row.plan, row.why = str(found.plan), found.reason
 
 
@@ -224,20 +202,22 @@ def _check(case: Case, calls: Calls, x: Any, row: Row) -> None:
 
 
 def sample(calls: Calls, row: Row, rounds: int, seconds: float) -> None:
-    """Shuffled rounds, both in each, on two sets of operands in turns; before them both until graphs are captured."""
-    for call in calls:
-        for i in range(6):
-            call(i % 2)
+    """Shuffled rounds, both in each, on two sets of operands in turns; before them short ones until graphs are
+    captured."""
     single = max(*(event_milliseconds(lambda i, call=call: call(i % 2), 2) for call in calls), 1e-3)  # type: ignore[misc]
+    if single < LONG:
+        for call in calls:
+            for i in range(6):
+                call(i % 2)
+        single = max(*(event_milliseconds(lambda i, call=call: call(i % 2), 2) for call in calls), 1e-3)  # type: ignore[misc]
     repeats = max(int(LEAST / single), 1)
     rounds = max(min(rounds, int(1000 * seconds / (2 * single * repeats))), 5)
     for _ in range(rounds):
         samples = {}
-        for name, call in random.sample(list(zip(("candidate", "vendor", "syrk"), calls, strict=False)), len(calls)):
+        for name, call in random.sample(list(zip(("candidate", "vendor"), calls, strict=True)), 2):
             samples[name] = event_milliseconds(lambda i, call=call: call(i % 2), repeats)  # type: ignore[misc]
         row.candidate.append(samples["candidate"])
         row.vendor.append(samples["vendor"])
-        row.syrk += [samples["syrk"]] if "syrk" in samples else []
 
 
 def table(rows: list[Row]) -> Iterator[str]:
@@ -266,7 +246,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     began, rows = time.perf_counter(), []
     folder = options.output or results_folder()
-    for case in CASES:
+    for case in sorted(CASES, key=lambda case: case.rows**2 * case.cols):  # what a time limit cuts off are the longest
         named = any(x in f"{case.name} " for x in options.only.split(","))
         if not named or (options.quick and not case.quick):
             continue

@@ -24,7 +24,7 @@ from cupy import cublas
 
 import fmm
 from benchmarks.gpu import environment, results_folder
-from benchmarks.gpu_random import ASPECT, LARGEST, compared, operands, paired_samples
+from benchmarks.gpu_random import ASPECT, LARGEST, SECONDS, compared, operands, paired_samples
 
 HALVES, COMPLEX = ("float32", "float64", "bfloat16"), {"complex64": "float32", "complex128": "float64"}
 KINDS = (*(f"half {t}" for t in HALVES), *(f"x @ x.T {t}" for t in HALVES), *COMPLEX)
@@ -82,11 +82,11 @@ def calls_of(kind: str, size: tuple[int, ...]) -> Calls:
     return make[what](dtype, *size)
 
 
-def measured(kind: str, size: tuple[int, ...]) -> dict[str, Any]:
+def measured(kind: str, size: tuple[int, ...], seconds: float) -> dict[str, Any]:
     """A row; one that fails says why."""
     try:
         vendor, own, decision = calls_of(kind, size)
-        return {"kind": kind, "size": size, **compared(paired_samples(vendor, own), decision)}
+        return {"kind": kind, "size": size, **compared(paired_samples(vendor, own, seconds), decision)}
     except Exception as error:  # whatever may go wrong: the next shape is measured
         return {"kind": kind, "size": size, "failure": f"{type(error).__name__}: {error}"}
     finally:
@@ -116,6 +116,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} shapes of each kind instead of {COUNT}")
     parser.add_argument("--only", default="", help="kinds whose name contains this")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of a shape's samples, about")
     parser.add_argument("--time-limit", type=float, default=200, help="seconds after which no shape is begun")
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
@@ -127,7 +128,7 @@ def main(arguments: list[str]) -> int:
     ):
         for kind in (kind for kind in KINDS if options.only in kind):
             if time.perf_counter() - began < options.time_limit:
-                rows.append(measured(kind, triple if kind in COMPLEX else pair))
+                rows.append(measured(kind, triple if kind in COMPLEX else pair, options.seconds))
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "structured.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")

@@ -205,17 +205,18 @@ def explain_gemm(asked: Mapping[str, Any]) -> Decision:
 def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin: bool = False) -> Any:
     """The min-plus product: c[i, j] is the smallest of all sums a[i, k] + b[k, j].
 
-    Of two matrices of NumPy's, CuPy's or torch's, in float32, float64, int32 or int16. Whole numbers are saturated: the
-    largest one of their type means "none" and stays that, whatever is added to it; a sum beyond the type's range
-    is the nearest number in it. A sum that is NaN is never the smallest.
+    Of two matrices of NumPy's, CuPy's or torch's, in float32, float64, int32 or int16; other real numbers become
+    float64. Whole numbers are saturated: the largest one of their type means "none" and stays that, whatever is added
+    to it; a sum beyond the type's range is the nearest number in it. A sum that is NaN is never the smallest. What is
+    masked in a masked array is none.
 
     out
         Where the result goes, of its shape and type; it may overlap a and b.
     maximum
         The greatest of all sums instead (max-plus); then "none" is -inf, or the smallest whole number.
     argmin
-        Return the pair of the result and, in int32, of the k that each number comes from: the first of several, and -1
-        where no sum is better than "none".
+        Return the pair of the result and, in int32, of the k that each number comes from: of several the first, as the
+        sums are before they are saturated, and -1 where no sum is better than "none".
     """
     return routes.minplus_product(a, b, out, bool(maximum), bool(argmin))
 

@@ -170,8 +170,9 @@ class TorchLibrary(_TorchTensors):
             return Setting(device, common, "tf32", _no_kernels(), adjoint=adjoint)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
-        # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell.)
-        unasked = _getter is None or precision == "none"
+        # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell. Of float64 nobody
+        # can ask for one.)
+        unasked = not single or _getter is None or precision == "none"
         lacking = self.lacks(a)
         return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint, lacking=lacking)
 

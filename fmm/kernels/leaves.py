@@ -77,6 +77,7 @@ TILE = Leaf(
     types_inside=TILED,
     halves=TILED,
     loose_halves=WARPGROUPS,
+    turned_halves=("float32",),
     mirrors=True,
     # Those that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with its
     # sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
@@ -127,6 +128,7 @@ DIGITS = Leaf(
     ("cpu",),
     RINGS,
     types_alone=("bool",),
+    types_in_blocks=("bool",),
     call="products of digits",
     starts=8,
     scratch=exact_scratch,

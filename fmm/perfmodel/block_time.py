@@ -18,6 +18,7 @@ from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
 from fmm.hardware.occupancy import WARP, active_blocks, most_registers
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiles.tiled import lower_tiles
 from fmm.kernels.cuda.products.tiles.tiled_source import Along
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
@@ -191,6 +192,7 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
 
 
+@lru_cache(maxsize=1024)
 def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
     """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
     blocks = resident_blocks(s, GEMM, chip.limits)
@@ -203,17 +205,32 @@ def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
     return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
-def launch_seconds(s: TileSizes, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
+def tiles_made(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -> int:
+    """Of `count` products; `half`: those on and below the diagonal."""
+    m, _, n = shape
+    tiles = -(-m // s.m_s), -(-n // s.n_s)
+    return count * (lower_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
+
+
+@lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
+def launch_seconds(
+    s: TileSizes,
+    w: Operands,
+    shape: Shape,
+    chip: Chip,
+    count: int = 1,
+    along: Alongs = ROWS,
+    half: bool = False,
+) -> float:
     """Seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
 
     The multiprocessor with the most tiles decides. It does as many at a time as fit; writing C, (10), comes on top.
     """
-    m, k, n = shape
     most = resident_blocks(s, w, chip.limits)
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
     touched = operand_bytes(w, shape, count)
-    steps, tiles = -(-k // s.k_s), -(-m // s.m_s) * -(-n // s.n_s) * count
+    steps, tiles = -(-shape[1] // s.k_s), tiles_made(s, shape, count, half)
     # Several blocks of C are added to, so that they are read before they are written.
     written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
 

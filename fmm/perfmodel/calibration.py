@@ -68,6 +68,8 @@ class Rate:
     # With fewer steps along the inner dimension than the first, it takes the second share of that time.
     half_least: float = 0.0
     half_below: float = 1.0
+    # Where several follow each other: with so many rows one takes as long again, for want of tiles in its last round.
+    half_apart: float = 0.0
     # The same by this package's own kernels, if it is very large; 1: nobody measured it. With so many rows, whole tiles
     # on the diagonal and a last round that is not full take as long again.
     half_by_tiles: float = 1.0
@@ -224,9 +226,17 @@ HALF = {"float32": 0.51, "float64": 0.57}
 # times as long by it, mirror and all, as by gemm, or a third of gemm's rate both times. In float64, of which 16933 rows
 # of 355 numbers took 1.4 times less, shorter ones were not measured: it is taken to be no faster than gemm.
 HALF_LEAST, HALF_BELOW = 256.0, {"float32": 2.0}
+# How many rows of several halves cost as much again. (0.65 and 0.69 of gemm's time there of 4096 and 2048 rows.)
+HALF_APART = {"float32": 800.0}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
-HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
+# (In float32 0.52 of it where two of 4096 rows read a copy that lies as the kernel wants it.)
+HALF_BY_TILES = {
+    "float32": (0.49, 256.0),
+    "float64": (0.57, 128.0),
+    "float16": (0.5, 800.0),
+    "bfloat16": (0.5, 800.0),
+}
 HALF_OF_THREE = 0.5, 256.0  # the same of a product by three of float16
 HALF_OF_PLANES = 0.55, 256.0  # the same of a product by residues, splitting and joining in it
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
@@ -274,6 +284,7 @@ def datasheet(name: str) -> Calibration:
             half=HALF.get(t, Rate.half),
             half_least=HALF_LEAST if t in HALF else 0.0,
             half_below=HALF_BELOW.get(t, Rate.half_below),
+            half_apart=HALF_APART.get(t, Rate.half_apart),
             **_by_tiles(t, gpu),
         )
         for t, peak in peaks.items()

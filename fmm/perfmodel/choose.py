@@ -10,6 +10,8 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fmm.kernels.plans.candidates import candidate_plans, half_candidates, levels_above
+from fmm.kernels.plans.leaf import LeafUse, option_use
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
@@ -37,6 +39,9 @@ DOUBT, ROUNDS_KNOWN = 45.0, 0.45
 # 0.93 and 0.92 of the vendor's time were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192
 # 0.87 and 0.96.)
 HALF_DOUBT = 0.08
+# And where blocks on the diagonal are our own tiles' that read turned copies, whose time is known better. (Float32 at
+# 8192 there: 0.88 predicted and 0.89 measured.)
+TURNED_DOUBT = 0.04
 # The same for plans that only copy operands to aligned rows: THIN divided by the number of tiles along the shortest
 # side is added. The formula does not know how slow the vendor is on thin products whose rows are not aligned. (TF32 on
 # an H200: of 37 such plans, two, with sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 %
@@ -162,12 +167,20 @@ def _by_time(*found: Candidate) -> tuple[Candidate, ...]:
 
 def composed_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """The best compositions of levels above candidates that are within the limits."""
-    if not (levels := levels_above("cuda" if calibration.batches else "cpu")):
+    if not (above := levels_above("cuda" if calibration.batches else "cpu")):
         return ()
     ends = [x.plan for x in _of_all(problem, calibration) if x.suits(problem) and limits.allow(x.plan, 1)]
+    levels = [level for level in above if _stands_above(level, ends, problem.dtype)]
     room = Room(limits.workspace, limits.error_growth)
     made = composed_plans(problem, calibration, room, levels, ends)
     return ranked_candidates(problem, calibration, made) if made else ()
+
+
+def _stands_above(level: PlanLevel, plans: Sequence[Plan], dtype: str) -> bool:
+    """Can it be asked for numbers of this type, with one of the plans below it?"""
+    if level.types is not None and dtype not in level.types:
+        return False
+    return any(Plan((level, *plan.levels), plan.leaf).takes_type(dtype) for plan in plans)
 
 
 def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) -> Iterator[Candidate]:
@@ -189,7 +202,8 @@ def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> flo
     least = calibration.tiled_margin if plan.timed_by_tiles or leaf.rate else calibration.margin
     alone = not plan.levels and (plan.timed_by_tiles or leaf.longest > 0)
     cut = problem.halved and bool(plan.levels) and calibration.batches
-    return (0.0 if alone else least) + HALF_DOUBT * cut + _doubt(plan, problem, calibration)
+    doubt = TURNED_DOUBT if any(use.order for use in _own_uses(plan)) else HALF_DOUBT
+    return (0.0 if alone else least) + doubt * cut + _doubt(plan, problem, calibration)
 
 
 def call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
@@ -254,7 +268,7 @@ def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -
     if halved and not plan.levels and plan != VENDOR:
         known = _half_is_known(plan, dtype, calibration)
         return Choosable(plan, leaf.alignment, leaf.longest or inf, parts) if known else None
-    if not plan.considered_for(dtype):
+    if not plan.considered_for(dtype) or (halved and not _lies_as_wanted(plan, dtype)):
         return None
     rate, own = calibration.known_rate(plan.rate_name(dtype)), plan.timed_by_tiles
     inside = plan.leaf_type(dtype) in leaf.types_inside
@@ -263,6 +277,16 @@ def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -
     # A batch reads nothing but temporaries, whose rows are aligned.
     anyhow = plan.batched or (own and rate.tiled_odd > 0)
     return Choosable(plan, 1 if anyhow else leaf.alignment, inf, parts)
+
+
+def _lies_as_wanted(plan: Plan, dtype: str) -> bool:
+    """Do blocks on the diagonal by a leaf of their own read turned copies where that pays, and only there?"""
+    return all((dtype in use.leaf.turned_halves) == (use.order != "") for use in _own_uses(plan))
+
+
+def _own_uses(plan: Plan) -> Iterator[LeafUse]:
+    """Of the leaves that levels name."""
+    return (option_use(name) for level in plan.levels for name in level.own_leaves)
 
 
 def _half_is_known(plan: Plan, dtype: str, calibration: Calibration) -> bool:

@@ -168,7 +168,8 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     m, k, _, batch, name, loose = half
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else those types are the vendor's
-    if dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
+    known = dtype.name not in leaf.turned_halves or leaf_use(name).order != ""
+    if known and dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
         # Tiles on the diagonal are whole.
         return leaf.relative_time * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     aside = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
@@ -176,7 +177,8 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
         return leaf.relative_time * aside
     if batches and batch > 1 and m <= leaf.whole_halves:
         return leaf.relative_time
-    return leaf.relative_time * (rate.half if k >= rate.half_least else rate.half_below * aside)
+    apart = 1 + rate.half_apart / m if batch > 1 else 1.0
+    return leaf.relative_time * apart * (rate.half if k >= rate.half_least else rate.half_below * aside)
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:

@@ -138,17 +138,18 @@ class _Walk:
         self.held[key] = self.added(self.held[key], value) if step.accumulate else value
 
     def read(self, place: Place) -> _Value:
-        """What stands at a place; where it covers several, the one with the largest error."""
+        """What stands at a place; where it covers several, or a part of one, the one with the largest error."""
+        place = place.upright
         if place.name in ("A", "B"):
             return self.atom(place.spot)
+        same = [(spot, value) for spot, value in self.held.items() if (spot[0], spot[3]) == (place.name, place.part)]
         inside = [
             value
-            for (name, row, col, part), value in self.held.items()
-            if (name, part) == (place.name, place.part)
-            and 0 <= row - place.row < place.rows
-            and 0 <= col - place.col < place.cols
+            for (_, row, col, _), value in same
+            if 0 <= row - place.row < place.rows and 0 <= col - place.col < place.cols
         ]
-        return max(inside, key=self.error, default=_Value({}))
+        around = [value for (_, row, col, _), value in same if row <= place.row and col <= place.col]
+        return max(inside or around, key=self.error, default=_Value({}))
 
 
 @depends_on_rows

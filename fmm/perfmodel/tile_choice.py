@@ -12,37 +12,44 @@ from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, TMA_S
 from fmm.kernels.cuda.products.tiles.tiled import TileOp, lower_tiles
 from fmm.kernels.cuda.products.tiles.tma_parts import ALONE, BEGIN, IN_TURN, Part, makespan, parts_of
 from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
-from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launch_seconds, resident_blocks
+from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launch_seconds, resident_blocks, tiles_made
 
 ENOUGH = 256  # threads that are enough to keep a multiprocessor busy in float64
 
 
+@lru_cache(maxsize=4096)  # a plan of four levels asks 2401 times for the same
 def best_for(
-    shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS, of: Sequence[TileSizes] = (*TUNED, *STRATEGIES)
+    shape: Shape,
+    chip: Chip,
+    count: int = 1,
+    along: Alongs = ROWS,
+    half: bool = False,
+    of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
 ) -> TileSizes:
-    """The fastest for `count` products of float32: what the leaf `tile` takes."""
+    """The fastest for `count` products of float32: what the leaf `tile` takes; `half`: for one half of each."""
     fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
-    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along))
+    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, half))
 
 
-def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int) -> float:
+def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, half: bool = False) -> float:
     """How many numbers of C the multiprocessor with the most tiles computes; of float64 the model knows no more yet.
 
     Left out: what tiles cost before and after their multiply-adds, and all memory.
     """
-    m, _, n = shape
-    tiles = -(-m // s.m_s) * -(-n // s.n_s) * count
-    whole, last = divmod(-(-tiles // multiprocessors), s.blocks)
+    whole, last = divmod(-(-tiles_made(s, shape, count, half) // multiprocessors), s.blocks)
     alone = max(last, ENOUGH / s.threads) if last else 0  # a few thread blocks take as long as enough of them
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
-def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS) -> TileSizes:
+def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS, half: bool = False) -> TileSizes:
     """Of the strategies for float64, the one with which `count` products end first."""
-    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors))
+    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, half))
 
 
-BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], TileSizes]] = {"float32": best_for, "float64": best_double}
+BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
+    "float32": best_for,
+    "float64": best_double,
+}
 
 
 # ---- where the copy engine brings the operands
@@ -74,13 +81,13 @@ class BlockModel:
     """The block model as `fmm.kernels.cuda.select.TileModel`."""
 
     def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
-        return BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
+        kernel = op.kernel
+        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.half))
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
-        time, s = best_by_engine(op, chip)
-        tiled = launch_seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
-        made = op.grid[0] / (prod(op.tiles) * op.count)  # of one half, fewer tiles
-        return s if time < made * tiled else None
+        (time, s), kernel, shape = best_by_engine(op, chip), op.kernel, (op.m, op.k, op.n)
+        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.half))
+        return s if time < tiled else None
 
 
 BLOCK_MODEL = BlockModel()

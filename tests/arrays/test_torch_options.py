@@ -43,3 +43,13 @@ def test_types_of_torch_that_have_no_plans() -> None:
         (torch.float8_e4m3fn, 0, "the vendor answers: float8_e4m3fn products are its own"),
     ):
         assert fmm.plan(9, 9, 9, dtype=dtype, device=device).reason == said
+
+
+@pytest.mark.parametrize("precision", ["none", "ieee"])
+def test_a_precision_of_float32_says_nothing_of_float64(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    torch_library = pytest.importorskip("fmm.arrays.torch_library")
+    monkeypatch.setattr(torch_library, "_getter", lambda backend, operation: precision)
+    for name, emulates in (("float32", precision == "none"), ("complex64", precision == "none"), ("float64", True)):
+        x = torch.ones((2, 2), dtype=getattr(torch, name))
+        assert torch_library.TorchLibrary().setting(x, x, None).emulation is emulates, name

@@ -18,6 +18,7 @@ from fmm.problem import FILLS, Operation, Problem
 
 H200 = datasheet("H200")
 LIMITS = Limits(60 << 30, 16, emulation=False)
+HALF = Problem(8192, 8192, 8192, "float32", op="gram", fill="lower")
 
 
 def chosen(n: int, dtype: str, op: Operation = "product", device: str = "H200") -> str:
@@ -42,6 +43,31 @@ def test_halves_of_16_bit_numbers(n: int, plan: str) -> None:
 def test_nothing_is_known_of_tiles_elsewhere() -> None:
     for n in (4096, 16384):
         assert "tile" not in chosen(n, "bfloat16", "gram", "A100")
+        assert ".tile" not in chosen(n, "float32", "gram", "A100")
+
+
+def test_tiles_of_float32_read_a_turned_copy() -> None:
+    """Without it they are taken to be no faster than a whole product, and are not compared."""
+    assert ".tile.outer >" in chosen(16384, "float32", "gram")
+    considered = {str(c.plan) for c in choose(Problem(8192, 8192, 8192, "float32", op="gram"), H200, LIMITS).considered}
+    assert not any("gram.tile >" in plan for plan in considered)
+    halves = [quick_prediction(Plan.parse(f"gram.tile{x} > vendor"), HALF, H200).seconds for x in ("", ".outer")]
+    assert halves[0] > 1.2 * halves[1]
+
+
+def test_blocks_of_other_types_are_not_turned() -> None:
+    for dtype in ("float64", "bfloat16"):
+        found = choose(Problem(8192, 8192, 8192, dtype, op="gram"), H200, LIMITS).considered
+        assert not any(".outer" in str(c.plan) for c in found)
+
+
+def test_several_halves_of_the_vendors_take_longer_than_one() -> None:
+    """0.65 of the time of the whole products was measured of two with 4096 rows of 8192, 0.51 of one of 8192."""
+    two, one = (quick_prediction(Plan.parse(text), HALF, H200).products for text in ("gram > vendor", "vendor"))
+    whole = quick_prediction(Plan.parse("vendor"), Problem(8192, 8192, 8192, "float32"), H200).products
+    below = quick_prediction(Plan.parse("vendor"), Problem(4096, 8192, 4096, "float32"), H200).products
+    assert one / whole == pytest.approx(0.51, abs=0.02)
+    assert (two - below) / (2 * below) == pytest.approx(0.65, abs=0.06)
 
 
 def test_a_half_of_16_bit_numbers_that_must_keep_the_other_one() -> None:

@@ -45,6 +45,16 @@ def test_what_the_library_lacks_is_computed_at_any_size() -> None:
         assert str(found.plan) == "residues > bytes" and "no product of this type" in found.decision.reason
 
 
+def test_little_workspace_is_enough() -> None:
+    """C block by block: of what torch lacks nothing would be left, and CuPy takes ten times as long."""
+    for lacking in (False, True):
+        for share in (2, 4, 8):
+            limits = Limits(answered("int64", 8192).workspace // share)
+            found = answered("int64", 8192, limits, lacking)
+            assert str(found.plan).startswith("quarters > ") and found.launches is not None
+            assert 0 < found.workspace <= limits.workspace
+
+
 def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     for lacking in (False, True):
         assert answered("int64", 4096, Limits(0), lacking).decision.plan == VENDOR

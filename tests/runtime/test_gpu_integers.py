@@ -141,6 +141,26 @@ def test_torch_has_integers_by_fmm_alone(dtype: str) -> None:
             np.testing.assert_array_equal(found.cpu().numpy(), np.matmul(a, b))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+def test_block_by_block_of_c(dtype: str) -> None:
+    """By name, in any layout; and where the workspace is too small for the whole."""
+    import cupy
+
+    draw = np.random.default_rng(18)
+    for m, k, n in ((1, 7, 1), (130, 257, 99), (511, 300, 640)):
+        a, b = drawn(draw, dtype, (m, k), 0), drawn(draw, dtype, (k, n), 0)
+        for how in range(3):
+            for plan in ("quarters > residues > bytes", "quarters > quarters > residues > bytes"):
+                found = fmm.matmul(on_device(a, how), on_device(b, 2 - how), plan=plan)
+                np.testing.assert_array_equal(cupy.asnumpy(found), np.matmul(a, b))
+    x, y = (on_device(drawn(draw, dtype, (4096, 4096), 0)) for _ in range(2))
+    whole, expected = fmm.explain(x, y).workspace, cupy.matmul(x, y)
+    for share in (2, 3):
+        less = fmm.explain(x, y, workspace=whole // share)
+        assert str(less.plan).startswith("quarters > ") and less.workspace <= whole // share
+        assert bool((fmm.matmul(x, y, workspace=whole // share) == expected).all())
+
+
 def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     x = on_device(np.ones((1500, 1500), np.int64))
     assert fmm.explain(x, x, workspace=0).plan == VENDOR

@@ -38,6 +38,40 @@ def same_as_scipy(edges: Matrix, **options: Any) -> None:
     np.testing.assert_allclose(as_lengths(found), wanted, rtol=tolerance, atol=tolerance)
 
 
+def _zeros_stored(rng: np.random.Generator) -> Any:
+    """Edges of lengths 0, 1 and 2, in whole numbers."""
+    chosen = np.where(rng.random((100, 100)) < 0.04, rng.integers(0, 3, (100, 100)), -1)
+    return np.ma.masked_array(chosen.astype(np.int32), chosen < 0)
+
+
+def _of_wide_range(rng: np.random.Generator) -> Any:
+    """Positive edges; beside the longest the shortest are nothing in float32."""
+    return np.where(rng.random((100, 100)) < 0.05, 10.0 ** rng.integers(-6, 6, (100, 100)), 0).astype(np.float32)
+
+
+def _by_potentials(rng: np.random.Generator) -> Any:
+    """Edges of any sign, all of whose cycles have no length."""
+    height = rng.integers(1, 1000, 100)
+    edges = np.where(rng.random((100, 100)) < 0.05, height[:, None] - height, 0)
+    return edges.astype(np.float64)
+
+
+@pytest.mark.parametrize("graph", [_zeros_stored, _of_wide_range, _by_potentials])
+def test_predecessors_lead_back_where_cycles_have_no_length(graph: Any) -> None:
+    """From every node, to where the way begins, by edges that are as long as the way together."""
+    for seed in range(5):
+        edges = graph(np.random.default_rng(seed))
+        lengths, before = fmm.shortest_paths(edges, return_predecessors=True)
+        exact = np.ma.getdata(edges).astype(np.float64)
+        for start, end in zip(*np.nonzero(before >= 0), strict=True):
+            node, way, steps = end, 0.0, 0
+            while node != start and steps <= len(edges):
+                last = before[start, node]
+                way, node, steps = way + exact[last, node], last, steps + 1
+            assert node == start
+            assert abs(way - lengths[start, end]) <= 1e-5 * abs(way)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_the_same_as_scipys(kind: str, dtype: str) -> None:
@@ -414,6 +448,24 @@ def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -
     assert {domain.ring for _, domain in cases} >= {"int32", "float64"}
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float16"])
+def test_other_real_numbers_are_multiplied_in_float64(dtype: str) -> None:
+    a = np.array([[1, 0], [0, 1]], dtype)
+    found = fmm.minplus(a, a)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, [[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(("dtype", "none"), [("float64", np.inf), ("int32", 2**31 - 1)])
+def test_what_is_masked_is_none(dtype: str, none: float) -> None:
+    a = np.ma.masked_array(np.array([[1, 2], [3, 4]], dtype), [[True, False], [True, False]])
+    found, step = fmm.minplus(a, np.array([[0, 1], [none, 5]], dtype), argmin=True)
+    np.testing.assert_array_equal(found, np.array([[none, 7], [none, 9]], dtype))
+    np.testing.assert_array_equal(step, [[-1, 1], [-1, 1]])
+    assert type(found) is np.ndarray
+    assert fmm.minplus(a, a, maximum=True)[0, 0] == (-np.inf if dtype == "float64" else -(2**31))
+
+
 def test_out_may_overlap_the_operands() -> None:
     rng = np.random.default_rng(17)
     a = rng.random((20, 20))
@@ -428,7 +480,7 @@ def test_out_may_overlap_the_operands() -> None:
         (np.zeros((2, 3)), np.zeros((2, 3)), ValueError),
         (np.zeros(3), np.zeros((3, 2)), ValueError),
         (np.zeros((2, 2), complex), np.zeros((2, 2)), TypeError),
-        (np.zeros((2, 2), np.int64), np.zeros((2, 2), np.int64), TypeError),
+        (np.zeros((2, 2), object), np.zeros((2, 2), np.int64), TypeError),
     ],
 )
 def test_what_has_no_product(a: Any, b: Any, error: type[Exception]) -> None:

@@ -24,7 +24,10 @@ from fmm.kernels.plans.levels.residues import SUMMED
 from tests.support.integers import Array, by_python, drawn, laid_out
 
 SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160
-PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues > bytes", "residues > strassen > bytes")}
+PLANS = {
+    "cpu": ("digits", "winograd > digits", "quarters > digits"),
+    "cuda": ("residues > bytes", "residues > strassen > bytes", "quarters > residues > bytes"),
+}
 TYPES = {
     "winograd > digits": RINGS,
     "residues > strassen > bytes": SUMMED,
@@ -103,7 +106,8 @@ def multiply_on_device(x: Drawn, plan: str) -> Array:
 def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device: str) -> str:
     """What is wrong with a product; empty: nothing."""
     x = draw_product(seed)
-    plan = next(plan for plan in (PLANS[device][seed % 2], PLANS[device][0]) if x.dtype in TYPES.get(plan, INTEGERS))
+    plans = PLANS[device]
+    plan = next(plan for plan in (plans[seed % len(plans)], plans[0]) if x.dtype in TYPES.get(plan, INTEGERS))
     found, expected = multiply(x, plan), expected_product(x)
     if found.dtype != x.dtype or not np.array_equal(found, expected):
         return f"seed {seed}: {x} by {plan} differs from NumPy's product"

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
@@ -28,12 +29,19 @@ SMS = 132
 ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
 
 
+def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> list[ResidueOp]:
+    """The products by residues that a plan comes to."""
+    found = []
+    for op in record_operations(Plan.parse(plan), problem).ops:
+        if isinstance(op, GemmOp):
+            ending = residue_endings()[op.leaf]
+            moduli = ending.level.moduli_for(op.dtype, op.k)
+            found.append(residue_op(op, op.dtype, moduli, ending.depth, SMS, divides))
+    return [op for op in found if op is not None]
+
+
 def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
-    op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
-    found = residue_endings()[op.leaf]
-    made = residue_op(op, op.dtype, found.level.moduli_for(op.dtype, op.k), found.depth, SMS, divides)
-    assert made is not None
-    return made
+    return ops_of(problem, plan, divides)[0]
 
 
 def aligned_memory(size: int, value: int) -> Matrix:
@@ -52,13 +60,13 @@ def product_on_host(
     aligned: bool = False,
     lower: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
-    """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
+    """C by the kernels on the host, and the first op: where those of a GPU meet, the host does the same in its own
+    way. `leaf`: residues with what is below them, or below levels without sums."""
     (m, k), n = a.shape, b.shape[1]
     lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
-    op = op_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)
-    op = replace(op, lower=lower)
+    ops = [replace(op, lower=lower) for op in ops_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)]
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
@@ -68,12 +76,12 @@ def product_on_host(
     work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
     arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
     everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
-    flag = all_launches(op, arrays, everything)
+    flag = any([all_launches(op, arrays, everything) for op in ops])
     memory, c = whole[2]
     gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
     assert (gaps == gaps.dtype.type(77)).all()
     assert flag == (not np.isfinite(c).all())
-    return c, op
+    return c, ops[0]
 
 
 def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> bool:
@@ -98,8 +106,10 @@ def measured(side: Side, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -
     """Exponents of lines, and lines turned."""
     if side.is_ready:
         return
-    g, x, work = side.geometry, arrays[side.source.base], memory["W"]
-    lines = x[: side.lines, : g.k] if side.along == "inner" else x[: g.k, : side.lines].T
+    g, x, work = side.geometry, arrays[side.source.base].reshape(-1), memory["W"]
+    steps = (side.source.leading, 1) if side.along == "inner" else (1, side.source.leading)
+    begin, shape = x[side.source.offset // x.itemsize :], (side.lines, g.k)
+    lines = as_strided(begin, shape, [x.itemsize * step for step in steps])
     top = largest_norm(g.moduli, g.k)
     if not DTYPES[x.dtype.name].exact:
         there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]

@@ -10,6 +10,7 @@ import re
 
 DEFAULT = ("nested", "one pass")
 ABOVE = "above"  # above any candidate, where that one needs too much workspace
+ABOVE_AS_IT_IS = "above as it is"  # the same, of a level that has no options and is no algorithm
 SEARCHED = "searched"  # by the tuner alone, where it looks beyond what the model compares
 FORM_NAMES = (*DEFAULT, "outer", "in place", "copied", "inside", ABOVE, SEARCHED)
 _LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)

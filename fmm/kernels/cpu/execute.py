@@ -17,7 +17,7 @@ from fmm.kernels.plans.walk import PlainMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
-_PARTS = {"re": "real", "im": "imag"}  # as arrays call them
+_PARTS = {"re": "real", "im": "imag", "transpose": "T"}  # as arrays call them
 
 
 class Workspace(Protocol):
@@ -82,7 +82,8 @@ class ArrayMachine(PlainMachine):
         self.workspace.release(mark)
 
     def part(self, x: Array, place: Place) -> Array:
-        found = x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+        spot = place.upright
+        found = x[spot.row : spot.row + spot.rows, spot.col : spot.col + spot.cols]
         return getattr(found, _PARTS[place.part]) if place.part else found
 
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:

@@ -265,14 +265,19 @@ class Recorder:
             self.multiply(leaf, products, dtype, alpha, beta)
             self.ops[begun:] = [_half_enough(op, asked) if of_rows else op for op in self.ops[begun:]]
         else:
-            self._whole_products(leaf, products, dtype, alpha, beta)
+            self._halves_apart(leaf, products, dtype, asked)
 
-    def _whole_products(self, leaf: str, products: Sequence[Triple], dtype: str, alpha: float, beta: float) -> None:
-        """Into a temporary each, of which only the lower half is taken."""
+    def _halves_apart(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """Into a temporary each, of which only the lower half is taken. It lies row by row where the leaf has a kernel
+        for halves."""
+        row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
+        by_half = dtype in (*row.halves, *row.loose_halves)
         for left, right, dest in products:
-            mark = self.used
-            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest), dtype)
+            mark, begun = self.used, len(self.ops)
+            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest) and not by_half, dtype)
             self.multiply(leaf, [(left, right, whole)], dtype, 1, 0)
+            if by_half:
+                self.ops[begun:] = [_half_enough(op, asked._replace(fill="loose")) for op in self.ops[begun:]]
             self._note(MirrorOp(whole, dest, alpha, beta, full=False))
             self.release(mark)
 

@@ -28,7 +28,9 @@ class View(NamedTuple):
         return DTYPES[self.dtype].itemsize
 
     def block(self, place: Place) -> View:
-        """The rectangle of it, or the real or imaginary parts of what stands there."""
+        """The rectangle of it or of its transpose, or the real or imaginary parts of what stands there."""
+        if place.part == "transpose":
+            return transposed_view(self.block(place.upright))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
         found = self._replace(offset=offset, rows=place.rows, cols=place.cols)
         if not place.part:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.consider import ABOVE, SEARCHED
+from fmm.kernels.algorithms.consider import ABOVE, ABOVE_AS_IT_IS, SEARCHED
 from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -152,7 +152,8 @@ def levels_above(device: str) -> tuple[PlanLevel, ...]:
     """Levels that may stand above any of these, where they need too much workspace."""
     found: list[PlanLevel] = []
     for level in considered_levels() if device == "cuda" else ():
-        for pattern in PATTERNS_ABOVE if ABOVE in level.forms else ():
+        patterns = PATTERNS_ABOVE if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
+        for pattern in patterns:
             with suppress(PlanError):
                 found.append(parse_level(pattern.format(a=level.text)))
     return tuple(dict.fromkeys(found))
@@ -199,6 +200,7 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     found = [VENDOR, *(Plan(leaf=x.name) for x in ending_rows() if device in x.devices and x.forms and x.halves)]
     below_cuts = [f".{leaf.name}" for leaf in leaves_on(device) if leaf.halves and not leaf.emulates]
+    below_cuts += [f".{leaf.name}.outer" for leaf in leaves_on(device) if leaf.turned_halves]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = below_cuts if plan.leaf == VENDOR.leaf else []

@@ -45,12 +45,14 @@ class Leaf:
     types: tuple[str, ...]  # that it multiplies
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
     types_alone: tuple[str, ...] = ()  # that it multiplies besides, where no level stands above it
+    types_in_blocks: tuple[str, ...] = ()  # and where those above it only cut A, B and C
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
     # Of a product that is its own adjoint it computes one half alone: of these types by BLAS's syrk and herk, of a
     # matrix and its adjoint; of those by a kernel of its own, of any two factors, if the result lies row by row.
     rank_updates: tuple[str, ...] = ()
     halves: tuple[str, ...] = ()
     loose_halves: tuple[str, ...] = ()  # of these it leaves anything in the other half
+    turned_halves: tuple[str, ...] = ()  # of these it is fast if both factors lie along the outer dimensions alone
     mirrors: bool = False  # may that kernel write the mirror into the other half itself?
     whole_halves: int = 0  # on a GPU up to so many rows a batch of such is a batch of whole products, which is faster
     call: str = "one launch"  # what one product is, in a table of explain

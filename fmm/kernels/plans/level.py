@@ -130,6 +130,11 @@ class PlanLevel(ABC):
         return True
 
     @property
+    def only_cuts(self) -> bool:
+        """Are its products blocks of A times blocks of B, each a block of C, without any sum?"""
+        return False
+
+    @property
     def saves_products(self) -> bool:
         """Are there fewer multiplications below it? Then inf and NaN can come where the classical product has none."""
         return True

@@ -111,7 +111,10 @@ class Plan:
     def types(self) -> tuple[str, ...]:
         """That the leaf multiplies, with sums inside its products if the last level wants them there."""
         found = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
-        return found if self.levels else (*found, *self.leaf_use.leaf.types_alone)
+        leaf = self.leaf_use.leaf
+        if not self.levels:
+            return *found, *leaf.types_alone
+        return (*found, *leaf.types_in_blocks) if all(level.only_cuts for level in self.levels) else found
 
     def leaf_type(self, dtype: str) -> str:
         """What its leaf multiplies, where the plan is asked for a product of this type."""

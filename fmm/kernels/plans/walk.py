@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.added_apart import with_added_apart
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, ProductWithSums
-from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum, Turned
 from fmm.problem import Fill, Operation
 
 Matrix = Any  # the machine's: two axes, with .shape and .strides
@@ -137,9 +137,13 @@ def walk_plan(
 def _run(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """`dtype`: of the level's temporaries and products."""
     mark, wished = machine.used, machine.order_of_sums(level)
+    turned = {step.copy.name: step for step in level.steps if isinstance(step, Turned)}
     for name, rows, cols in level.temporaries:
+        if name in turned and not lies_by_columns(operands[turned[name].source.name]):
+            operands[name] = machine.part(operands[turned[name].source.name], turned[name].source)
+            continue
         like = level.layouts[name]
-        fortran = wished[like] if like in wished else lies_by_columns(operands[like])
+        fortran = name not in turned and (wished[like] if like in wished else lies_by_columns(operands[like]))
         operands[name] = machine.take(rows, cols, fortran, dtype)
     for at_once, steps in _runs(with_added_apart(level) if APART in operands else level):
         if at_once:
@@ -157,6 +161,8 @@ def _runs(level: LevelSteps) -> Iterator[tuple[bool, Iterator[Step]]]:
 
 
 def _step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
+    if isinstance(step, Turned) and not lies_by_columns(operands[step.source.name]):
+        return
     if isinstance(step, Sum):
         machine.sum(step, *([machine.part(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes)))
     elif isinstance(step, ProductWithSums):

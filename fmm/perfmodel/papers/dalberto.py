@@ -9,7 +9,7 @@ from typing import Final
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.recursion_points import first_speedup, recursion_point
 from fmm.perfmodel.papers.table import Cell, Table
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth
+from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
 
 HALF: Final = Fraction(1, 2)
 
@@ -114,7 +114,9 @@ def _notes() -> tuple[str, ...]:
         "Section 2 gives Strassen's complexity as O(n^2.86); log2 7 = 2.807.",
         "Section 3.3's time of the seven products has ceil(p/2) columns in M5 = (A0 + A1) B3, and B3 has "
         "floor(p/2): for odd p it counts that product too large. Table 2 keeps B0 + B1 in T3 but multiplies "
-        "by T2 in M6.",
+        "by T2 in M6, and gives T1 of M5 ceil(n/2) columns beside the floor(n/2) rows of B3.",
+        "The Athlon 64 of Figure 5 has 2.45 GHz here, 2.5 in its caption and 2.4 in section 4.1.2; the machine of "
+        "Figure 3 is a ZV 6005 here, a ZV6005 there and a zv6000 in section 4.1.1.",
     )
 
 
@@ -143,12 +145,14 @@ def dalberto_bounds() -> Table:
         *("levels", "n", "Equation 1, first line", "second line", "Brent's 4^l"),
         *("hasa, walked", "li-fig2, walked", "winograd, walked", "hasa, expected", "on a CPU"),
     )
+    (strassen,) = plan_schemes(Plan.parse("hasa > vendor"))
     notes = (
         "All are over the classical product's, n^2 u |A| |B|. Walked: Brent's analysis of the sums that run, their "
         "order and sharing included; Equation 1's first line is li-fig2's to the last digit.",
         "Equation 1's second line is 5n(6^l - 1) less than its first, not more. Section 3.2 says that a level costs 2 "
-        "rather than 3 in practice; expected on random data are 1.7 on a GPU, and 2 on a CPU, whose BLAS adds up long "
-        "sums in pieces.",
+        f"rather than 3 in practice. Expected are {strassen.error_growth:.1f} on a GPU; on a CPU, whose BLAS adds up "
+        f"long sums in pieces, {strassen.positive_growth_in_pieces:.1f} if all numbers have one sign (the last column) "
+        f"and {strassen.error_growth_in_pieces:.1f} if not.",
     )
     return Table("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)
 

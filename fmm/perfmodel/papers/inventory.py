@@ -26,7 +26,7 @@ LI, HUANG, DALBERTO, SFORZA, POSTS, OWN = (
     "Li, Ranka, Sahni", "Huang, Yu, van de Geijn", "D'Alberto, Nicolau", "Sforza", "D'Alberto's posts", "fmm",
 )  # fmt: skip
 
-CPU, BOTH, IN_PART = "CPU", "CPU, H200", "CPU, H200 in part"
+CPU, H200, BOTH = "CPU", "H200", "CPU, H200"
 
 ENTRIES: Final = (
     Entry(LI, "Figure 1", "blocks of A, B and C", "runs", "the blocks of every scheme <2,2,2>"),
@@ -44,37 +44,37 @@ ENTRIES: Final = (
     Entry(LI, "Figures 17 to 19", "two to four levels: counts", "computed", "li-fig17 li-fig18 li-fig19 li-section7"),
     Entry(LI, "Figures 20 to 22", "two to four levels: reductions", "computed", "li-fig20 li-fig21 li-fig22"),
     Entry(LI, "Figure 23", "Winograd, recursive", "runs", "the step table li-fig23"),
-    Entry(LI, "Figures 24, 25", "run time by size", "measured", "li-fig24 li-plans", IN_PART),
-    Entry(LI, "section 8.1.1", "the best threshold", "measured", "li-tau2 li-tau2-best", IN_PART),
+    Entry(LI, "Figures 24, 25", "run time by size", "measured", "li-fig24 li-plans", BOTH),
+    Entry(LI, "section 8.1.1", "the best threshold", "measured", "li-tau2 li-tau2-best", BOTH),
     Entry(
         LI,
         "Figures 26 to 29",
         "reductions beside that of time",
         "measured",
         "li-fig26 li-fig27 li-fig28 li-fig29",
-        IN_PART,
+        BOTH,
     ),
     Entry(LI, "Figure 30", "largest errors by size", "measured", "li-fig30", BOTH),
     Entry(LI, "Figure 31", "mean errors by size", "measured", "li-fig31", BOTH),
-    Entry(LI, "Figures 32, 33", "largest errors by levels", "measured", "li-fig32 li-errors li-exchanged", IN_PART),
-    Entry(LI, "Figures 34, 35", "mean errors by levels", "measured", "li-fig34 li-errors li-exchanged", IN_PART),
-    Entry(LI, "Figure 36", "run time by levels", "measured", "li-fig36 li-section8", IN_PART),
-    Entry(LI, "Figures 37 to 39", "speedups by levels", "measured", "li-fig37 li-section8", IN_PART),
+    Entry(LI, "Figures 32, 33", "largest errors by levels", "measured", "li-fig32 li-errors li-exchanged", BOTH),
+    Entry(LI, "Figures 34, 35", "mean errors by levels", "measured", "li-fig34 li-errors li-exchanged", BOTH),
+    Entry(LI, "Figure 36", "run time by levels", "measured", "li-fig36 li-section8", BOTH),
+    Entry(LI, "Figures 37 to 39", "speedups by levels", "measured", "li-fig37 li-section8", BOTH),
     Entry(
         LI, "Figures 40 to 42", "double precision: time and speedup", "measured", "li-fig40 li-fig42 li-section8", BOTH
     ),
     Entry(LI, "Figure 43", "double precision: errors", "measured", "li-fig43", BOTH),
     Entry(LI, "Figure 44", "double precision: errors of random matrices", "measured", "li-fig44 li-exchanged", BOTH),
-    Entry(HUANG, "Figure 1", "break-even points", "measured", "huang-fig1", CPU),
+    Entry(HUANG, "Figure 1", "break-even points", "measured", "huang-fig1", BOTH),
     Entry(HUANG, "Figure 2", "memory and threads of CUDA", "not measured", "a picture"),
     Entry(HUANG, "Figure 3", "block sizes of CUTLASS", "computed", "huang-fig3"),
     Entry(HUANG, "Figure 4", "the product with sums inside", "runs", "a fused level above the leaf tile"),
     Entry(HUANG, "Figure 5", "the 49 products of two levels", "computed", "huang-fig6"),
     Entry(HUANG, "Figure 6", "operands and variants", "computed", "huang-fig6"),
     Entry(HUANG, "Figure 7", "products on two streams", "computed", "huang-fig7"),
-    Entry(HUANG, "Figure 8", "three sweeps of sizes", "measured", "huang-fig8", CPU),
+    Entry(HUANG, "Figure 8", "three sweeps of sizes", "measured", "huang-fig8", BOTH),
     Entry(HUANG, "Figure 9", "rates of the machine", "measured", "huang-fig9 huang-bounds", BOTH),
-    Entry(HUANG, "Figure 10", "modelled and measured rates", "measurable", "huang-fig10"),
+    Entry(HUANG, "Figure 10", "modelled and measured rates", "measured", "huang-fig10", H200),
     Entry(HUANG, "section 5.2", "which strategies are admitted", "computed", "huang-admitted huang-footnote15"),
     Entry(DALBERTO, "Table 1", "Balanced", "runs", "the level balanced(2)"),
     Entry(DALBERTO, "Figure 1", "blocks that differ by a row or column", "runs", "the fringe unequal"),
@@ -86,6 +86,7 @@ ENTRIES: Final = (
         DALBERTO, "Figures 3 to 5", "Balanced, HASA, dynamic", "measured", "dalberto-fig3 dalberto-fig3-average", BOTH
     ),
     Entry(DALBERTO, "Equation 1", "error bounds", "computed", "dalberto-bounds"),
+    Entry(DALBERTO, "Equations 2, 3", "when to recurse", "measured", "dalberto-n1", BOTH),
     Entry(DALBERTO, "Table 3", "recursion points of 17 systems", "computed", "dalberto-table3"),
     Entry(
         DALBERTO,
@@ -93,20 +94,22 @@ ENTRIES: Final = (
         "S-1, S-2, S-3 and HASA on squares",
         "measured",
         "dalberto-fig6 dalberto-n1",
-        IN_PART,
+        BOTH,
     ),
     Entry(SFORZA, "Algorithm 1", "AtA", "computed", "sforza-stop"),
-    Entry(SFORZA, "Figure 1", "one level by size", "computed", "sforza-sizes sforza-best"),
-    Entry(SFORZA, "Figure 2", "speedup by depth", "computed", "sforza-depths"),
-    Entry(SFORZA, "Figures 3, 4", "time and speedup by size", "computed", "sforza-sizes"),
+    Entry(SFORZA, "Figure 1", "one level by size", "measurable", "sforza-sizes sforza-best"),
+    Entry(SFORZA, "Figure 2", "speedup by depth", "measurable", "sforza-depths sforza-best"),
+    Entry(SFORZA, "Figure 3", "time by size", "measurable", "sforza-seconds"),
+    Entry(SFORZA, "Figure 4", "speedup by size", "measurable", "sforza-sizes"),
     Entry(POSTS, "Brent's Strassen", "the equations, with their slips", "runs", "the scheme strassen, proved"),
+    Entry(POSTS, "Equations 1 to 7", "Brent's bound and its 4^l", "computed", "dalberto-bounds"),
     Entry(POSTS, "Adaptive Winograd", "a schedule with S, T, P, U", "runs", "the step table adaptive-winograd"),
     Entry(
         POSTS, "R-Kleene, 1(a) to (c)", "all-pairs shortest paths", "runs", "fmm.shortest_paths; no times are printed"
     ),
     Entry(POSTS, "3M", "complex products by three real ones", "runs", "the level 3m"),
     Entry(OWN, "error contract", "expected and measured growth", "measured", "error-growth error-growth-worst", CPU),
-    Entry(OWN, "variants", "which scheme errs how much", "measured", "error-variants", CPU),
+    Entry(OWN, "variants", "which scheme errs how much", "measured", "error-variants", BOTH),
     Entry(OWN, "scaling", "powers of two before a fast product", "measured", "error-scaled", BOTH),
     Entry(OWN, "budget", "max_error_growth on random problems", "measured", "error-budget", CPU),
 )
@@ -160,7 +163,6 @@ NOTES: Final = (
     "an algorithm or a kernel, which any plan may name.",
     "in part: of some sizes or codes; `fmm-tune paper missing` says of which experiments parts are missing here, and "
     "with --measure measures them.",
-    "Sforza's speedups are measured by `python -m benchmarks.gram`; --measured FILE puts them beside.",
 )
 
 

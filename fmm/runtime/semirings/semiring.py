@@ -18,6 +18,7 @@ from fmm.kernels.cpu.semirings.semiring_compiled import CompiledSemiring
 from fmm.kernels.cpu.semirings.semiring_numpy import Noted, NumpySemiring
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.runtime.semirings.path_request import METHODS, NegativeCycleError, PathRequest
+from fmm.runtime.semirings.path_trees import mend_predecessors
 from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 
 TYPES = ("float32", "float64", "int32", "int16")
@@ -46,7 +47,7 @@ def minplus_product(a: Any, b: Any, out: Any, greatest: bool, argbest: bool) -> 
     with _placed(a, b, out) as place:
         x, y = place.adopt(a), place.adopt(b)
         dtype = _product_type(x, y)
-        x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
+        x, y = (_without_masked(v.astype(dtype, copy=False), of, greatest) for v, of in ((x, a), (y, b)))
         target = None if out is None else _target(place, out, (x.shape[0], y.shape[1]), dtype)
         found, args = _product(place, x, y, greatest, argbest)
         result = place.give(found) if target is None else _written(out, target, found)
@@ -57,9 +58,16 @@ def _product_type(x: Any, y: Any) -> Any:
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
         raise ValueError(f"fmm.minplus wants matrices m x k and k x n, not {x.shape} and {y.shape}")
     dtype = np.result_type(x.dtype, y.dtype)
-    if dtype.name not in TYPES:
-        raise TypeError(f"fmm.minplus computes in {', '.join(TYPES)}, not in {dtype.name}")
-    return dtype
+    if dtype.kind not in "biuf":
+        raise TypeError(f"fmm.minplus takes real numbers and computes in {', '.join(TYPES)}, not in {dtype.name}")
+    return dtype if dtype.name in TYPES else np.dtype(np.float64)
+
+
+def _without_masked(values: Any, given: Any, greatest: bool) -> Any:
+    """What is masked is none, as it is no edge of a graph."""
+    if not isinstance(given, np.ma.MaskedArray):
+        return values
+    return np.where(np.ma.getmaskarray(given), none_of(values.dtype, greatest), values)
 
 
 def _product(place: _Place, x: Any, y: Any, greatest: bool, argbest: bool) -> tuple[Any, Any]:
@@ -174,6 +182,7 @@ def _closure(place: _Place, edges: Any, request: PathRequest) -> tuple[Any, Any]
         nodes[every, every] = NO_NODE
     if n == 0:
         return edges, nodes
+    kept = edges if nodes is None else edges.copy()
     domain = chosen_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n, work=n**3)
     values = to_domain(edges, domain, False)
     if place.device:
@@ -186,7 +195,10 @@ def _closure(place: _Place, edges: Any, request: PathRequest) -> tuple[Any, Any]
             close_matrix(_host_semiring(domain, False, n**3), values, nodes, leaf)
     if domain.dtype[0] != "u":
         _check_cycles(xp, values)
-    return from_domain(xp, values, domain, dtype, False), nodes
+    lengths = from_domain(xp, values, domain, dtype, False)
+    if nodes is not None:
+        mend_predecessors(xp, kept, none_of(dtype, False), lengths, nodes)
+    return lengths, nodes
 
 
 def _check_cycles(xp: Any, values: Any) -> None:

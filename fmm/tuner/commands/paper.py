@@ -8,22 +8,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from statistics import median
 
-from fmm.perfmodel.papers import dalberto, huang, sforza, sforza_speedups
+from fmm.perfmodel.papers import dalberto, huang, sforza
 from fmm.perfmodel.papers.inventory import entry_table, inventory, shown_by
 from fmm.perfmodel.papers.li import tables as li
-from fmm.perfmodel.papers.sforza_speedups import Measured
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.paper_measure import CannotMeasureError, Laboratory, laboratory, missing_table
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 from fmm.tuner.laboratory.experiment import DamagedSamplesError, has_results, read_results
-from fmm.tuner.laboratory.figure import figure_table
+from fmm.tuner.laboratory.figure import Figure, figure_table
 from fmm.tuner.laboratory.figures import FIGURES
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
-PAPERS = (li, huang, dalberto, sforza, sforza_speedups)
+PAPERS = (li, huang, dalberto, sforza)
 TABLES: Mapping[str, Callable[..., Table]] = {
     make.__name__.replace("_", "-"): make for paper in PAPERS for make in paper.TABLES
 }
@@ -38,14 +36,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="exit codes: 0; 1 if something failed, 2 for bad arguments, 130 after Ctrl-C (what is done is kept)",
     )
     add = parser.add_argument
-    add("tables", nargs="*", metavar="NAME", help="as li-fig17; none: the list; all; missing: what is not measured")
+    named = "as li-fig17; none: the list; all; missing [NAME ...]: what is not measured"
+    add("tables", nargs="*", metavar="NAME", help=named)
     add("--measure", action="store_true", help="run the experiments of these figures on this device")
     add("--device", default=argparse.SUPPRESS, help="where to measure: cpu, or the number of a CUDA device (cpu)")
     add("--side", type=int, metavar="N", help="measure with this as the largest side; all others are scaled with it")
     limit = "begin nothing that would not be measured within S seconds"
     add("--time-limit", type=float, default=argparse.SUPPRESS, metavar="S", help=limit)
     add("--into", type=Path, metavar="DIR", help="where samples and pictures are kept (results/<device>/paper)")
-    add("--measured", type=Path, metavar="PATH", help="instead of measuring: the folder of samples, or a gram.json")
+    add("--measured", type=Path, metavar="DIR", help="instead of measuring: the folder of samples")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
     add_json(style)
@@ -57,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
     asked = list(dict.fromkeys(NAMES if options.tables == ["all"] else options.tables))
     try:
         check_options(asked, options)
-        if asked == [MISSING]:
-            return run_missing(options)
+        if asked[:1] == [MISSING]:
+            return run_missing([known_figure(name) for name in asked[1:]], options)
         if not asked:
             print(printed([inventory()], options))
             return 0
@@ -76,7 +75,7 @@ class BadRequestError(Exception):
 def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
     """What is asked for must be used."""
     here = {"--device": getattr(options, "device", None), "--side": options.side, "--into": options.into}
-    if names != [MISSING] and not options.measure:
+    if names[:1] != [MISSING] and not options.measure:
         for option, value in {**here, "--time-limit": options.time_limit}.items():
             if value is not None:
                 raise BadRequestError(f"{option} is for measuring; add --measure")
@@ -84,8 +83,8 @@ def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
         raise BadRequestError("--measured shows what was measured before, --measure measures; one of them")
     if options.measure and not names:
         raise BadRequestError(f"--measure needs names of figures, or '{MISSING}', or 'all'")
-    if options.measured and not options.measured.exists():
-        raise BadRequestError(f"{options.measured} does not exist")
+    if options.measured and not options.measured.is_dir():
+        raise BadRequestError(f"{options.measured} is no folder of samples")
 
 
 def known_name(name: str) -> str:
@@ -100,16 +99,20 @@ def known_name(name: str) -> str:
     return shown
 
 
+def known_figure(name: str) -> Figure:
+    """One that is measured."""
+    found = FIGURES.get(known_name(name))
+    if found is None:
+        raise BadRequestError(f"{name} is computed, not measured; measured are {', '.join(FIGURES)}")
+    return found
+
+
 def run_kept(names: Sequence[str], options: argparse.Namespace) -> int:
     """As published, as computed, and as measured before."""
     try:
         tables = [made_table(name, options.measured) for name in names]
     except DamagedSamplesError as error:
         raise BadRequestError(str(error)) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if options.measured is None:
-            raise
-        raise BadRequestError(f"{options.measured} is no gram.json: {error}") from None
     if options.tables != ["all"]:
         tell_unmeasured(names, options.measured)
     print(printed(tables, options))
@@ -118,7 +121,7 @@ def run_kept(names: Sequence[str], options: argparse.Namespace) -> int:
 
 def tell_unmeasured(names: Sequence[str], measured: Path | None) -> None:
     """Of which figures such a folder has no samples: on stderr, since the tables are printed all the same."""
-    if measured is not None and measured.is_dir():
+    if measured is not None:
         for name in (name for name in names if name in FIGURES):
             if not has_results(samples_of(name, measured)):
                 print(f"fmm-tune paper: no samples of {name} in {measured}", file=sys.stderr)
@@ -130,23 +133,18 @@ def samples_of(name: str, folder: Path) -> Path:
 
 def made_table(name: str, measured: Path | None) -> Table:
     """The table, with what was measured beside it if it has a place for that."""
-    if measured and measured.is_dir() and name in FIGURES:
+    if measured and name in FIGURES:
         path = samples_of(name, measured)
         if has_results(path):
             return figure_table(FIGURES[name], read_results(path))
     if name not in TABLES:
         return figure_table(FIGURES[name]) if name in FIGURES else entry_table(name)
-    make = TABLES[name]
-    beside = measured and not measured.is_dir() and make in sforza_speedups.TABLES
-    return make(measured_speedups(measured)) if beside and measured else make()
+    return TABLES[name]()
 
 
 def run_measured(names: Sequence[str], options: argparse.Namespace) -> int:
     """The figures among them are measured, whatever is on record."""
-    figures = [FIGURES[name] for name in names if name in FIGURES]
-    if not figures:
-        known = ", ".join(FIGURES)
-        raise BadRequestError(f"{names[0]} is computed, not measured; measured are {known}")
+    figures = [FIGURES[name] for name in names if name in FIGURES] or [known_figure(names[0])]
     found = laboratory(options)
     code = found.measure(found.begun(figures), anew=True)
     print(printed([measured_table(name, found) for name in names], options))
@@ -158,24 +156,13 @@ def measured_table(name: str, found: Laboratory) -> Table:
     return figure_table(FIGURES[name], results) if results is not None else made_table(name, None)
 
 
-def run_missing(options: argparse.Namespace) -> int:
-    """What of all experiments is not on record; with --measure it is measured."""
+def run_missing(figures: Sequence[Figure], options: argparse.Namespace) -> int:
+    """What of these figures, or of all, is not on record; with --measure it is measured."""
     found = laboratory(options)
-    before = found.missing()
+    before = found.missing(figures)
     code = found.measure(before, anew=False) if options.measure else 0
     print(printed([missing_table(before, found)], options))
     return code
-
-
-def measured_speedups(path: Path) -> Measured:
-    """Of Sforza's algorithm, by type, side and depth: medians of paired ratios over gemm, and over syrk."""
-    found: dict[tuple[str, int, int], tuple[float, float]] = {}
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        if row["kind"] == "sforza" and row["candidate"]:
-            ratios = (median(v / c for v, c in zip(row[x], row["candidate"], strict=True)) for x in ("vendor", "syrk"))
-            over_gemm, over_syrk = ratios
-            found[row["dtype"], row["size"][0], row["depth"]] = over_gemm, over_syrk
-    return found
 
 
 # ---- printing

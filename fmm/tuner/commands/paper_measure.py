@@ -14,11 +14,19 @@ from pathlib import Path
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.one_type import INTERRUPTED
 from fmm.tuner.laboratory.bench import Bench
-from fmm.tuner.laboratory.benches import bench_of
 from fmm.tuner.laboratory.experiment import DamagedSamplesError, Results
 from fmm.tuner.laboratory.figure import Figure, draw_figure
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
-from fmm.tuner.laboratory.measuring import Begun, Outcome, TimeLimit, begun_experiment, measured_parts, missing_of
+from fmm.tuner.laboratory.measuring import (
+    Begun,
+    Outcome,
+    TimeLimit,
+    begun_experiment,
+    bench_of,
+    by_worth,
+    measured_parts,
+    missing_of,
+)
 from fmm.tuner.trials.environment import typed_command
 
 
@@ -45,9 +53,12 @@ class Laboratory:
         with _samples_read():
             return [begun_experiment(x, self.bench, self.folder, self.side, anew=True) for x in experiments.values()]
 
-    def missing(self) -> list[Begun]:
+    def missing(self, figures: Sequence[Figure] = ()) -> list[Begun]:
+        """What of these figures is not measured, in their order; of all, in that in which it is worth the time."""
+        named = {figure.experiment.name: figure.experiment for figure in figures}
         with _samples_read():
-            return missing_of(EXPERIMENTS.values(), self.bench, self.folder, self.side)
+            found = missing_of((named or EXPERIMENTS).values(), self.bench, self.folder, self.side)
+        return found if named else by_worth(found)
 
     def measure(self, experiments: Sequence[Begun], anew: bool) -> int:
         """All parts of these experiments, or those that are missing; the exit code."""
@@ -135,9 +146,10 @@ def missing_table(before: Sequence[Begun], found: Laboratory) -> Table:
         (x.experiment.name, _figures_of(x), len(x.parts), len(x.missing), found.done[x.experiment.name]) for x in before
     )
     notes = (
-        f"samples in {found.folder}. In the order in which `fmm-tune paper missing --measure` measures them: the "
-        "papers' figures first, the shortest first. What is measured is written part by part, so that a call that is "
-        "interrupted, or has a --time-limit, is gone on with by the next one.",
+        f"samples in {found.folder}. In the order in which `fmm-tune paper missing --measure` measures them: as they "
+        "are named behind `missing`, or else the papers' figures first, the shortest first. What is measured is "
+        "written part by part, so that a call that is interrupted, or has a --time-limit, is gone on with by the next "
+        "one.",
     )
     columns = "experiment", "figures", "parts", "missing", "measured now"
     return Table("missing", "what of the experiments was not measured on this device", columns, rows, notes)

@@ -5,9 +5,11 @@ Plans run as they are named: no choosing, no emulation, no check for overflow th
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -20,7 +22,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 from fmm.tuner.trials.environment import device_folder, environment
@@ -61,7 +63,7 @@ class Bench(Protocol):
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         """Whatever can be made ready for all of them at once."""
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None) -> Plan:
+    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
         """What fmm chooses on this device."""
 
     @property
@@ -116,11 +118,23 @@ def time_plans(
     return timed_in_turns(bench, calls, rounds), failed
 
 
-def chosen_plan(problem: Problem, device: str | int, max_error_growth: float | None) -> Plan:
-    """What fmm chooses for a problem, by the public function."""
+def chosen_plan(problem: Problem, device: str | int, max_error_growth: float | None, emulation: bool) -> Plan:
+    """What fmm chooses for a problem, by the public function; without emulation as if FMM_EMULATION=0 were set."""
     m, k, n = problem.size
     asked = {"op": problem.op, "dtype": problem.dtype, "device": device, "max_error_growth": max_error_growth}
-    return fmm.plan(m, k, n, **asked).plan  # type: ignore[arg-type]
+    with nullcontext() if emulation else _emulation_forbidden():
+        return fmm.plan(m, k, n, **asked).plan  # type: ignore[arg-type]
+
+
+@contextmanager
+def _emulation_forbidden() -> Iterator[None]:
+    before = os.environ.get("FMM_EMULATION")
+    os.environ["FMM_EMULATION"] = "0"
+    try:
+        yield
+    finally:
+        del os.environ["FMM_EMULATION"]
+        os.environ |= {} if before is None else {"FMM_EMULATION": before}
 
 
 def vendor_speed(bench: Bench, side: int) -> float:
@@ -174,8 +188,8 @@ class HostBench:
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         return None
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None) -> Plan:
-        return chosen_plan(problem, "cpu", max_error_growth)
+    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+        return chosen_plan(problem, "cpu", max_error_growth, emulation)
 
     @cached_property
     def speed(self) -> float:
@@ -212,3 +226,14 @@ class HostBench:
 
     def free(self) -> None:
         return None
+
+
+class PlannedBench:
+    """What an experiment asks of a device before it measures: a CUDA device that is not there, or a processor. Of what
+    fmm itself would choose it knows nothing."""
+
+    def __init__(self, on_host: bool) -> None:
+        self.on_host = on_host
+
+    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+        return VENDOR

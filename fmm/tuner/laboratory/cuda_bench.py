@@ -100,8 +100,8 @@ class CudaBench:
                 found.append(recorded_for_device(plan, problem))
         compile_for(found)
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None) -> Plan:
-        return chosen_plan(problem, self.index, max_error_growth)
+    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+        return chosen_plan(problem, self.index, max_error_growth, emulation)
 
     @cached_property
     def speed(self) -> float:

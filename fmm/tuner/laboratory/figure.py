@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fmm.perfmodel.papers.table import Cell, Table
-from fmm.tuner.laboratory.experiment import Experiment, Numbers, Results
+from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Results
 
 Columns = Mapping[str, Callable[[Results], Numbers]]
 
@@ -29,6 +29,8 @@ class Figure:
     logarithmic: bool = True
     notes: tuple[str, ...] = ()
     draw: Callable[[Any, Results], None] | None = None  # where curves over x would not be read: on these axes
+    drawn: Callable[[Key], bool] = lambda key: True  # which rows a picture shows, where all of them would not be read
+    lowest: float | None = None  # where a picture ends, if what is below says no more than that it is
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -98,14 +100,15 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
     table = figure_table(figure, results)
     keys = len(figure.key_names)
     at = figure.key_names.index(figure.x)
-    curves = list(dict.fromkeys(_curve(row[:keys], at) for row in table.rows))
-    labels = list(dict.fromkeys(row[at] for row in table.rows))
+    rows = [row for row in table.rows if figure.drawn(row[:keys])]  # type: ignore[arg-type]
+    labels = list(dict.fromkeys(row[at] for row in rows))
     places = {x: x if _is_number(x) else i for i, x in enumerate(labels)}
+    curves = list(dict.fromkeys(_curve(row[:keys], at) for row in rows))
     for i, curve in enumerate(curves):
-        rows = [row for row in table.rows if _curve(row[:keys], at) == curve]
+        own = [row for row in rows if _curve(row[:keys], at) == curve]
         named = False
         for column, name in enumerate(table.columns[keys:], keys):
-            points = [(places[row[at]], row[column]) for row in rows if row[column] is not None]
+            points = [(places[row[at]], row[column]) for row in own if row[column] is not None]
             label = None if named or not points else ", ".join(map(str, curve))
             named = named or bool(points)
             style = dict(STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER))
@@ -117,19 +120,31 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
                 label=label,
                 **style,
             )
-    if not all(map(_is_number, labels)):
-        axes.set_xticks(list(places.values()), [str(x) for x in labels], rotation=30, ha="right", fontsize=7)
-    elif figure.x in LOGARITHMIC and len(labels) > 1:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(labels, [str(x) for x in labels], fontsize=8)
-        axes.minorticks_off()
-    axes.set(xlabel=figure.x, ylabel=figure.unit, title=f"{figure.name}: {figure.title}")
+    axes.set(xlabel=figure.x, ylabel=figure.unit)
+    axes.set_title(f"{figure.name}: {figure.title}", fontsize=9, wrap=True)
+    _label_axis(axes, figure, labels)
     if figure.logarithmic:
         axes.set_yscale("log")
+    if figure.lowest is not None:
+        highest = max((x for row in rows for x in row[keys:] if isinstance(x, float)), default=0.0)
+        axes.set_ylim(figure.lowest, highest + 0.1 * (highest - figure.lowest))
     if len(curves) > 1:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7, frameon=False)
 
 
+def _label_axis(axes: Any, figure: Figure, labels: Sequence[Cell]) -> None:
+    """Names of what is no number, if there is room for them; sizes as powers of two are."""
+    if not all(map(_is_number, labels)):
+        few = len(labels) <= MOST_NAMED
+        texts = [str(x) for x in labels] if few else []
+        axes.set_xticks(range(len(texts)), texts, rotation=30, ha="right", fontsize=7)
+    elif figure.x in LOGARITHMIC and len(labels) > 1:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(labels, [str(x) for x in labels], fontsize=8)
+        axes.minorticks_off()
+
+
+MOST_NAMED = 24  # along the axis; more are in the order of the table
 LOGARITHMIC = frozenset({"n", "k", "m=n", "tau2"})
 
 

@@ -14,10 +14,11 @@ from fmm.tuner.laboratory import (
     li_errors,
     li_speed,
     scaling,
+    sforza_speed,
 )
 from fmm.tuner.laboratory.experiment import Experiment
 from fmm.tuner.laboratory.figure import Figure
 
-MODULES = (li_errors, dalberto_errors, growth, scaling, budget, li_speed, huang_speed, dalberto_speed)
+MODULES = (li_errors, dalberto_errors, growth, scaling, budget, li_speed, huang_speed, dalberto_speed, sforza_speed)
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for x in MODULES for figure in x.FIGURES})
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({x.experiment.name: x.experiment for x in FIGURES.values()})

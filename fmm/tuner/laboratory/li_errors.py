@@ -165,8 +165,8 @@ def _expected_by_size(columns: Mapping[Key, tuple[float, ...]]) -> Numbers:
 SAYS_KAPORIN: Final = (
     "The errors of both codes grow by a factor of three and more a level: rows of A differ by a factor of n, and sums "
     "of blocks carry the errors of the largest into the smallest, so that the growth is far above that on random data "
-    "(column expected), and far below the bound. On an H200 the largest errors of both codes are those printed for a "
-    "C1060, to two digits from n = 4096 on, and the mean errors within a third of them."
+    "(column expected), and far below the bound. On an H200 the largest errors of both codes, where they do a level, "
+    "are within 7 percent of those printed for a C1060, and all mean errors within a third of them."
 )
 FIGURES_BY_SIZE: Final = tuple(
     Figure(
@@ -213,14 +213,14 @@ def _of_levels(bench: Bench, side: int, code: str, depth: int) -> Iterator[Row]:
 
 BY_LEVELS: Final = Experiment("li-fig32", ("code", "levels"), SIZES[-1], _level_parts, ("code", "levels"))
 SAYS_32: Final = (
-    "Printed are Winograd's errors below Strassen's at levels 1 and 2, against theory and the text. The rows are not "
-    "exchanged: on an H200 Strassen's are those printed, to two digits, and on a processor, at a quarter of the size, "
-    "Winograd's are 1.6 and 2.6 times Strassen's at these levels. (Of Winograd's an H200 has none yet.)"
+    "Printed are Winograd's errors below Strassen's at levels 1 and 2, against theory and the text. They are so: an "
+    "H200 has all ten numbers, to 2 percent. On a processor, at a quarter of the size, Winograd's are 1.6 and 2.6 "
+    "times Strassen's at these levels."
 )
 SAYS_34: Final = (
     "Printed at level 0 is 6.6e-8, which is Figure 31's value at n = 2048; at n = 16384 Figure 31 has 3.3e-8, from "
-    "which the text's ratio of 425 follows. (On an H200 level 0 has 4.1e-8, and four levels of Strassen's 450 times as "
-    "much.)"
+    "which the text's ratio of 425 follows. On an H200 level 0 has 4.1e-8, all others 1.2 to 1.4 times what is "
+    "printed, and four levels of Strassen's 450 times as much as none."
 )
 
 
@@ -333,8 +333,8 @@ SAYS_43: Final = (
 SAYS_44: Final = (
     "Printed, dStrassen has the larger error, unlike in Figure 43, in theory and here: the two columns look exchanged. "
     "dgemm against another classical product is the difference of two sums in nearly the same order, and says nothing "
-    "of its error: beside a reference of twice the precision (column exact) dgemm has 4 times as much, and the codes "
-    "have 2 to 3.5 times dgemm's."
+    "of its error: beside a reference of twice the precision (column exact) dgemm's mean is 4 times as much, and the "
+    "codes' are 2 and 3.4 times dgemm's."
 )
 FIGURES_DOUBLE: Final = (
     Figure(

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fmm.tuner.laboratory.bench import Bench
+from fmm.runtime.devices import cuda_index
+from fmm.tuner.laboratory.bench import Bench, HostBench, PlannedBench
 from fmm.tuner.laboratory.experiment import (
     Experiment,
     Part,
@@ -77,10 +79,13 @@ def begun_experiment(experiment: Experiment, bench: Bench, folder: Path, side: i
 
 
 def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None) -> list[Begun]:
-    """What has not been measured on this device, in the order in which it is worth the time: the papers' figures first,
-    the shortest first."""
+    """What of them has not been measured on this device."""
     found = [begun_experiment(x, bench, folder, side, anew=False) for x in experiments]
-    found = [x for x in found if x.missing]
+    return [x for x in found if x.missing]
+
+
+def by_worth(found: Iterable[Begun]) -> list[Begun]:
+    """In the order in which it is worth the time: the papers' figures first, the shortest first."""
     return sorted(found, key=lambda x: (x.experiment.name.startswith(OURS), x.work))
 
 
@@ -133,3 +138,25 @@ def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[
         found = found.with_part(experiment, part, part.rows())
         bench.free()
     return found
+
+
+# ---- devices, by name or as planned for
+
+
+def bench_of(name: str) -> Bench:
+    """`cpu`, or a CUDA device by its number or as `cuda:0`; ValueError if it does not answer."""
+    if name == "cpu":
+        return HostBench()
+    index = cuda_index(int(name) if name.isdecimal() else name)
+    try:
+        from fmm.tuner.laboratory.cuda_bench import CudaBench  # CuPy
+
+        return CudaBench(index)
+    except Exception as error:  # whatever the import or the driver raises
+        raise ValueError(f"the device {name!r} does not answer: {type(error).__name__}: {error}") from None
+
+
+def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[Part, ...]:
+    """The parts of an experiment, known without the device that is to measure them."""
+    bench: Any = PlannedBench(on_host)
+    return tuple(experiment.parts(bench, scale))

@@ -17,7 +17,7 @@ from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Fill, Layout, Operation, Problem
-from tests.support.chips import H200
+from tests.support.chips import A100, H200
 from tests.support.launch_lists import GUARD, POISON, buffer, matrices, play
 
 
@@ -34,9 +34,11 @@ FILLS: tuple[Fill, ...] = ("full", "lower")
 PLANS = (
     "vendor",
     "tile",
+    "f16x3",
     "gram^3 > vendor",
     "gram^2 > strassen.batched.pad4 > vendor",
     "gram^2.tile > strassen.batched.pad4 > vendor",
+    "gram^2.tile.outer > vendor",
     "sforza(2) > vendor",
 )
 
@@ -109,6 +111,30 @@ def test_float32_is_blass_half_and_a_mirror() -> None:
     assert mirror.grid == (64 * 65 // 2, 1, 1)
     (herk, _) = steps("vendor", problem(2048, 512, "complex64", "C", "C"), flagged=False)
     assert "herk" in herk.label
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_lower_half_is_the_vendors_where_a_leaf_cannot_leave_the_upper_one(order: str) -> None:
+    """On chips where the leaf's products write all of C: BLAS's half, as the plan `vendor` has it; each of a batch."""
+    cases = ("f16x3", "float32", 1), ("gram^2 > f16x3", "float32", 4), ("residues(14) > bytes", "float64", 1)
+    for plan, dtype, count in cases:
+        asked = problem(2048, 512, dtype, order, "C", fill="lower", alpha=2, beta=-1)
+        found = record_launches(Plan.parse(plan), asked, target_on(A100)).steps
+        ranks = [x.op for x in found if isinstance(x, VendorCall) and isinstance(x.op, RankOp)]
+        usual = record_operations(Plan.parse("gram^2 > vendor" if count > 1 else "vendor"), asked).ops
+        assert ranks == [op for op in usual if isinstance(op, RankOp)] and len(ranks) == count
+        assert all("because" in x.label for x in found if isinstance(x, VendorCall) and x.op in ranks)
+    # Of two matrices it has no half: their product is made elsewhere.
+    other = problem(2048, 512, "float32", order, "C", "symmetric", fill="lower")
+    assert [type(op) for op in record_operations(Plan.parse("f16x3"), other).ops] == [GemmOp, MirrorOp]
+
+
+@pytest.mark.parametrize(("leaf", "dtype"), [("f16x3", "float32"), ("tile", "float64"), ("tile", "bfloat16")])
+def test_a_half_that_lies_column_by_column_is_made_elsewhere(leaf: str, dtype: str) -> None:
+    """By tiles of halves all the same: row by row, in a temporary."""
+    found = steps(leaf, problem(2048, 511, dtype, "C", "F", fill="lower"), flagged=False)
+    labels = [x.label for x in found]
+    assert "on and below the diagonal" in labels[-2] and labels[-1].startswith("mirror_half: the lower half, from")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from fmm.perfmodel.calibration import cpu
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import error_bound, expected_growth
-from fmm.problem import Fill, Problem
+from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
 from fmm.runtime.running.overflow import growth_bound
 
@@ -49,6 +49,7 @@ Matrix = np.ndarray[Any, Any]
         ("gram > sforza(2) > winograd > vendor", ""),
         ("gram^2.tile > strassen > vendor", ""),
         ("gram.tile.solo > gram.vendor > vendor", ""),
+        ("gram.tile.outer > strassen > vendor", ""),
     ],
 )
 def test_plans_are_read_and_written(text: str, short: str) -> None:
@@ -317,6 +318,30 @@ def test_blocks_on_the_diagonal_by_a_leaf_of_their_own() -> None:
     assert plan.takes_type("bfloat16") and not plan.takes_type("complex64")
     inner = lower_level(Plan.parse("gram.tile > gram > vendor"), 64, 32, 64, *LOOSE)
     assert inner is not None and {str(p.plan) for p in inner.products if p.asked.op == "gram"} == {"gram > vendor"}
+
+
+@pytest.mark.parametrize("text", ["gram.vendor.outer > vendor", "gram^2.vendor.outer > strassen > vendor"])
+@pytest.mark.parametrize("op", ["gram", "symmetric"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
+    text: str, op: Operation, order: Literal["C", "F"]
+) -> None:
+    """But no copy is made of a B that lies so; what is multiplied is the same."""
+    rng = np.random.default_rng(5)
+    plan, x = Plan.parse(text), np.asarray(integers(rng, 13, 7, "float64"), order=order)
+    made: list[str] = []
+
+    class Noting(NumpyBackend):
+        def sum(self, step: Sum, reads: list[Matrix], writes: list[Matrix]) -> None:
+            made.append(step.label)
+            super().sum(step, reads, writes)
+
+    c, needed = np.full((13, 13), np.nan), workspace(plan, 13, 7, 13, 8, 1, 0, op, "full")
+    arena = Arena(aligned_block(needed), c.dtype)
+    execute_plan(plan, x, x.T, c, Noting(Threads(1)), arena, 1, 0, op, "full")
+    np.testing.assert_array_equal(c, x @ x.T)
+    assert ("turn B" in made) == (order == "C")
+    assert not plan.takes_type("complex128") and error_bound(plan, 13, 7, 13, op) > 0
 
 
 def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
+from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import Leaf, leaf_names, leaf_use, leaf_uses, register_leaf, unregister_leaf
 from fmm.kernels.plans.level import LevelKind, PlanLevel, parse_level, register_level, unregister_level
@@ -116,6 +117,7 @@ NON_RECURSIVE = [
     ("scaled", 1, False, False),
     ("scaled.outside", 1, False, False),
     ("balanced", 1, True, False),
+    ("quarters", 1, True, False),
     ("3m", 3, False, True),
     ("3m.sequential.conj-a", 3, False, True),
 ]
@@ -171,6 +173,10 @@ TYPES = [
     ("strassen.fused.peel > tile", {"float32", "float64", "float16", "bfloat16", "tf32"}),  # that has none inside
     ("li-fig12 > tile", {"float32", "float64"}),
     ("li-fig12 > tile.gpu8", {"float32", "float64"}),
+    ("quarters > residues > bytes", set(INTEGERS)),  # without sums
+    ("quarters > quarters > digits", set(INTEGERS)),
+    ("quarters > strassen > digits", set(RINGS)),
+    ("quarters > vendor", set(Plan.parse("strassen > vendor").types)),
 ]
 
 

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from fmm.perfmodel.papers.sforza_speedups import (
-    BEST_DEPTH,
     CUTOFFS,
     ONE_LEVEL,
     RECURSIVE,
     SIDE,
     multiplications,
-    sforza_best,
-    sforza_depths,
     sforza_plan,
-    sforza_sizes,
 )
-from fmm.tuner.cli import main
-from fmm.tuner.commands.paper import measured_speedups
+from fmm.tuner.laboratory.experiment import Key, Results, Row
+from fmm.tuner.laboratory.figure import figure_table
+from fmm.tuner.laboratory.figures import FIGURES
 
 
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.750), (2, 0.594), (3, 0.488), (4, 0.412)])
 def test_multiplications_by_depth(depth: int, share: float) -> None:
     """At 10^4 x 10^4, without the cutoff."""
-    assert round(multiplications(sforza_plan("float64", depth, cutoff=False), SIDE), 3) == share
-    assert round(multiplications(sforza_plan("float64", depth, cutoff=False), 4096), 3) == share
+    assert round(multiplications(sforza_plan("float64", depth, 0), SIDE), 3) == share
+    assert round(multiplications(sforza_plan("float64", depth, 0), 4096), 3) == share
+
+
+def best() -> dict[tuple[object, ...], dict[str, object]]:
+    """The rows of the table of the largest speed-ups, by type and what it is."""
+    table = figure_table(FIGURES["sforza-best"])
+    return {row[:2]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 
 def test_no_published_speedup_is_above_what_is_saved() -> None:
-    for row in (dict(zip(sforza_best().columns, row, strict=True)) for row in sforza_best().rows):
+    rows = [row for row in best().values() if row["number"] != "best depth"]
+    assert {row["published"] for row in rows} == {*ONE_LEVEL.values(), *RECURSIVE.values()}
+    for row in rows:
         assert isinstance(row["published"], float) and isinstance(row["at most"], float)
         assert row["published"] < row["at most"]
-    assert set(sforza_best().column("published")) == {*ONE_LEVEL.values(), *RECURSIVE.values()}
 
 
 def test_the_cutoff_ends_the_recursion() -> None:
-    """Blocks of 1000 are too small for single precision's 1536, not for double's 256."""
+    """Blocks of 1000 are too small for single precision's 1536, not for double's 256; a scaled one ends as early."""
     assert multiplications(sforza_plan("float32", 3), 2000) == 0.75
-    assert multiplications(sforza_plan("float64", 3), 2000) == multiplications(sforza_plan("float64", 3, False), 2000)
+    assert multiplications(sforza_plan("float64", 3), 2000) == multiplications(sforza_plan("float64", 3, 0), 2000)
+    assert multiplications(sforza_plan("float32", 3, 0.2), 400) == 0.75
+    assert multiplications(sforza_plan("float32", 3), 8000) == multiplications(sforza_plan("float32", 3, 0.2), 1600)
     assert {sforza_plan(t, 2).levels[0].cutoff for t in CUTOFFS} == {1536, 256}  # type: ignore[attr-defined]
 
 
@@ -52,29 +55,32 @@ def test_odd_sizes_cost_a_little_more() -> None:
 
 
 def test_best_depths_are_where_the_paper_has_them() -> None:
-    marked = [row for row in sforza_depths().rows if "best" in row]
-    assert [(row[0], row[1]) for row in marked] == list(BEST_DEPTH.items())
+    assert {key[0]: row["published"] for key, row in best().items() if key[1] == "best depth"} == {
+        "float32": 3.0,
+        "float64": 4.0,
+    }
 
 
 def test_on_the_papers_device_the_prediction_is_near_what_he_printed() -> None:
     """One level in both types, and the recursion in double precision; within a tenth."""
-    rows = [dict(zip(sforza_best().columns, row, strict=True)) for row in sforza_best().rows]
-    near = [row for row in rows if row["algorithm"] == "one level" or row["type"] == "float64"]
-    for row in near:
-        assert row["GTX 1050"] == pytest.approx(row["published"], rel=0.1)
+    for (dtype, what), row in best().items():
+        if what == "one level" or (dtype, what) == ("float64", "recursive"):
+            assert row["GTX 1050"] == pytest.approx(row["published"], rel=0.1)
 
 
-def test_what_was_measured_stands_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"kind": "sforza", "dtype": "float32", "size": [SIDE, SIDE], "depth": 3}
-    samples = {"candidate": [2.0, 2.0, 4.0], "vendor": [3.0, 3.0, 6.0], "syrk": [1.0, 2.0, 2.0]}
-    others = [{**row, "kind": "syrk", "candidate": [1.0], "vendor": [9.0]}, {**row, "depth": 4, "candidate": []}]
-    path = tmp_path / "gram.json"
-    path.write_text(json.dumps({"rows": [{**row, **samples}, *others]}), encoding="utf-8")
-    found = measured_speedups(path)
-    assert found == {("float32", SIDE, 3): (1.5, 0.5)}
-    assert (1.5, 0.5) in {row[-2:] for row in sforza_sizes(found).rows}
-    assert main(["paper", "sforza-depths", "--measured", str(path)]) == 0
-    assert "1.5" in capsys.readouterr().out
-    path.write_text("{}", encoding="utf-8")
-    assert main(["paper", "sforza-depths", "--measured", str(path)]) == 2
-    assert "is no gram.json" in capsys.readouterr().err
+def test_measured_speedups_are_over_gemm_and_over_syrk() -> None:
+    seconds = {"gemm": [3.0, 3.0, 6.0], "syrk": [1.0, 1.0, 1.0], "one level": [2.0, 2.0, 2.0], "depth 3": [1.5] * 3}
+    rows: dict[Key, Row] = {("float32", SIDE, code): {"key": [], "seconds": x} for code, x in seconds.items()}
+    results = Results(({"device": "none"},), 1.0, rows)
+
+    def shown(name: str) -> set[tuple[object, ...]]:
+        table = figure_table(FIGURES[name], results)
+        return {
+            (*row[: len(FIGURES[name].key_names)], *row[-len(FIGURES[name].measured) :])
+            for row in table.rows
+            if row[-1] is not None
+        }
+
+    assert shown("sforza-sizes") == {("float32", SIDE, "one level", 1.5, 0.5)}
+    assert shown("sforza-depths") == {("float32", 3, 2.0, 1 / 1.5)}
+    assert shown("sforza-best") == {("float32", "one level", 1.5), ("float32", "best depth", 3.0)}

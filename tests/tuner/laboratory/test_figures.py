@@ -21,18 +21,17 @@ from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES
 from fmm.tuner.laboratory import budget, dalberto_errors, dalberto_speed, growth, huang_speed, li_errors, li_speed
 from fmm.tuner.laboratory.bench import HostBench, time_plans
-from fmm.tuner.laboratory.benches import bench_of, planned_parts
 from fmm.tuner.laboratory.experiment import Experiment, Results, has_results, read_results, write_results
 from fmm.tuner.laboratory.figure import Figure, draw_figure, figure_table, quantity
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
 from fmm.tuner.laboratory.matrices import FAMILIES, kaporin, pair_of
-from fmm.tuner.laboratory.measuring import measured_now
+from fmm.tuner.laboratory.measuring import bench_of, measured_now, planned_parts
 from tests.support import ROOT
 
 BENCH = HostBench()
 SAMPLES = ROOT / "results"
 QUICK = ("li-fig43", "li-fig40", "huang-fig9", "huang-fig10")
-LONG = ("li-fig30", "li-fig32", "li-fig36", "huang-fig8", "error-scaled", "error-variants")
+LONG = ("sforza-fig4", "li-fig30", "li-fig32", "li-fig36", "huang-fig8", "error-scaled", "error-variants")
 CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 

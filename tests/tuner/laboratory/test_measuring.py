@@ -17,10 +17,17 @@ import pytest
 from fmm.tuner.cli import main
 from fmm.tuner.laboratory import figures, li_errors
 from fmm.tuner.laboratory.bench import HostBench
-from fmm.tuner.laboratory.benches import planned_parts
 from fmm.tuner.laboratory.experiment import Experiment, Part, Results, packed, read_results, write_results
 from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import Begun, TimeLimit, begun_experiment, measured_parts, missing_of
+from fmm.tuner.laboratory.measuring import (
+    Begun,
+    TimeLimit,
+    begun_experiment,
+    by_worth,
+    measured_parts,
+    missing_of,
+    planned_parts,
+)
 from tests.support import ROOT
 
 BENCH: Any = SimpleNamespace(
@@ -124,7 +131,7 @@ def test_packed_samples_are_read_and_replaced_by_new_ones(tmp_path: Path) -> Non
 
 
 def test_the_papers_figures_come_first_and_the_shortest_of_them(tmp_path: Path) -> None:
-    found = missing_of(EXPERIMENTS.values(), HostBench(), tmp_path, 64)
+    found = by_worth(missing_of(EXPERIMENTS.values(), HostBench(), tmp_path, 64))
     names = [x.experiment.name for x in found]
     ours = [name.startswith("error-") for name in names]
     assert ours == sorted(ours) and set(names) == set(EXPERIMENTS) - {"huang-fig10"}
@@ -195,6 +202,21 @@ def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
     assert all(row["measured"] > 0 for row in told["rows"]) and told["name"] == "li-fig32"
 
 
+def test_what_is_missing_of_some_figures_comes_in_their_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several figures of one experiment are one row; those that are not named are not there."""
+    where = ("--into", str(tmp_path), "--side", "64")
+    code, told, err = run(capsys, "missing", "li-fig36", "li-fig33", "li-fig24", "li-fig43", *where)
+    assert (code, err) == (0, "")
+    assert [row["experiment"] for row in told["rows"]] == ["li-fig36", "li-fig32", "li-fig43"]
+    code, told, err = run(capsys, "missing", "li-fig33", "--measure", *where)
+    assert (code, err) == (0, "") and told["rows"][0]["measured now"] == 10
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["li-fig32.json"]
+    assert main(["paper", "missing", "li-fig11"]) == 2
+    assert "li-fig11 is computed, not measured" in capsys.readouterr().err
+
+
 def test_a_time_limit_leaves_the_rest_for_the_next_call(
     few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,7 +235,7 @@ def test_a_time_limit_leaves_the_rest_for_the_next_call(
         (("li-fig30", "--measure", "--side", "0"), "--side must be positive, not 0"),
         (("li-fig30", "--measure", "--time-limit", "-1"), "--time-limit must be positive"),
         (("li-fig30", "--measure", "--measured", "."), "one of them"),
-        (("li-fig30", "--measured", "no-such-folder"), "no-such-folder does not exist"),
+        (("li-fig30", "--measured", "no-such-folder"), "no-such-folder is no folder of samples"),
         (("li-fgi30",), "did you mean li-fig30?"),
         (("li-fig30", "missing"), "unknown table 'missing'"),
         (("missing", "--device", "gpu0"), "'gpu0'"),
@@ -293,3 +315,26 @@ def test_one_command_measures_all_that_is_missing_on_a_device(tmp_path: Path) ->
     for name in FIGURES_OF_A_DEVICE:
         rows = read_results(tmp_path / f"{name}.json").rows
         assert rows and not any("failed" in row for row in rows.values())
+
+
+@pytest.mark.slow
+def test_what_fmm_would_choose_on_a_device_without_emulation() -> None:
+    """Not the vendor's product because it would have emulated; and the environment is as it was."""
+    asked = """
+import os
+from tests.support import simulated_laboratory
+simulated_laboratory.install()
+from fmm.problem import Problem
+from fmm.tuner.laboratory.measuring import bench_of
+bench = bench_of("0")
+for emulation in (True, False, True):
+    plan = bench.chosen(Problem(8192, 8192, 8192, "float32"), emulation=emulation)
+    print(plan.leaf_use.leaf.name, len(plan.levels), os.environ.get("FMM_EMULATION"))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    first, second, third = done.stdout.splitlines()
+    assert first == third == "f16x3 0 None"
+    assert second.split()[0] in ("tile", "vendor") and int(second.split()[1]) > 0 and second.endswith("None")

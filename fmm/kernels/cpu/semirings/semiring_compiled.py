@@ -70,7 +70,7 @@ class CompiledSemiring:
             for i in range(0, len(dest), ROWS)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run(tasks)
+        Threads(self.threads).run_in_turns(tasks)
         if noted:
             noted.settle(step)
 

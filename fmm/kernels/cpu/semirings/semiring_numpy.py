@@ -61,7 +61,7 @@ class NumpySemiring:
         tasks: list[Callable[[], None]] = []
         for rows, cols in _pieces(dest):
             tasks.append(partial(self._piece, left[rows], right[:, cols], old, dest, noted, rows, cols))
-        Threads(self.threads).run(tasks)
+        Threads(self.threads).run_in_turns(tasks)
 
     def _piece(
         self,

@@ -32,6 +32,7 @@ MOST = 8
 # NumPy's iterator copies operands whose rows are shorter than its buffer (8192 elements) into that buffer, although
 # nothing needs a cast: sums of blocks then take two to three times as long. With the smallest buffer it does not.
 BUFFER = 16
+TOGETHER = 16  # tasks of a thread between which an interrupt is heard
 
 Task = Callable[[], None]
 
@@ -55,6 +56,12 @@ class Threads:
             except NoThreadError:
                 pass
         _work_off(deque(tasks))
+
+    def run_in_turns(self, tasks: Sequence[Task]) -> None:
+        """The same, a few tasks at a time: between these an interrupt is heard."""
+        together = TOGETHER * max(self.count, 1)
+        for first in range(0, len(tasks), together):
+            self.run(tasks[first : first + together])
 
 
 def _share_out(tasks: Sequence[Task], count: int) -> None:

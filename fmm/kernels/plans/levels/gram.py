@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import option_text, option_use
 from fmm.kernels.plans.level import LevelKind, register_level
@@ -17,8 +18,8 @@ from fmm.kernels.plans.level_with_steps import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch
-from fmm.kernels.plans.steps.sums import Place
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps.sums import Place, Turned, turned, whole_matrix
 
 MOST_CUTS = 9
 # Blocks begin at multiples of as many rows as these, if they are at least ROOM times as large: leaf products then read
@@ -33,7 +34,8 @@ class Gram(LevelWithSteps):
 
     Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
     are about alike. Behind a point a leaf may be named that computes the blocks on the diagonal: of `gram^2.tile >
-    strassen > vendor`, those are one launch of `tile`.
+    strassen > vendor`, those are one launch of `tile`. With `gram.tile.outer` its operands lie along the outer
+    dimensions: of a B that lies column by column there is a copy, and of A A^T both are read from that.
     """
 
     cuts: int = 1
@@ -56,7 +58,9 @@ class Gram(LevelWithSteps):
 
     @property
     def types(self) -> tuple[str, ...] | None:
-        return option_use(self.halves).types() if self.halves else None
+        found = option_use(self.halves).types() if self.halves else None
+        # (A transpose of complex numbers is not their adjoint.)
+        return tuple(t for t in found if not DTYPES[t].is_complex) if found and self.turns else found
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
@@ -79,10 +83,18 @@ class Gram(LevelWithSteps):
             steps += _batches(products)
             inner = inner.shallower
         half = plan.rest.half
+        copies: list[Turned] = []
         if self.halves and not half.levels:
             half = replace(half, leaf=self.own_leaves[0])
-        steps += _batches(list(_diagonal(half, n, k, side, asked)))
-        return LevelSteps((), tuple(steps))
+            if self.turns:
+                copies.append(turned(whole_matrix("B", k, n), whole_matrix("T", k, n)))
+        diagonal = _batches(list(_diagonal(half, n, k, side, bool(copies), asked)))
+        return LevelSteps(temporary_sizes(copies), (*steps, *copies, *diagonal))
+
+    @property
+    def turns(self) -> bool:
+        """Do blocks on the diagonal read a copy of B that lies row by row?"""
+        return bool(self.halves) and option_use(self.halves).order == "outer"
 
     # ---- what is known of it
 
@@ -120,11 +132,14 @@ def _products_plan(plan: Plan) -> Plan:
     return plan
 
 
-def _diagonal(half: Plan, n: int, k: int, side: int, asked: Asked) -> Iterator[Product]:
+def _diagonal(half: Plan, n: int, k: int, side: int, copied: bool, asked: Asked) -> Iterator[Product]:
+    """`copied`: is B read from its copy T, of which A is the transpose if it is B's own?"""
     for at in range(0, max(n, 1), side):  # an empty product is one of nothing
         rows = min(side, n - at)
-        factors = Place("A", at, 0, rows, k), Place("B", 0, at, k, rows)
-        yield Product(*factors, Place("C", at, at, rows, rows), half, asked)
+        left, right = Place("A", at, 0, rows, k), Place("T" if copied else "B", 0, at, k, rows)
+        if copied and asked.op == "gram":
+            left = Place("T", at, 0, rows, k, "transpose")
+        yield Product(left, right, Place("C", at, at, rows, rows), half, asked)
 
 
 def _batches(products: Sequence[Product]) -> list[Product | ProductBatch]:

@@ -288,7 +288,8 @@ def _row(found: ResidueEnding) -> Leaf:
 
 
 def _for_integers(common: Leaf, depth: int) -> Leaf:
-    return replace(common, types_alone=SUMMED if depth else INTEGERS, scratch_of=partial(whole_scratch, depth))
+    types = SUMMED if depth else INTEGERS
+    return replace(common, types_alone=types, types_in_blocks=types, scratch_of=partial(whole_scratch, depth))
 
 
 def _for_floats(common: Leaf, level: Residues, depth: int, dtype: str) -> Leaf:

@@ -15,13 +15,16 @@ from fmm.problem import Fill
 
 OPERANDS = ("A", "B", "C")
 APART = "added"  # what beta is a factor of, where C does not hold it: the name of an operand of a walk
-Part = Literal["", "re", "im"]  # of complex numbers: they themselves, or their real or imaginary parts
+# Of complex numbers: they themselves, or their real or imaginary parts. And what the transpose has at a place, which is
+# only read.
+Part = Literal["", "re", "im", "transpose"]
 COPY = AdditionProgram(1, (), (0,))  # its one output is its input
 
 
 @dataclass(frozen=True)
 class Place:
-    """A rectangle of A, B, C or of a temporary; with a `part`, the real or imaginary parts of its complex numbers."""
+    """A rectangle of A, B, C or of a temporary; with a `part`, the real or imaginary parts of its complex numbers, or
+    such a rectangle of the transpose."""
 
     name: str
     row: int
@@ -37,6 +40,13 @@ class Place:
 
     def cropped(self, rows: int, cols: int) -> Place:
         return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
+
+    @property
+    def upright(self) -> Place:
+        """Where its numbers stand, if it is one of the transpose."""
+        if self.part != "transpose":
+            return self
+        return Place(self.name, self.col, self.row, self.cols, self.rows)
 
     def within(self, other: Place) -> bool:
         """Is it a part of the other rectangle, in one matrix?"""
@@ -94,6 +104,24 @@ class Sum:
         kept = [(v, w) for v, w in outputs if v >= len(places) or places[v] != w]
         program = AdditionProgram(len(places), lines, tuple(v for v, _ in kept))
         return Sum(self.label, program, places, tuple(w for _, w in kept))
+
+
+@dataclass(frozen=True)
+class Turned(Sum):
+    """A copy of an operand whose rows are contiguous. A walk makes none of one that lies so: the temporary is then the
+    operand itself."""
+
+    @property
+    def source(self) -> Place:
+        return self.reads[0]
+
+    @property
+    def copy(self) -> Place:
+        return self.writes[0]
+
+
+def turned(source: Place, copy: Place) -> Turned:
+    return Turned(f"turn {source.name}", COPY, (source,), (copy,))
 
 
 @dataclass(frozen=True)

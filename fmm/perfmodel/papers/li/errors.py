@@ -66,9 +66,9 @@ def li_exchanged() -> Table:
         "Winograd's variant has the larger error in theory, in the text, and in all other figures. Figure 32 has it "
         "the other way round at levels 1 and 2, where each method's growth is uneven, too (8.5, 9.4, 1.9, 1.4 from "
         "level to level for Strassen; exchanged 3.6, 6.9, 6.0, 1.4): its two rows look exchanged there, but are not: "
-        "run on an H200 (li-fig32), Strassen's code has 3.3e-3 and 3.1e-2 at these levels, as printed.",
+        "run on an H200 (li-fig32), both codes have there what is printed, to 2 percent.",
         "Figure 44 has it the other way round in both rows, unlike Figure 43 for the same codes: its columns dStrassen "
-        "and dWinograd look exchanged, and on an H200 (li-fig44) dWinograd's errors are 1.6 times dStrassen's.",
+        "and dWinograd look exchanged, and on an H200 (li-fig44) dWinograd's errors are 1.5 and 1.6 times dStrassen's.",
     )
     return Table("li-exchanged", "Figures 32, 34, 43 and 44: Winograd's error over Strassen's", columns, rows, notes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads import thread_pool
 from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.cpu.threads.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.threads.thread_pool import TOGETHER, VARIABLES, Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from tests.support import ROOT
@@ -304,3 +305,19 @@ def test_results_do_not_depend_on_the_threads(text: str, rng: np.random.Generato
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
     assert np.allclose(found[0], a @ b)
+
+
+def test_an_interrupt_is_heard_between_turns() -> None:
+    """In the main thread, after the tasks of a turn."""
+    done: list[int] = []
+
+    def task(number: int) -> None:
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        done.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        Threads(2).run_in_turns([partial(task, number) for number in range(100)])
+    assert sorted(done) == list(range(2 * TOGETHER))
+    Threads(2).run_in_turns([partial(done.append, number) for number in range(100, 200)])
+    assert sorted(done)[2 * TOGETHER :] == list(range(100, 200))

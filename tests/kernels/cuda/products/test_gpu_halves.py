@@ -37,7 +37,7 @@ def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
     return cupy.asnumpy(c).astype(np.float64)
 
 
-BY_ALL = ("tile", "gram.tile > vendor", "small")
+BY_ALL = ("tile", "gram.tile > vendor", "gram.tile.outer > vendor", "small")
 BY_PLANES = ("f16x3", "gram > f16x3", "gram > strassen.batched.pad16 > f16x3")
 
 

@@ -453,6 +453,18 @@ def test_levels_below_integers(dtype: str) -> None:
         np.testing.assert_array_equal(product_on_host(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("aligned", [False, True])
+def test_blocks_of_integers(dtype: str, aligned: bool) -> None:
+    """Products of views: nothing beside the blocks of C is written, and all of these are."""
+    rng = np.random.default_rng(13)
+    for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((35, 21, 66), "FCC"), ((64, 48, 96), "CFC")):
+        a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
+        for plan in ("quarters > residues > bytes", "quarters > quarters > residues > bytes"):
+            c, _ = product_on_host(a, b, plan, layouts, aligned=aligned)
+            np.testing.assert_array_equal(c, wrapped_product(a, b))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])
 def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
     with pytest.raises(PlanError, match="residues > strassen > bytes"):
