@@ -258,9 +258,7 @@ class Recorder:
                 self._note(*(op for op in ranks if op))
                 return
         of_rows = not columns_contiguous(dest)
-        # (On some devices BLAS is in the place of a leaf that emulates, and has halves of grams alone.)
-        direct = dtype in row.halves and of_rows and (asked.op == "gram" or not row.emulates)
-        if asked.fill == "loose" or direct:
+        if asked.fill == "loose" or (dtype in row.halves and of_rows):
             begun = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             self.ops[begun:] = [_half_enough(op, asked) if of_rows else op for op in self.ops[begun:]]

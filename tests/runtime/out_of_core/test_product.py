@@ -17,7 +17,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
-from fmm.runtime.out_of_core.transfers import Transfers, measured_rates
+from fmm.runtime.out_of_core.transfers import Place, Transfers, measured_rates
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
 
@@ -230,6 +230,30 @@ def test_ctrl_c_ends_all() -> None:
     finally:
         signal.signal(signal.SIGINT, old)
     assert threading.active_count() == before and time.monotonic() - began < 5 and not machine.made.late
+
+
+def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
+    """Two are asked for before the first one is waited for; what a thread raises is raised by the wait."""
+    left = [6]  # chunks: the first matrix has four
+
+    def fails(what: str) -> None:
+        left[0] -= what == "send"
+        if left[0] < 0:
+            raise OSError("the array's file is gone")
+
+    engine = HostEngine(fails)
+    transfers = Transfers(engine, 1 << 12, threads=1)
+    a, b = matrix((32, 64), "float64"), matrix((32, 64), "float64", 1)
+    (start, memory), dtype = engine.allocate(2 * a.nbytes), a.dtype
+    places = [Place(start + i * a.nbytes, 64, dtype) for i in range(2)]
+    loads = [transfers.load(x, place) for x, place in zip((a, b), places, strict=True)]
+    loads[0].wait()
+    assert loads[0].happened()
+    assert (engine.matrix(places[0].address, a.shape, 64, dtype) == a).all()
+    with pytest.raises(OSError, match="is gone"):
+        loads[1].wait()
+    transfers.close()
+    del memory
 
 
 def test_rates_are_measured_there_and_back() -> None:
