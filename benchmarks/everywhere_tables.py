@@ -83,7 +83,13 @@ def _streamed(results: Path) -> Iterator[Sequence[object]]:
             if "cuBLASXt" in run["seconds"]:
                 what = f"NumPy's arrays on a GPU, {run['dtype']} {run['side']}, beside cuBLASXt"
                 plain, ours = (run["seconds"][who] for who in ("cuBLASXt", "fmm"))
-                yield what, path.parent.name, *_milliseconds(plain, ours)
+                yield what, _card(path.parent), *_milliseconds(plain, ours)
+
+
+def _card(folder: Path) -> str:
+    """The device whose results these are, as its own table of products names it."""
+    known = folder / "gpu.json"
+    return str(load(known)[0]["device"]) if known.exists() else folder.name
 
 
 def _milliseconds(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:

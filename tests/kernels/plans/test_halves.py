@@ -341,6 +341,7 @@ def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
     execute_plan(plan, x, x.T, c, Noting(Threads(1)), arena, 1, 0, op, "full")
     np.testing.assert_array_equal(c, x @ x.T)
     assert ("turn B" in made) == (order == "C")
+    assert "turned copy" in explained_table(plan, 13, 7, 13, 8, Asked(op=op))
     assert not plan.takes_type("complex128") and error_bound(plan, 13, 7, 13, op) > 0
 
 
