@@ -112,7 +112,7 @@ def outside(results: Path) -> Iterator[str]:
 
 
 def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path in sorted(path for name in SUITES for path in results.glob(f"*/{name}*.json")):
+    for path in sorted({path for name in SUITES for path in results.glob(f"*/{name}*.json")}):
         told = json.loads(path.read_text(encoding="utf-8"))
         package = {"sklearn": "scikit-learn", "torch-cpu": "torch"}.get(told["suite"], told["suite"])
         known = {"cupy": told["versions"].get("cupy-cuda13x")} | told["versions"]
