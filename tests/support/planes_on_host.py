@@ -47,14 +47,14 @@ def for_the_host(source: str, multiplies: bool) -> str:
         text = _replaced(r"struct Step \{.*?\n\};", STEP, text)
         text = re.sub(r'asm volatile\("" : "\+[fr]"\(x\)::"memory"\);', "", text)
         text += MEMORY
-    before = "".join(map(header, ("sum_host.h",)))
-    before = before.replace("static Dim block", "extern Dim block")
-    if multiplies:
+    before = header("sum_host.h").replace("static Dim block", "extern Dim block")
+    if multiplies:  # its shared memory is declared, and stands behind the kernel
         before = before.replace("#define __shared__ static", "#define __shared__")
     macros = "#define __align__(x)\n#define __cluster_dims__(...)\n"
     return macros + before + header("f16_host.h") + header("warps_meet.h") + text
 
 
+# In the place of the one instruction, which names all registers of a tile.
 STEP = """
 struct Step {
     using Sum = float;

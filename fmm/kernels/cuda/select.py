@@ -206,6 +206,8 @@ def _vendor_because(op: GemmOp, why: str) -> tuple[VendorCall, ...]:
     """The vendor's usual call in the place of a leaf that cannot do this; of a lower half beside which nothing is to be
     touched, its function for that, once for each of a batch."""
     name = f"cuBLAS, not {op.leaf}, because {why}"
+    if op.half == "lower" and not op.gram:
+        raise PlanError(f"{op.leaf} cannot leave the upper half of this product as it is, because {why}")
     if op.half == "lower":
         return tuple(VendorCall(one.by_rank_update, name) for one in op.one_by_one)
     return (VendorCall(op.by_vendor, _batch_label(name, op)),)

@@ -19,7 +19,7 @@ from fmm.runtime.out_of_core.schedule import Rates
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK = 8 << 20  # bytes that are copied at a time, if rows are not longer
-MOST_THREADS = 12  # for one direction: more gain nothing
+MOST_THREADS = 8  # for one direction: more gain nothing
 BUFFERS = 2  # of a thread: one is filled while the other is read
 
 
@@ -99,7 +99,7 @@ class Transfers:
     def __init__(self, engine: Engine, longest_row: int, threads: int = 0) -> None:
         """`longest_row`: bytes, which a buffer must hold."""
         self.engine, self.nbytes = engine, max(CHUNK, longest_row)
-        count = threads or max(1, min(usable_processors() * 3 // 4, MOST_THREADS))
+        count = threads or max(1, min(usable_processors() // 2, MOST_THREADS))
         self.pools = [
             ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
         ]

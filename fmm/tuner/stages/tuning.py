@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from fmm.config import certify
@@ -66,12 +67,10 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
                 found = race_plans(journal, problem, plans, effort)
                 confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
         tune_halves(journal, [] if wanted else problems, calibration, effort, noise)
-    except NotReadyError:
-        stopped = "kernels are being compiled"
-        if not any(t.stage == HELD_OUT for t in journal.recorded):
-            return Outcome(None, stopped)  # a fit takes seconds, and nothing would confirm it
-    except TimeUpError:
-        stopped = "the time was up"
+    except TimeUpError as error:
+        stopped = "kernels are being compiled" if isinstance(error, NotReadyError) else "the time was up"
+        if journal.patience < inf and not any(t.stage == HELD_OUT for t in journal.recorded):
+            return Outcome(None, stopped)  # it goes on later; a fit takes seconds, and nothing would confirm it
     except KeyboardInterrupt:
         stopped = "interrupted"
     return Outcome(concluded_section(journal, dtype), stopped)

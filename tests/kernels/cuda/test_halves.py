@@ -14,7 +14,7 @@ from fmm.kernels.cuda.rank import RankOp, rank_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.views import View
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Fill, Layout, Operation, Problem
 from tests.support.chips import A100, H200
@@ -35,6 +35,7 @@ PLANS = (
     "vendor",
     "tile",
     "f16x3",
+    "small",
     "gram^3 > vendor",
     "gram^2 > strassen.batched.pad4 > vendor",
     "gram^2.tile > strassen.batched.pad4 > vendor",
@@ -124,9 +125,11 @@ def test_a_lower_half_is_the_vendors_where_a_leaf_cannot_leave_the_upper_one(ord
         usual = record_operations(Plan.parse("gram^2 > vendor" if count > 1 else "vendor"), asked).ops
         assert ranks == [op for op in usual if isinstance(op, RankOp)] and len(ranks) == count
         assert all("because" in x.label for x in found if isinstance(x, VendorCall) and x.op in ranks)
-    # Of two matrices it has no half: their product is made elsewhere.
+    # Of two matrices it has no half.
     other = problem(2048, 512, "float32", order, "C", "symmetric", fill="lower")
-    assert [type(op) for op in record_operations(Plan.parse("f16x3"), other).ops] == [GemmOp, MirrorOp]
+    with pytest.raises(PlanError, match="f16x3 cannot leave the upper half"):
+        record_launches(Plan.parse("f16x3"), other, target_on(A100))
+    assert any("on and below" in x for x in record_launches(Plan.parse("f16x3"), other, target_on(H200)).describe())
 
 
 @pytest.mark.parametrize(("leaf", "dtype"), [("f16x3", "float32"), ("tile", "float64"), ("tile", "bfloat16")])

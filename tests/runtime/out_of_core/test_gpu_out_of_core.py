@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,17 @@ def test_the_device_gives_back_what_was_taken(little_memory: None) -> None:
     before = pool.used_bytes()
     fmm.matmul(a, b, device=0, plan="vendor")
     assert pool.used_bytes() == before
+
+
+def test_threads_multiply_at_once_each_on_streams_of_its_own(little_memory: None) -> None:
+    """Which those that come later use again."""
+    from fmm.runtime.out_of_core import cuda_engine
+
+    pairs = [(draw((700, 600), seed=seed), draw((600, 500), seed=seed + 9)) for seed in range(4)]
+    for _ in range(2):
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(lambda pair: fmm.matmul(*pair, device=0, plan="vendor"), pairs))
+        for c, (a, b) in zip(found, pairs, strict=True):
+            close(c, a, b, "float64")
+    idle = [streams[0].ptr for streams in cuda_engine._idle[0]]
+    assert len(set(idle)) == len(idle) <= 3

@@ -14,10 +14,11 @@ import pytest
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
+from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
-from fmm.runtime.out_of_core.transfers import Transfers, measured_rates
+from fmm.runtime.out_of_core.transfers import Place, Transfers, measured_rates
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
 
@@ -155,12 +156,13 @@ def test_no_more_memory_than_is_said() -> None:
     assert f"{slots[0] / (1 << 30):.2f} GiB" in said and "predicted" in said and "120 x 140" in said
 
 
-def test_less_memory_than_it_seemed() -> None:
+@pytest.mark.parametrize("failing", ["allocate", "reserve"])
+def test_less_memory_than_it_seemed(failing: str) -> None:
     """Somebody else took it: smaller tiles are tried."""
     tries: list[str] = []
 
     def fails(what: str) -> None:
-        if what == "allocate":
+        if what == failing:
             tries.append(what)
             if len(tries) < 3:
                 raise MemoryError
@@ -169,6 +171,15 @@ def test_less_memory_than_it_seemed() -> None:
     a = matrix((120, 120), "float32")
     close(streamed(a, a, machine=machine), a, a)
     assert len(tries) == 3
+
+
+def test_the_largest_workspace_is_asked_for_before_the_first_tile() -> None:
+    """That of the plan which is given, for the product of which it takes most; and no more than was left for it."""
+    machine, a = HostMachine(2_000_000), matrix((240, 240), "float64")
+    wishes = NO_WISHES._replace(plan=Plan.parse("strassen > vendor"))
+    close(out_of_core.host_product(NUMPY, a, a, None, machine, wishes), a, a)
+    (reserved,), (left,) = machine.made.reserved, set(machine.made.workspaces)
+    assert 0 < reserved <= left
 
 
 def test_far_too_little_memory() -> None:
@@ -230,6 +241,30 @@ def test_ctrl_c_ends_all() -> None:
     finally:
         signal.signal(signal.SIGINT, old)
     assert threading.active_count() == before and time.monotonic() - began < 5 and not machine.made.late
+
+
+def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
+    """Two are asked for before the first one is waited for; what a thread raises is raised by the wait."""
+    left = [6]  # chunks: the first matrix has four
+
+    def fails(what: str) -> None:
+        left[0] -= what == "send"
+        if left[0] < 0:
+            raise OSError("the array's file is gone")
+
+    engine = HostEngine(fails)
+    transfers = Transfers(engine, 1 << 12, threads=1)
+    a, b = matrix((32, 64), "float64"), matrix((32, 64), "float64", 1)
+    (start, memory), dtype = engine.allocate(2 * a.nbytes), a.dtype
+    places = [Place(start + i * a.nbytes, 64, dtype) for i in range(2)]
+    loads = [transfers.load(x, place) for x, place in zip((a, b), places, strict=True)]
+    loads[0].wait()
+    assert loads[0].happened()
+    assert (engine.matrix(places[0].address, a.shape, 64, dtype) == a).all()
+    with pytest.raises(OSError, match="is gone"):
+        loads[1].wait()
+    transfers.close()
+    del memory
 
 
 def test_rates_are_measured_there_and_back() -> None:

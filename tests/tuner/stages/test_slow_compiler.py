@@ -97,6 +97,15 @@ def test_who_has_something_else_to_do_does_not_wait_for_the_compiler(cold: ColdG
     assert section is not None and section["error"]["speedup"]["count"] >= 5 and section["doubts"] == []
 
 
+def test_a_first_look_that_is_cut_short_concludes_nothing(cold: ColdGpu) -> None:
+    """It is taken up again, so that a fit of what nothing confirms would only cost seconds."""
+    journal = Journal("run", cold, limit=0.2, clock=cold.clock, patience=0.1)
+    outcome = tune_type(journal, "float64", cold.efforts["coarse"])
+    assert outcome.section is None and outcome.stopped == "the time was up" and journal.recorded
+    firm = Journal("run", cold, limit=2.0, clock=cold.clock)
+    assert tune_type(firm, "float64", cold.efforts["coarse"]).section is not None, "nobody takes it up again"
+
+
 @pytest.mark.slow
 def test_what_is_soon_compiled_is_checked_before_the_rest_is_waited_for(cold: ColdGpu) -> None:
     """The time is up while the compiler works: the model was fitted to what had been measured, and is used."""

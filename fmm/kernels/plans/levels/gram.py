@@ -122,7 +122,8 @@ class Gram(LevelWithSteps):
     def does(self, steps: LevelSteps) -> str:
         products = list(steps.products)
         halves = sum(p.asked.op != "product" for p in products)
-        return f"{halves} blocks on the diagonal, {len(products) - halves} products below it"
+        copied = " of a turned copy" * any(isinstance(step, Turned) for step in steps.steps)
+        return f"{halves} blocks on the diagonal{copied}, {len(products) - halves} products below it"
 
 
 def _products_plan(plan: Plan) -> Plan:

@@ -169,6 +169,19 @@ def test_inf_and_nan_raise_the_flag() -> None:
         assert raised and not np.isfinite(c[66]).all() and np.isfinite(np.delete(c, 66, axis=0)).all()
 
 
+def test_inf_and_nan_in_halves_raise_the_flag() -> None:
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((140, 50)).astype(np.float32)
+    fills: tuple[Fill, ...] = ("full", "lower")
+    for (place, value), fill in product(((0, np.inf), (65, np.nan), (139, 1e30)), fills):
+        y = x.copy()
+        y[place, 7] = value
+        c, _, raised = computed(y, y.T, "CFC", sizes=NARROW, op="gram", fill=fill)
+        assert raised and not np.isfinite(c[place, place])
+        others = np.delete(np.arange(140), place)
+        assert np.isfinite(c[np.ix_(others, others)][np.tri(139, dtype=bool)]).all()
+
+
 EXTREMES = (0, -0.0, 2.0**-149, 2.0**-127, 2.0**-126, 1, -1, 2.0**24 - 1, 65520, 1e-30, 1e30, 3.4e38, -3.4e38)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,9 +18,10 @@ from fmm.kernels.cuda.products.tiles.tiled import GROUP, TileOp, lower_tiles
 from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, group_of
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.problem import Fill, Layout, Problem
+from fmm.problem import Fill, Layout, Operation, Problem
 from tests.support.host_compiler import required_compiler
 from tests.support.host_launch import launch_words
+from tests.support.launch_lists import buffer, matrices, play
 from tests.support.tiled_on_host import compiled_for_the_host, floats, tile_words, tiled_library
 from tests.support.tiles import tiled_product
 
@@ -117,3 +118,34 @@ def test_a_batch_of_halves_is_one_launch() -> None:
     one = lower_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
     assert made.kernel.half == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
     assert replace(made, count=1).grid == (one, 1, 1)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("op", ["gram", "symmetric"])
+def test_halves_of_a_turned_copy_on_the_host(order: Literal["C", "F"], op: Operation) -> None:
+    """What the plan notes, its copy done by NumPy and its blocks on the diagonal by the kernel: both factors lie along
+    the outer dimensions if A is B's transpose, whichever way they lay."""
+    required_compiler()
+    n, k, other = 45, 18, "F" if order == "C" else "C"
+    lines = k + 3 if order == "C" else n + 3
+    layouts = Layout(order, lines), Layout(other, lines), Layout("C", n + 1)  # type: ignore[arg-type]
+    problem = Problem(n, k, n, "float32", layouts, op=op, fill="lower")
+    memory, (a, b, c) = matrices(problem, np.random.default_rng(5))
+    b[...] = a.T
+    tape = record_operations(Plan.parse("gram^2.tile.medium.outer > vendor"), problem)
+    memory["W"] = buffer(tape.workspace)
+    seen = []
+    for step in tape.ops:
+        if isinstance(step, GemmOp) and step.use.leaf.name == "tile":
+            made = tiled_product(step, "float32")
+            words = tile_words(made, memory)
+            launch_words(compiled_for_the_host(made.kernel, made.access).launch, words, made.grid[0], made.grid[2])
+            seen.append((made.kernel.half, made.count, made.kernel.along))
+        else:
+            play(replace(tape, ops=(step,), lanes=(0,)), memory)
+    inner = op == "symmetric" and order == "C"
+    assert {x[0] for x in seen} == {"lower"} and {x[2] for x in seen} == {("inner" if inner else "outer", "outer")}
+    assert sum(x[1] for x in seen) == 4
+    below = np.tri(n, dtype=bool)
+    np.testing.assert_array_equal(c[below], (a.astype(float) @ b)[below])
+    assert np.isnan(c[~below]).all()
