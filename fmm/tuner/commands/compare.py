@@ -90,8 +90,11 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         print("fmm-tune compare: the configs have no device and type in common", file=sys.stderr)
         return 1
-    print(json.dumps([asdict(a) for a in found]) if options.json else "\n".join(map(_line, found)))
-    return int(not all(a.holds for a in found))
+    alike = all(a.holds for a in found)
+    asked = f"at least {LEAST:.0%} equal choices, and the others within the noise, are asked for"
+    said = f"they {'' if alike else 'do not '}choose alike: {asked}"
+    print(json.dumps([asdict(a) for a in found]) if options.json else "\n".join([*map(_line, found), said]))
+    return int(not alike)
 
 
 def _agreements(one: Path, two: Path) -> Iterator[Agreement]:

@@ -107,7 +107,10 @@ def _show(options: argparse.Namespace) -> None:
         return
     lines: list[str] = []
     for key, dtype, raw in found:
-        tuned = checked_fully(key, dtype, raw)
+        try:
+            tuned = checked_fully(key, dtype, raw)
+        except ConfigError as error:
+            raise ConfigError(f"{_path(options)}: {error}") from None
         lines += [f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})"]
         lines += described({**raw, "doubts": list(tuned.doubts)}, dtype)
     print("\n".join([*lines, *told_plans(lines)]))

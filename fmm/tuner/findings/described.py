@@ -22,13 +22,17 @@ LABEL = 10  # letters of the labels, so that the lines are aligned
 def described(section: dict[str, Any], dtype: str) -> Iterator[str]:
     """All lines of a section."""
     calibration, doubts = section["calibration"], section.get("doubts") or ()
+    yield from _lines(("not used", doubt) for doubt in doubts)
+    if doubts:
+        yield from _lines(
+            [("", "So fmm goes by what it measures in each process; tune again when the device is idle.")]
+        )
     if calibration:
         known = schema.checked_calibration(calibration, "calibration", dtype, "", "")
         if not doubts:
             yield from _lines(outcome(known, dtype))
             yield from _lines(unmeasured_leaves(known, dtype))
         yield from _lines(measured_lines(section, known, dtype))
-    yield from _lines(("not used", doubt) for doubt in doubts)
     for raw in section["entries"]:
         entry = schema.checked_entry(raw, "entry")
         trusted = "" if entry.verified else " (set aside until `fmm-tune canary`)"

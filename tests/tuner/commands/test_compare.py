@@ -27,7 +27,13 @@ def test_a_config_agrees_with_itself(tmp_path: Path, capsys: pytest.CaptureFixtu
     one = config(tmp_path / "one", 1e10)
     assert main(["compare", one, one]) == 0
     shapes = len(SIDES) ** 3
-    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in capsys.readouterr().out
+    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in (
+        said := capsys.readouterr().out
+    )
+    assert said.splitlines()[-1].startswith("they choose alike: ")
+    other = config(tmp_path / "other", 4e10)
+    assert main(["compare", one, other]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("they do not choose alike: ")
 
 
 def test_models_that_choose_otherwise_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

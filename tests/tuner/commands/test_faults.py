@@ -616,6 +616,8 @@ def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tuned.write(tmp_path / "config.json", "cpu-a", found=tuned.section(tuned.entry(plan="nonsense > vendor")))
     assert main(["validate", str(path)]) == 1
     assert "unknown algorithm 'nonsense'" in capsys.readouterr().err
+    assert main(["show", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"fmm-tune: {path}: cpu-a.float64, entry ")
     (tmp_path / "empty.json").write_text('{"schema": 1, "devices": {}}')
     for command in ("show", "validate", "export", "merge"):
         assert main([command, str(tmp_path / "empty.json")]) == 1
