@@ -83,7 +83,13 @@ def _streamed(results: Path) -> Iterator[Sequence[object]]:
             if "cuBLASXt" in run["seconds"]:
                 what = f"NumPy's arrays on a GPU, {run['dtype']} {run['side']}, beside cuBLASXt"
                 plain, ours = (run["seconds"][who] for who in ("cuBLASXt", "fmm"))
-                yield what, path.parent.name, *_milliseconds(plain, ours)
+                yield what, _card(path.parent), *_milliseconds(plain, ours)
+
+
+def _card(folder: Path) -> str:
+    """The device whose results these are, as its own table of products names it."""
+    known = folder / "gpu.json"
+    return str(load(known)[0]["device"]) if known.exists() else folder.name
 
 
 def _milliseconds(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
@@ -106,7 +112,7 @@ def outside(results: Path) -> Iterator[str]:
 
 
 def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path in sorted(path for name in SUITES for path in results.glob(f"*/{name}*.json")):
+    for path in sorted({path for name in SUITES for path in results.glob(f"*/{name}*.json")}):
         told = json.loads(path.read_text(encoding="utf-8"))
         package = {"sklearn": "scikit-learn", "torch-cpu": "torch"}.get(told["suite"], told["suite"])
         known = {"cupy": told["versions"].get("cupy-cuda13x")} | told["versions"]

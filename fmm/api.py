@@ -59,7 +59,7 @@ def matmul(
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
     max_error_growth
-        Choose only plans that are expected to err at most so many times as much as the vendor (10; on a GPU 16).
+        Choose only plans that are expected to err at most so many times as much as the vendor (15; on a GPU 16).
         Below 1: only plans that err less than it, if one of them is faster (float32 on Hopper, down to 0.02).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).

@@ -20,7 +20,8 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.levels.balanced import Balanced
-from fmm.kernels.plans.levels.scheme_level import Level, level
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_text import level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Sum

@@ -19,6 +19,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel import data_growth
 from fmm.perfmodel.data_growth import growth_on_data
 from fmm.perfmodel.papers.dalberto import dalberto_bounds, printed_bounds
 from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
@@ -390,6 +391,50 @@ def test_growth_on_data(text: str, data: str, rng: np.random.Generator) -> None:
     exact = a.astype(float) @ b
     measured = np.linalg.norm(run(plan, a, b) - exact) / np.linalg.norm(run(VENDOR, a, b) - exact)
     assert 0.5 < measured / growth_on_data(plan, a.astype(float), b.astype(float)) < 2
+
+
+def of_partial_sums(a: Array, b: Array, piece: int) -> float:
+    """The squares of all partial sums of a product, each formed as a matrix."""
+    found, whole = 0.0, np.zeros((len(a), b.shape[1]))
+    for start in range(0, a.shape[1], piece):
+        part = np.zeros_like(whole)
+        for i in range(start, min(start + piece, a.shape[1])):
+            part += np.outer(a[:, i], b[i])
+            found += float((part**2).sum())
+        whole += part
+        found += float((whole**2).sum())
+    return found
+
+
+def of_all_sums(name: str, a: Array, b: Array, piece: int) -> float:
+    """Of one level: those of its products, as often as C has them, and those of the sums that put C together."""
+    x = scheme(name)
+    lefts, rights = (
+        [block for band in np.vsplit(y, rows) for block in np.hsplit(band, cols)]
+        for y, rows, cols in ((a, x.m, x.k), (b, x.k, x.n))
+    )
+    found = 0.0
+    for r in range(x.rank):
+        left = np.sum([float(x.u[i][r]) * block for i, block in enumerate(lefts)], axis=0)
+        right = np.sum([float(x.v[i][r]) * block for i, block in enumerate(rights)], axis=0)
+        for row in x.w:
+            terms = sum(1 for c in row if c)
+            found += float(row[r]) ** 2 * of_partial_sums(left, right, piece)
+            found += float(row[r]) ** 2 * (terms - 1) * float(((left @ right) ** 2).sum())
+    return found
+
+
+@pytest.mark.parametrize("name", ["strassen", "winograd", "hk223"])
+@pytest.mark.parametrize("piece", [24, 96])
+@pytest.mark.parametrize("positive", [False, True])
+def test_growth_on_data_is_that_of_all_sums(
+    name: str, piece: int, positive: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to what is left to chance by the vectors with which sums are estimated."""
+    monkeypatch.setattr(data_growth, "VECTORS", 300)
+    a, b = (np.abs(x) if positive else x for x in rng.standard_normal((2, 96, 96)))
+    wanted = np.sqrt(of_all_sums(name, a, b, piece) / of_partial_sums(a, b, piece))
+    assert growth_on_data(Plan.parse(f"{name} > vendor"), a, b, piece) == pytest.approx(wanted, rel=0.05)
 
 
 def test_types_grow_differently() -> None:

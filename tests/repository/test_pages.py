@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fmm.kernels.plans.leaf import leaf_use
+from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH
+from fmm.runtime.calls.answer import LEAST_MIRRORED
+from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from tests.support import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "results").rglob("*.md"))]
@@ -82,6 +86,23 @@ def words_of_the_code() -> frozenset[str]:
 def test_names_of_code_are_in_the_code(page: Path) -> None:
     """Functions and classes that stand in a page by their bare names; each is a word of some file of the code."""
     assert not [name for name in NAMED_ALONE.findall(read(page)) if name not in words_of_the_code()]
+
+
+NUMBERS = [
+    # (file, what it says of a number that the code has)
+    ("docs/limits.md", f"vendor's own error: {CPU_GROWTH:g} on a CPU, {GPU_GROWTH:g} on a GPU"),
+    ("fmm/api.py", f"as much as the vendor ({CPU_GROWTH:g}; on a GPU {GPU_GROWTH:g})"),
+    ("docs/limits.md", f"less than {LEAST_MIRRORED} rows fmm leaves that to it"),
+    ("docs/limits.md", f"(of integers up to {SMALLEST_EXACT_SIDE - 1})"),
+    ("docs/limits.md", f"Where a side is {SMALLEST_EXACT_SIDE - 1} or less, NumPy multiplies"),
+    ("docs/limits.md", f"a real half with no side beyond {leaf_use('small').leaf.longest} is one launch"),
+    ("docs/plans.md", f"compared where no side is beyond {leaf_use('small').leaf.longest}"),
+]
+
+
+@pytest.mark.parametrize(("file", "said"), NUMBERS)
+def test_numbers_of_the_code_in_prose(file: str, said: str) -> None:
+    assert said in " ".join(read(ROOT / file).split())
 
 
 def test_what_is_not_there_is_found() -> None:

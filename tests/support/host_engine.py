@@ -86,6 +86,7 @@ class HostEngine:
         return address + -address % 512, memory
 
     def reserve(self, nbytes: int) -> None:
+        self.fails("reserve")
         self.reserved.append(nbytes)
 
     def buffer(self, nbytes: int) -> HostBuffer:

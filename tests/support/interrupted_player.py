@@ -112,6 +112,7 @@ def install() -> None:
 install()
 
 from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
+from fmm.kernels.cuda.launch import cublaslt as our_cublaslt  # noqa: E402
 from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402
@@ -141,7 +142,8 @@ def patch() -> None:
         (kernel_call, "compiled_kernel", loaded),
         (player, "compile_all", lambda device, kernels: None),
         (player, "KernelCall", SizedCall),
-        (our_cublas, "_load_library", lambda name: functions),
+        (our_cublas, "load_library", lambda name: functions),
+        (our_cublaslt, "load_library", lambda name: functions),
         (streams, "new_handle", lambda: 78),
         (device_run, "chip_of", lambda device: H200),
         (device_run, "cuda_device", lambda device: None),
@@ -158,7 +160,9 @@ FILES = (
     "player.py",
     "prepared_calls.py",
     "streams.py",
+    "blas_library.py",
     "cublas.py",
+    "cublaslt.py",
     "kernel_call.py",
     "device_run.py",
     "graph_cache.py",

@@ -69,14 +69,16 @@ def product_on_host(
     ops = [replace(op, lower=lower) for op in ops_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)]
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
-        memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
+        high = x.shape[0] if o == "C" else x.shape[1]
+        memory = aligned_memory(high * step * x.itemsize, 0).view(a.dtype).reshape(high, step)
+        memory[...] = 77
         inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
         inside[...] = x
         whole.append((memory, inside))
     work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
     arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
     everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
-    flag = any([all_launches(op, arrays, everything) for op in ops])
+    flag = any([all_launches(op, arrays, everything, aligned) for op in ops])
     memory, c = whole[2]
     gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
     assert (gaps == gaps.dtype.type(77)).all()
@@ -84,15 +86,16 @@ def product_on_host(
     return c, ops[0]
 
 
-def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> bool:
-    """Of an op whose matrices are `arrays`, whose bytes are in `memory`. Is the flag raised?"""
+def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Matrix], aligned: bool = False) -> bool:
+    """Of an op whose matrices are `arrays`, whose bytes are in `memory`; `aligned`: several numbers are read at a time,
+    where lines allow it. Is the flag raised?"""
     bases = {name: x.ctypes.data for name, x in memory.items()}
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
     for side in op.sides:
         measured(side, arrays, memory)
     first, kind = 0, DTYPES[op.dtype]
     for chosen in op.groups:
-        play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(op.dtype)}>", bases)
+        play(split_launch(op, (aligned, aligned), chosen), f"fmm::residues::Split<{read_as(op.dtype)}>", bases)
         multiplied(op, first, chosen, memory)
         first += len(chosen)
     if kind.exact and not op.sends:

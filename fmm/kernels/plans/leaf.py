@@ -246,8 +246,9 @@ def option_text(use: LeafUse) -> str:
 def valid_leaves() -> str:
     """All leaves in one sentence."""
     leaves = [leaf for leaf in LEAVES if not leaf.below_levels]
-    simple = [leaf.spelled for leaf in leaves if not leaf.options]
+    simple = [leaf.spelled for leaf in leaves if not leaf.options and leaf.orders]
     text = f"{', '.join(simple)}, each with {_alternatives(ORDERS)} after it or without"
+    text += "".join(f"; {leaf.spelled} without" for leaf in leaves if not leaf.options and not leaf.orders)
     for leaf in leaves:
         if leaf.options:
             first, *others = leaf.options

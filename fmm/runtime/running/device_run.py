@@ -19,7 +19,8 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays.host_memory import also_released
 from fmm.arrays.library import DeviceLibrary
-from fmm.kernels.cuda.launch.cublas import Lane, set_stream
+from fmm.kernels.cuda.launch.blas_library import Lane
+from fmm.kernels.cuda.launch.cublas import set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
 from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph

@@ -240,7 +240,8 @@ FIGURES: Final = (
         "The figures are plots without numbers; the text has 7 to 10 percent for one level at 5000, and 24 to 30 for "
         "three in the best case. On an H200 S-1 takes longer than dgemm at every size, at 8000 by 3 percent still, as "
         "Equation 3 foresees: its recursion point is above 30 thousand. sp_1 is section 4.2's estimate from the "
-        "recursion point that alpha and pi give here.",
+        "recursion point that alpha and pi give here. What fmm's model chooses there is of an earlier commit up to "
+        "6000; at 8000 it is products of bytes.",
         unit="percent",
         logarithmic=False,
         lowest=-60,

@@ -51,7 +51,9 @@ def figure_table(figure: Figure, results: Results | None = None) -> Table:
     columns |= {name: make() for name, make in figure.computed.items()}
     if results is not None:
         columns |= {name: find(results) for name, find in figure.measured.items()}
-    keys = dict.fromkeys(key for numbers in columns.values() for key in numbers)
+    keys = list(dict.fromkeys(key for numbers in columns.values() for key in numbers))
+    if all(len(key) == 1 and _is_number(key[0]) for key in keys):
+        keys.sort()
     rows = tuple((*key, *(_cell(numbers.get(key)) for numbers in columns.values())) for key in keys)
     title = f"{figure.title}{f' ({figure.unit})' if figure.unit else ''}"
     return Table(figure.name, title, (*figure.key_names, *columns), rows, (*_said(results), figure.says, *figure.notes))

@@ -22,7 +22,8 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiles.tiled import TileOp
-from fmm.kernels.cuda.record import Recorder, record_operations
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.recorder import Recorder
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import lower_level
@@ -307,6 +308,16 @@ def test_any_tape_computes_what_the_executor_does(
                 lower_level(parsed(text), *size, *scalars)
         return
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("text", ["li-fig3", "strassen.sequential > vendor", "winograd > vendor"])
+@pytest.mark.parametrize("sides", ["CC", "FF", "CF"])
+def test_blocks_without_columns_are_not_read(text: str, sides: str) -> None:
+    """Of a C with one row or column, half of the blocks are empty, beside others at which there are numbers."""
+    for size in product((1, 2, 3), (0, 1, 3), (1, 2)):
+        layouts = tuple(Layout(order, max(size) + 1) for order in (*sides, "C"))
+        found, expected, _ = _both(parsed(text), Problem(*size, "float32", layouts))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, expected, err_msg=str(size))
 
 
 def test_one_level_is_four_launches_and_a_tape_is_kept() -> None:

@@ -154,10 +154,10 @@ def test_what_a_leafs_text_says(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lt", "lt32", "vendor.huge", "tile.plain.huge", "tile.inner.huge", "tile.inner.outer"]
+    "text", ["", "lt", "lt32", "vendor.huge", "tile.plain.huge", "tile.inner.huge", "tile.inner.outer", "small.inner"]
 )
 def test_what_is_no_leaf(text: str) -> None:
-    with pytest.raises(PlanError, match=r"unknown leaf .*; valid: vendor, lt0 to lt31, .*each with"):
+    with pytest.raises(PlanError, match=r"unknown leaf .*; valid: vendor, lt0 to lt31, .*each with .*; small without;"):
         leaf_use(text)
 
 

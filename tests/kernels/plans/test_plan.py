@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.levels.balanced import Balanced
-from fmm.kernels.plans.levels.scheme_level import Level, level
+from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.levels.scheme_options import FRINGES, UNITS
+from fmm.kernels.plans.levels.scheme_text import level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]

@@ -223,41 +223,38 @@ def test_a_fold_copies_nothing() -> None:
 # ---- which calls are ours
 
 SUBCLASS = np.zeros((6, 6)).view(np.matrix)
-NOT_OURS: list[tuple[str, Any, Any, dict[str, Any]]] = [
-    ("a list", [[1.0]], X, {}),
-    ("a subclass", SUBCLASS, SUBCLASS, {}),
-    ("complex integers", X.astype(int), X.T.astype(int), {"dtype": "G"}),
-    ("long doubles", X, X.T.astype("g"), {}),
-    ("objects", X, X.T.astype(object), {}),
-    ("halves", X.astype("f2"), X.T.astype("f2"), {}),
-    ("texts", X.astype("U"), X.T, {}),
-    ("times", X.astype("M8[s]"), X.T, {}),
-    ("no match", X, X, {}),
-    ("no axis", X, np.zeros(()), {}),
-    ("stacks that do not match", np.zeros((2, 3, 3)), np.zeros((3, 3, 3)), {}),
-    ("complex to real", X.astype("D"), X.T, {"dtype": "f8"}),
-    ("a cast that can lose numbers", X, X.T, {"dtype": "f4"}),
-    ("a cast that is not safe", X, X.T, {"dtype": "f4", "casting": "safe"}),
-    ("an unknown casting", X, X.T, {"casting": "any"}),
-    ("an unknown order", X, X.T, {"order": "Z"}),
-    ("an unknown dtype", X, X.T, {"dtype": "nonsense"}),
-    ("a byte order as dtype", X, X.T, {"dtype": ">f8"}),
-    ("out of another shape", X, X.T, {"out": np.zeros((6, 7))}),
-    ("out of integers", X, X.T, {"out": np.zeros((6, 6), int)}),
-    ("out of a subclass", X, X.T, {"out": SUBCLASS}),
-    ("out that is no array", X, X.T, {"out": "out"}),
+NOT_OURS: list[tuple[str, Any, Any, dict[str, Any], str]] = [
+    # (what, A, B, options, what the reason says)
+    ("a list", [[1.0]], X, {}, "operands are list and ndarray, not plain arrays"),
+    ("a subclass", SUBCLASS, SUBCLASS, {}, "operands are matrix and matrix, not plain arrays"),
+    ("complex integers", X.astype(int), X.T.astype(int), {"dtype": "G"}, "products are NumPy's own"),
+    ("long doubles", X, X.T.astype("g"), {}, "products are NumPy's own"),
+    ("objects", X, X.T.astype(object), {}, "object products are NumPy's own"),
+    ("halves", X.astype("f2"), X.T.astype("f2"), {}, "float16 products are NumPy's own"),
+    ("texts", X.astype("U"), X.T, {}, "products are NumPy's own"),
+    ("times", X.astype("M8[s]"), X.T, {}, "could not be promoted"),
+    ("no match", X, X, {}, "shapes (6, 7) and (6, 7) do not match"),
+    ("no axis", X, np.zeros(()), {}, "shapes (6, 7) and () do not match"),
+    ("stacks that do not match", np.zeros((2, 3, 3)), np.zeros((3, 3, 3)), {}, "(2, 3, 3) and (3, 3, 3) do not match"),
+    ("complex to real", X.astype("D"), X.T, {"dtype": "f8"}, "cannot cast to float64 with casting 'same_kind'"),
+    ("a cast that can lose numbers", X, X.T, {"dtype": "f4"}, "a cast to float32 can lose numbers"),
+    ("a cast that is not safe", X, X.T, {"dtype": "f4", "casting": "safe"}, "to float32 with casting 'safe'"),
+    ("an unknown casting", X, X.T, {"casting": "any"}, "an option that NumPy rejects"),
+    ("an unknown order", X, X.T, {"order": "Z"}, "an option that NumPy rejects"),
+    ("an unknown dtype", X, X.T, {"dtype": "nonsense"}, "'nonsense' not understood"),
+    ("a byte order as dtype", X, X.T, {"dtype": ">f8"}, "only native types"),
+    ("out of another shape", X, X.T, {"out": np.zeros((6, 7))}, "out has another shape or type"),
+    ("out of integers", X, X.T, {"out": np.zeros((6, 6), int)}, "cannot hold the result"),
+    ("out of a subclass", X, X.T, {"out": SUBCLASS}, "out is a matrix"),
+    ("out that is no array", X, X.T, {"out": "out"}, "out is a str"),
 ]
 
 
-@pytest.mark.parametrize(("what", "a", "b", "options"), NOT_OURS, ids=[n[0] for n in NOT_OURS])
-def test_what_is_not_ours_says_why(what: str, a: Any, b: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("what", "a", "b", "options", "said"), NOT_OURS, ids=[n[0] for n in NOT_OURS])
+def test_what_is_not_ours_says_why(what: str, a: Any, b: Any, options: dict[str, Any], said: str) -> None:
     call = prepared(a, b, **options)
     assert call.plan is None and call.decision.problem is None
-    before, why = call.decision.reason[: len(ANSWERS)], call.decision.reason[len(ANSWERS) :]
-    assert before == ANSWERS and len(why) > 10
-
-
-ANSWERS = "NumPy answers: "
+    assert call.decision.reason.startswith("NumPy answers: ") and said in call.decision.reason
 
 
 def test_a_read_only_out_is_not_ours_but_read_only_operands_are() -> None:

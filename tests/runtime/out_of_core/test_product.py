@@ -14,6 +14,7 @@ import pytest
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
+from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
@@ -155,12 +156,13 @@ def test_no_more_memory_than_is_said() -> None:
     assert f"{slots[0] / (1 << 30):.2f} GiB" in said and "predicted" in said and "120 x 140" in said
 
 
-def test_less_memory_than_it_seemed() -> None:
+@pytest.mark.parametrize("failing", ["allocate", "reserve"])
+def test_less_memory_than_it_seemed(failing: str) -> None:
     """Somebody else took it: smaller tiles are tried."""
     tries: list[str] = []
 
     def fails(what: str) -> None:
-        if what == "allocate":
+        if what == failing:
             tries.append(what)
             if len(tries) < 3:
                 raise MemoryError
@@ -169,6 +171,15 @@ def test_less_memory_than_it_seemed() -> None:
     a = matrix((120, 120), "float32")
     close(streamed(a, a, machine=machine), a, a)
     assert len(tries) == 3
+
+
+def test_the_largest_workspace_is_asked_for_before_the_first_tile() -> None:
+    """That of the plan which is given, for the product of which it takes most; and no more than was left for it."""
+    machine, a = HostMachine(2_000_000), matrix((240, 240), "float64")
+    wishes = NO_WISHES._replace(plan=Plan.parse("strassen > vendor"))
+    close(out_of_core.host_product(NUMPY, a, a, None, machine, wishes), a, a)
+    (reserved,), (left,) = machine.made.reserved, set(machine.made.workspaces)
+    assert 0 < reserved <= left
 
 
 def test_far_too_little_memory() -> None:

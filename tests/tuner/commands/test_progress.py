@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from io import StringIO
+
+import pytest
 
 from fmm.tuner.commands.one_type import Job
 from fmm.tuner.commands.progress import Bar, best_gain, shown_progress, spelled_seconds
@@ -66,12 +67,31 @@ def test_what_is_expected_is_no_more_than_may_be() -> None:
         assert planned.seconds < expected <= planned.most
 
 
-def test_nobody_who_looks_sees_nothing(monkeypatch: Any) -> None:
-    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: False))
-    with shown_progress([1.0], None, True) as progress:
-        progress.begin("float32", 1.0)
-        progress.sample("probe", 0.5)
+class Screen(StringIO):
+    """stderr, on a terminal or not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, True), (True, False), (False, True), (False, False)])
+def test_only_who_looks_sees_a_bar(terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(terminal)
+    monkeypatch.setattr("sys.stderr", screen)
+    with shown_progress([60.0, 600.0], 240.0, shown) as progress:
+        progress.begin("float32:", 60.0)
+        progress.sample("probe", 30.0)
         progress.gained("float32", None)
+        progress.begin("float64:", 600.0)
+    if terminal and shown:
+        assert "float32: probe" in screen.getvalue()
+        assert "about 4 min left" in screen.getvalue() and "about 10 min" not in screen.getvalue()  # the limit
+    else:
+        assert screen.getvalue() == ""
 
 
 def test_a_first_pass_over_all_types_takes_a_minute_and_a_half_on_a_cpu_and_one_on_a_gpu() -> None:

@@ -33,6 +33,7 @@ from fmm.tuner.findings.doubts import (
     UNDISTURBED,
     disturbance,
     disturbed_margin,
+    losing_margin,
     machine_doubts,
     noise_floor,
     unexplained_share,
@@ -88,6 +89,18 @@ def test_the_margin_is_so_wide_that_no_held_out_loser_would_have_been_chosen() -
     problem = Problem(4000, 4000, 4000)
     expected = [formula_seconds(run, problem, counted_work(run.plan, problem), TRUTH) for run in (ONE_LEVEL, Run())]
     assert good.margin < 1 - expected[0] / expected[1] <= wide.margin < 0.2
+
+
+def test_what_a_losing_plan_was_predicted_to_gain() -> None:
+    """Of held-out plans that take longer than the vendor, whole ones: neither parts of plans, nor the vendor's own."""
+    seen, problem = held_out(SIDES), Problem(4000, 4000, 4000)
+    assert losing_margin(TRUTH, seen) == 0
+    plan, vendor = (formula_seconds(run, problem, counted_work(run.plan, problem), TRUTH) for run in (ONE_LEVEL, Run()))
+    slow = [o if o.problem != problem or o.run == Run() else replace(o, seconds=1.05 * vendor) for o in seen]
+    assert losing_margin(TRUTH, slow) == pytest.approx(1 - plan / vendor, rel=1e-6)
+    parts = [replace(o, run=ONE_LEVEL._replace(part="sums")) if o.run == ONE_LEVEL else o for o in slow]
+    without_vendor = [o for o in slow if o.run != Run()]
+    assert losing_margin(TRUTH, parts) == losing_margin(TRUTH, without_vendor) == 0
 
 
 def test_where_plans_pay_only_far_beyond_what_was_measured_more_must_be_gained() -> None:

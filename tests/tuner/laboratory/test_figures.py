@@ -20,7 +20,7 @@ from fmm.perfmodel.papers.inventory import ENTRIES, Entry, inventory, named_in
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES
 from fmm.tuner.laboratory import budget, dalberto_errors, dalberto_speed, growth, huang_speed, li_errors, li_speed
-from fmm.tuner.laboratory.bench import HostBench, time_plans
+from fmm.tuner.laboratory.bench import Call, HostBench, time_plans
 from fmm.tuner.laboratory.experiment import Experiment, Results, has_results, read_results, write_results
 from fmm.tuner.laboratory.figure import Figure, draw_figure, figure_table, quantity
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
@@ -130,6 +130,29 @@ def test_errors_of_kaporins_matrix_grow_with_levels_and_more_by_winograds_varian
         assert 2 * errors[code, 0] < errors[code, 1] < errors[code, 2] / 1.5
         assert errors[code, 2] < li_errors.kaporin_bound(code, 2, 256, "float32")
     assert errors["Winograd", 2] > 1.5 * errors["Strassen", 2]
+
+
+def test_gemm_beside_sforzas_plans_multiplies_a_transpose_of_its_own() -> None:
+    """By rows, as a device reads what it is given; and no library can take it for syrk."""
+    seen: list[tuple[Any, Any]] = []
+
+    class Watched(HostBench):
+        def call(self, plan: Plan, a: Any, b: Any) -> Call:
+            seen.append((a, b))
+            return super().call(plan, a, b)
+
+    rows = list(next(iter(EXPERIMENTS["sforza-fig4"].parts(Watched(), 0.01))).rows())
+    ((a, b),) = seen
+    assert a.flags.c_contiguous and (a == b.T).all() and not np.shares_memory(a, b)
+    assert [row["key"][2] for row in rows] == ["gemm", "syrk", "one level", "recursive"]
+
+
+def test_a_curve_over_sizes_is_in_their_order() -> None:
+    """Of Figures 28 and 29 the paper prints the last size alone."""
+    keys = [(code, n, k) for code in (li_errors.SGEMM, "Strassen") for n in li_errors.SIZES for k in range(5)]
+    results = Results(({"device": "none"},), 1.0, {key: {"key": list(key), "seconds": [1.0]} for key in keys})
+    for name in ("li-fig26", "li-fig28"):
+        assert figure_table(FIGURES[name], results).column("n") == li_errors.SIZES
 
 
 def test_kaporins_matrices_are_each_others_inverse() -> None:

@@ -1,44 +1,26 @@
-"""GEMM calls on the device: cuBLAS (the leaf `vendor`), and candidates of cuBLASLt one by one (`lt0`, `lt1`, ...).
-
-The libraries are called through ctypes: CuPy's own wrappers refuse to be captured into a graph, and are not faster if
-ctypes is given arguments that are made ready.
-"""
+"""The vendor's calls on the device: cuBLAS's products and rank updates (the leaves `vendor` and `vendor3m`), and by
+number cuBLASLt's candidates."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from math import gcd
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch.blas_library import GemmCall, Lane, check_status, load_library, scalars_of
+from fmm.kernels.cuda.launch.cublaslt import CandidateCall, line_alignment
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.rank import RankOp
-from fmm.kernels.cuda.views import Factor
-from fmm.kernels.plans.plan_error import PlanError
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
-
-
-class Lane(NamedTuple):
-    """Where a call goes: a cuBLAS handle that is set to a stream, and the event by which others wait for it."""
-
-    handle: int
-    stream: int
-    event: int
-
-
-class GemmCall(Protocol):
-    """A GEMM with everything but the pointers filled in: `bases` are those of A, B, C and the workspace first."""
-
-    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall: ...
 
 
 def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
@@ -51,32 +33,7 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
         functions = _FUNCTIONS_3M if op.use.leaf.name == "vendor3m" else _FUNCTIONS
         return _CublasCall(op, DTYPES[kind.stored], functions[kind.stored])
     alignments = [line_alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
-    return _CandidateCall(op, kind, number, alignments)
-
-
-def _scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
-    """alpha and beta as the library reads them."""
-    pair = np.array([op.alpha, op.beta], np.complex128)
-    return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
-
-
-def line_alignment(x: Factor, itemsize: int, grain: int) -> int:
-    """A power of two that divides the addresses of all rows or columns of an operand."""
-    return gcd(grain, x.offset, x.leading * itemsize, x.stride * itemsize)
-
-
-def _check_status(status: int, library: str = "cuBLAS") -> None:
-    if status:
-        raise RuntimeError(f"{library} failed with status {status}")
-
-
-def _load_library(name: str) -> Any:
-    for version in (13, 12):
-        try:
-            return ctypes.CDLL(f"{name}.so.{version}")
-        except OSError:
-            continue
-    raise ImportError(f"{name} 12 or 13 was not found beside CuPy")
+    return CandidateCall(op, kind, number, alignments)
 
 
 # ---- cuBLAS
@@ -118,7 +75,7 @@ _MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF
 @lru_cache(maxsize=1)
 def _library() -> Any:
     """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
-    library = _load_library("libcublas")
+    library = load_library("libcublas")
     i, p, q = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
     for call in (*_FUNCTIONS.values(), *_FUNCTIONS_3M.values()):
         kind = [i] if call.any_type else []
@@ -141,7 +98,7 @@ def cublas_version() -> int:
     parts = []
     for number in range(3):
         value = ctypes.c_int()
-        _check_status(_library().cublasGetProperty(number, ctypes.byref(value)))
+        check_status(_library().cublasGetProperty(number, ctypes.byref(value)))
         parts.append(value.value)
     return parts[0] * 10000 + parts[1] * 100 + parts[2]
 
@@ -166,13 +123,13 @@ def leaving_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
 
 def set_stream(lane: Lane) -> None:
     """What the handle is used for next goes to the lane's stream; cuBLAS forgets what memory it was given."""
-    _check_status(_library().cublasSetStream_v2(lane.handle, lane.stream))
+    check_status(_library().cublasSetStream_v2(lane.handle, lane.stream))
 
 
 def new_handle() -> int:
     """A handle of our own on the current device, which lives as long as the process."""
     handle = ctypes.c_void_p()
-    _check_status(_library().cublasCreate_v2(ctypes.byref(handle)))
+    check_status(_library().cublasCreate_v2(ctypes.byref(handle)))
     return int(handle.value or 0)
 
 
@@ -185,7 +142,7 @@ class _CublasCall:
     def __init__(self, op: GemmOp, type_: DType, call: _Function) -> None:
         name = call.plain if op.count == 1 else call.batched
         self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
-        self.scalars = _scalars(op, type_.scalar)  # the host's copies, read at the call
+        self.scalars = scalars_of(op, type_.scalar)  # the host's copies, read at the call
         alpha = self.scalars.ctypes.data
         kind = (type_.cuda_type,) if call.any_type else ()
         factors = (op.left, op.right, op.dest)
@@ -225,114 +182,3 @@ class _RankCall:
         (i, x), (k, z) = self.where
         down, across = self.leading
         return partial(self.function, lane.handle, *self.head, bases[i] + x, down, self.beta, bases[k] + z, across)
-
-
-# ---- cuBLASLt
-
-CANDIDATES = 32  # as many as are asked for
-
-
-# Numbers of attributes in cublasLt.h.
-_TRANSPOSE_A, _TRANSPOSE_B = 3, 4
-_BATCH_COUNT, _BATCH_STRIDE = 5, 6
-_MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
-_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
-
-
-class _Algorithm(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_uint64 * 8),)
-
-
-class _Candidate(ctypes.Structure):
-    _fields_ = (
-        ("algorithm", _Algorithm),
-        ("workspace", ctypes.c_size_t),
-        ("state", ctypes.c_int),
-        ("waves", ctypes.c_float),
-        ("reserved", ctypes.c_int * 4),
-    )
-
-
-@lru_cache(maxsize=1)
-def _cublaslt() -> tuple[Any, ctypes.c_void_p]:
-    library, handle = _load_library("libcublasLt"), ctypes.c_void_p()
-    p = ctypes.c_void_p
-    library.cublasLtMatmul.argtypes = [p] * 14 + [ctypes.c_size_t, p]
-    library.cublasLtMatrixLayoutCreate.argtypes = [p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64]
-    for name in ("MatrixLayout", "MatmulDesc", "MatmulPreference"):
-        getattr(library, f"cublasLt{name}SetAttribute").argtypes = [p, ctypes.c_int, p, ctypes.c_size_t]
-    _check_status(library.cublasLtCreate(ctypes.byref(handle)), "cuBLASLt")
-    return library, handle
-
-
-class _CandidateCall:
-    """One candidate of cuBLASLt's heuristic; PlanError where it has not so many.
-
-    Its scratch is part of the workspace, so that calls on many streams are safe; its descriptions are small, and are
-    kept until the process ends.
-    """
-
-    def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
-        self.types, self.scratch = types, op.scratch
-        self.room = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
-        self.library, self.handle = _cublaslt()
-        self.scalars = _scalars(op, types.scalar)
-        shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
-        factors = (op.left, op.right, op.dest)
-        self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
-        self.operation = self._operation(op)
-        self.where = [(BASES.index(x.base), x.offset) for x in factors]
-        self.candidate = self._candidate(number, alignments)
-        self.algorithm = ctypes.addressof(self.candidate.algorithm)
-        alpha = self.scalars.ctypes.data
-        self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
-
-    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
-        a, b, c = (bases[base] + offset for base, offset in self.where)
-        x, y, z = self.layouts
-        call = self.library.cublasLtMatmul
-        operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
-        scratch = bases[3] + self.scratch, self.room
-        return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream)
-
-    def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        function = getattr(self.library, f"cublasLt{what}SetAttribute")
-        _check_status(function(made, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
-
-    def _layout(self, rows: int, cols: int, x: Factor, count: int) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
-        stored = (cols, rows) if x.transposed else (rows, cols)
-        _check_status(
-            self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.cuda_type, *stored, x.leading)
-        )
-        if count > 1:
-            self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
-            self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(x.stride))
-        return made
-
-    def _operation(self, op: GemmOp) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
-        create = self.library.cublasLtMatmulDescCreate
-        _check_status(create(ctypes.byref(made), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
-        self._set("MatmulDesc", made, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
-        self._set("MatmulDesc", made, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
-        return made
-
-    def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
-        preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
-        _check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
-        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.room))
-        for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
-            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
-        x, y, z = self.layouts
-        status = self.library.cublasLtMatmulAlgoGetHeuristic(
-            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
-        )
-        self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if status != _NOT_SUPPORTED:  # it says so where it has no candidate at all
-            _check_status(status, "cuBLASLt")
-        known = 0 if status else count.value
-        if number >= known:
-            where = f"operands whose lines begin at multiples of {', '.join(map(str, alignments))} bytes"
-            raise PlanError(f"cuBLASLt has {known} candidates for this product of {where}: there is no lt{number}")
-        return _Candidate.from_buffer_copy(found[number])

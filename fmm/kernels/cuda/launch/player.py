@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from fmm.kernels.cuda.launch.blas_library import GemmCall, Lane
 from fmm.kernels.cuda.launch.compile import compile_all
 from fmm.kernels.cuda.launch.counters import new_counters, stream_counters
 from fmm.kernels.cuda.launch.cublas import (
-    GemmCall,
-    Lane,
     Math,
     entering_calls,
     leaving_calls,

@@ -13,7 +13,8 @@ from typing import Any
 
 import cupy
 
-from fmm.kernels.cuda.launch.cublas import Lane, new_handle
+from fmm.kernels.cuda.launch.blas_library import Lane
+from fmm.kernels.cuda.launch.cublas import new_handle
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import LaunchList, Turn
 

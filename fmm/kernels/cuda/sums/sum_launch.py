@@ -221,17 +221,21 @@ class _Fitting:
         return self.arrays, tuple(s for s in self.spots if s is not None), self.batches
 
     def _grid(self, members: Sequence[int]) -> bool:
-        """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands."""
+        """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands, none empty
+        where the matrix has numbers."""
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
         rows, cols = max(p.row + p.rows for p in places), max(p.col + p.cols for p in places)
         single, parts = len({(p.row, p.col) for p in places}) < 2, places[0].part != ""
         if single and not parts:
             return False
-        for p in places:
-            there = min(height, rows - p.row), min(width, cols - p.col)
-            misplaced = p.row % height or p.col % width or there != (p.rows, p.cols)
-            if misplaced and p.rows and p.cols:
+        corners = [(-(-p.row // height), -(-p.col // width)) for p in places]
+        for p, (i, j) in zip(places, corners, strict=True):
+            there = min(height, rows - i * height), min(width, cols - j * width)
+            if p.rows and p.cols:
+                if p.row % height or p.col % width or there != (p.rows, p.cols):
+                    return False
+            elif min(there) > 0:
                 return False
         place, view = self.placed[members[0]]
         steps = place.row * view.down + place.col * view.right + (place.part == "im")
@@ -242,9 +246,8 @@ class _Fitting:
             self.parts |= {len(self.arrays)}
         offset = view.offset - steps * view.itemsize
         self.arrays.append(Array(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
-        for i, p in zip(members, places, strict=True):
-            at = -(-p.row // height), -(-p.col // width)
-            self.spots[i] = Spot(len(self.arrays) - 1, *at, int(p.part == "im"))
+        for i, p, corner in zip(members, places, corners, strict=True):
+            self.spots[i] = Spot(len(self.arrays) - 1, *corner, int(p.part == "im"))
         return True
 
     def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:

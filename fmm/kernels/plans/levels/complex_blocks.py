@@ -19,7 +19,8 @@ from fmm.kernels.plans.level import CandidateLevel, Cut, LevelKind, register_lev
 from fmm.kernels.plans.level_with_steps import Footprint, Sides
 from fmm.kernels.plans.levels.complex_3m import CONJUGATED, OPERANDS, PARTS, WEIGHTS, RealProducts
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
-from fmm.kernels.plans.levels.scheme_level import Level, level
+from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_text import level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.steps.blocks import block_side, operand_blocks

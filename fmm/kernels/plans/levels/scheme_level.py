@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
 from fmm.dtypes import FLOATS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.algorithms.catalogue import considered_schemes, scheme, scheme_names
+from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import (
     StepTable,
-    considered_step_tables,
     step_table,
     step_table_names,
     table_scheme,
 )
-from fmm.kernels.plans.level import CandidateLevel, Cut, FusedProducts, LevelKind, register_level
+from fmm.kernels.plans.level import Cut, FusedProducts
 from fmm.kernels.plans.level_with_steps import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides, side_order
 from fmm.kernels.plans.levels.scheme_options import (
@@ -28,7 +25,6 @@ from fmm.kernels.plans.levels.scheme_options import (
     UNITS,
     Traversal,
     check_choice,
-    factor_names,
     scheme_name,
     usual_fringe,
     usual_traversal,
@@ -288,50 +284,3 @@ def _counts(level: Level, inner: Plan, order: Shape) -> BlockCounts:
     """`order`: of the sides of blocks, which matters to tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return block_counts(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
-
-
-# ---- the text form
-
-
-def level(algorithm: str, *options: str) -> Level:
-    """A level with the defaults of its algorithm where `options` say nothing."""
-    traversals = [option for option in options if option in TRAVERSALS]
-    fringes = [option for option in options if option in FRINGES + UNITS]
-    tasks = tuple(option for option in options if option in TASKS)
-    for found in (traversals, fringes):
-        if len(found) > 1:
-            raise PlanError(f"{algorithm} cannot be both {' and '.join(found)}")
-    for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
-        valid = ", ".join(TRAVERSALS + FRINGES + UNITS + TASKS)
-        raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
-    traversal = traversals[0] if traversals else usual_traversal(algorithm)
-    fringe = fringes[0] if fringes else usual_fringe(algorithm, traversal)
-    return Level(algorithm, traversal, fringe, tasks)
-
-
-def _words() -> tuple[str, ...]:
-    return (*scheme_names(), *step_table_names())
-
-
-def _parse(text: str) -> Level | None:
-    name, *options = text.split(".")
-    return level(name, *options) if set(factor_names(name)) & set(_words()) else None
-
-
-def _considered() -> Iterator[CandidateLevel]:
-    """Schemes, the fewest additions first; then the papers' tables, which need the least workspace."""
-    found: list[tuple[int, CandidateLevel]] = []
-    for name, forms in considered_schemes():
-        try:
-            if forms:
-                found.append((scheme(name).additions, CandidateLevel(name, forms, scheme(name).rank)))
-        except ValueError:  # it is wrong, and whoever names it is told so
-            continue
-    yield from (candidate for _, candidate in sorted(found))
-    for name, forms in considered_step_tables():
-        with suppress(ValueError):
-            if forms:
-                yield CandidateLevel(name, forms, step_table(name).products, lean=True)
-
-
-register_level(LevelKind("scheme", _parse, _words, _considered))

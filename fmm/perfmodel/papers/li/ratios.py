@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
-from fmm.kernels.plans.levels.scheme_level import level
+from fmm.kernels.plans.levels.scheme_text import level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li.cells import COLUMNS, METHODS, half_away_from_zero

@@ -36,11 +36,17 @@ def test_one_thread_serves_one_call_after_another() -> None:
 
 
 def test_two_callers_have_a_thread_each() -> None:
-    both = threading.Barrier(2, timeout=10)
-    other = threading.Thread(target=call_apart, args=(both.wait,))
+    both, seen = threading.Barrier(2, timeout=10), list[int]()
+
+    def meet() -> None:
+        seen.append(threading.get_ident())
+        both.wait()
+
+    other = threading.Thread(target=call_apart, args=(meet,))
     other.start()
-    call_apart(both.wait)
+    call_apart(meet)
     other.join(10)
+    assert not other.is_alive() and len({*seen, threading.get_ident(), other.ident}) == 4
 
 
 def test_work_within_work_stays_where_it_is() -> None:
@@ -64,8 +70,14 @@ def test_what_is_raised_comes_out_after_the_last_calls(error: type[BaseException
 
 
 def test_the_work_says_what_the_last_calls_are() -> None:
+    done: list[str] = []
     last: list[Any] = [pytest.fail]
-    call_apart(last.clear, last)
+
+    def work() -> None:
+        last[:] = [partial(done.append, "first"), partial(done.append, "second")]
+
+    call_apart(work, last)
+    assert done == ["first", "second"]
 
 
 @pytest.mark.parametrize("error", [IndexError, MemoryError])

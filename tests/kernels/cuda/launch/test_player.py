@@ -17,7 +17,8 @@ from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import OperationList
-from fmm.kernels.cuda.record import Recorder, record_operations
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.recorder import Recorder
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, Array, SumOp
 from fmm.kernels.cuda.views import Factor, View, operand_views

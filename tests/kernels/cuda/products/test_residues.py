@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.dtypes import INTEGERS, RINGS
+from fmm.dtypes import DTYPES, INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.products.bytes.residue_launches import (
     kept_launches,
@@ -463,6 +463,23 @@ def test_blocks_of_integers(dtype: str, aligned: bool) -> None:
         for plan in ("quarters > residues > bytes", "quarters > quarters > residues > bytes"):
             c, _ = product_on_host(a, b, plan, layouts, aligned=aligned)
             np.testing.assert_array_equal(c, wrapped_product(a, b))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_blocks_need_no_other_kernels(dtype: str) -> None:
+    """And each begins where its rows of A, its columns of B and its part of C do."""
+    size, item = (4096, 1024, 8192), DTYPES[dtype].itemsize
+    whole, blocks = (
+        record_launches(Plan.parse(plan), Problem(*size, dtype), target_on(H200))
+        for plan in ("residues > bytes", "quarters > residues > bytes")
+    )
+    assert {x.kernel for x in blocks.launches} == {x.kernel for x in whole.launches}
+    assert len(blocks.launches) == 4 * len(whole.launches)
+    begins = {"A": {0, 2048 * 1024}, "B": {0, 4096}, "C": {0, 4096, 2048 * 8192, 2048 * 8192 + 4096}}
+    for base, places in begins.items():
+        assert {x.offset for launch in blocks.launches for x in launch.slots if x.base == base} == {
+            item * place for place in places
+        }
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])

@@ -14,7 +14,7 @@ from fmm.hardware.capability import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fitted_to_chip, fused_op
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fitted_to_chip
 from fmm.kernels.cuda.products.tiles.tiled_source import (
     OPTIONS,
     Access,
@@ -23,6 +23,7 @@ from fmm.kernels.cuda.products.tiles.tiled_source import (
     adding_epilogue,
     tiled_source,
 )
+from fmm.kernels.cuda.products.tiles.tiled_sums import fused_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.plan import Plan, PlanError

@@ -14,9 +14,10 @@ from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import GPU8, PRESETS, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import PATHS, TileOp, paths_of, strategy_of, updating_op
+from fmm.kernels.cuda.products.tiles.tiled import PATHS, TileOp, paths_of, strategy_of
 from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
 from fmm.kernels.cuda.products.tiles.tiled_source import Path as Way
+from fmm.kernels.cuda.products.tiles.tiled_sums import updating_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.leaf import leaf_use

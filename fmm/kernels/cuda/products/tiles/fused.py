@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TileSizes, engine_strategy
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fused_op
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiles.tiled_source import Update
+from fmm.kernels.cuda.products.tiles.tiled_sums import fused_op
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.level import FusedProducts
 from fmm.kernels.plans.steps.fused_order import Lane, launch_stages

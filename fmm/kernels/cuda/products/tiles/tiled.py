@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -11,25 +11,19 @@ from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiles.tiled_source import (
     OPTIONS,
     Access,
-    Along,
-    Epilogue,
     Half,
     Path,
     TileKernel,
-    Update,
-    adding_epilogue,
-    shortened_epilogue,
     tiled_source,
 )
-from fmm.kernels.cuda.views import Lines, Piece, View
+from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.leaf import LeafUse
 
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
@@ -259,11 +253,7 @@ def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -
     return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])
 
 
-# ---- what a plan wants of the kernel
-
-
-Terms = Sequence[tuple[float, View]]
-
+# ---- what a leaf's name says of the kernel
 
 PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
@@ -277,58 +267,3 @@ def strategy_of(use: LeafUse) -> TileSizes | None:
 def paths_of(use: LeafUse) -> tuple[Path, Path]:
     """How the leaf's tiles come to shared memory: `tile.gpu8.texture` and the like say it."""
     return next((PATHS[option] for option in use.options if option in PATHS), ("async", "async"))
-
-
-def fused_op(s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
-    """One product with its sums, added to its destinations. Of a C that lies column by column, the transpose is
-    computed."""
-    m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
-    k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
-    turned = dest[0][1].right != 1
-    if turned:
-        left, right, m, n = right, left, n, m
-    along: tuple[Along, Along] = _operand_along(left, 0, turned), _operand_along(right, 1, turned)
-    # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
-    epilogue = adding_epilogue(len(dest), update)
-    kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
-    # The first block of a sum is taken as it is: its coefficient is the product's.
-    own = left[0][0] * right[0][0]
-    a, b = (tuple(_turned_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
-    into = tuple(_turned_piece(x, turned, own * c, 1) for c, x in dest)
-    u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
-    return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
-
-
-def updating_op(
-    leaf: LeafUse,
-    dtype: str,
-    left: View,
-    right: View,
-    update: AdditionProgram,
-    reads: Sequence[View],
-    writes: Sequence[View],
-) -> TileOp:
-    """One product and what a step table's kernel makes of it: `update` over it and the reads."""
-    s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)
-    m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
-    if turned:
-        left, right, m, n = right, left, n, m
-    places = list(dict.fromkeys((*writes, *reads)))
-    read, written = (tuple(places.index(x) for x in side) for side in (reads, writes))
-    epilogue, coefficients = shortened_epilogue(Epilogue(update, read, written))
-    along: tuple[Along, Along] = _operand_along([(1, left)], 0, turned), _operand_along([(1, right)], 1, turned)
-    kernel = TileKernel(s or SUMMING[dtype], dtype, epilogue=epilogue, along=along, paths=paths_of(leaf))
-    a, b = (_turned_piece(x, turned, 1) for x in (left, right))
-    dests = tuple(_turned_piece(x, turned, *pair) for x, pair in zip(places, coefficients, strict=True))
-    lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
-    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open=s is None)
-
-
-def _operand_along(terms: Terms, inner: int, turned: bool) -> Along:
-    """Of the kernel's operand number `inner`; turned, its rows are what is a column of the view."""
-    rows = (terms[0][1].right == 1) != turned
-    return "inner" if rows == (inner == 0) else "outer"
-
-
-def _turned_piece(x: View, turned: bool, factor: float, keep: float = 0) -> Piece:
-    return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)), factor, keep)

@@ -1,0 +1,129 @@
+"""cuBLASLt's candidates for a product, one by one: the leaves `lt0`, `lt1`, ..."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from math import gcd
+from typing import Any
+
+from fmm.dtypes import DType
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch.blas_library import Lane, check_status, load_library, scalars_of
+from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
+from fmm.kernels.cuda.launch_list import BASES
+from fmm.kernels.cuda.views import Factor
+from fmm.kernels.plans.plan_error import PlanError
+
+CANDIDATES = 32  # as many as are asked for
+
+# Numbers of attributes in cublasLt.h.
+_TRANSPOSE_A, _TRANSPOSE_B = 3, 4
+_BATCH_COUNT, _BATCH_STRIDE = 5, 6
+_MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
+_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
+
+
+class _Algorithm(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class _Candidate(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", _Algorithm),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@lru_cache(maxsize=1)
+def _library() -> tuple[Any, ctypes.c_void_p]:
+    library, handle = load_library("libcublasLt"), ctypes.c_void_p()
+    p = ctypes.c_void_p
+    library.cublasLtMatmul.argtypes = [p] * 14 + [ctypes.c_size_t, p]
+    library.cublasLtMatrixLayoutCreate.argtypes = [p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64]
+    for name in ("MatrixLayout", "MatmulDesc", "MatmulPreference"):
+        getattr(library, f"cublasLt{name}SetAttribute").argtypes = [p, ctypes.c_int, p, ctypes.c_size_t]
+    check_status(library.cublasLtCreate(ctypes.byref(handle)), "cuBLASLt")
+    return library, handle
+
+
+class CandidateCall:
+    """One candidate of cuBLASLt's heuristic; PlanError where it has not so many.
+
+    Its scratch is part of the workspace, so that calls on many streams are safe; its descriptions are small, and are
+    kept until the process ends.
+    """
+
+    def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
+        self.types, self.scratch = types, op.scratch
+        self.room = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
+        self.library, self.handle = _library()
+        self.scalars = scalars_of(op, types.scalar)
+        shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
+        factors = (op.left, op.right, op.dest)
+        self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
+        self.operation = self._operation(op)
+        self.where = [(BASES.index(x.base), x.offset) for x in factors]
+        self.candidate = self._candidate(number, alignments)
+        self.algorithm = ctypes.addressof(self.candidate.algorithm)
+        alpha = self.scalars.ctypes.data
+        self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
+
+    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
+        a, b, c = (bases[base] + offset for base, offset in self.where)
+        x, y, z = self.layouts
+        call = self.library.cublasLtMatmul
+        operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
+        scratch = bases[3] + self.scratch, self.room
+        return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream)
+
+    def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        function = getattr(self.library, f"cublasLt{what}SetAttribute")
+        check_status(function(made, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
+
+    def _layout(self, rows: int, cols: int, x: Factor, count: int) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        stored = (cols, rows) if x.transposed else (rows, cols)
+        check_status(
+            self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.cuda_type, *stored, x.leading)
+        )
+        if count > 1:
+            self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
+            self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(x.stride))
+        return made
+
+    def _operation(self, op: GemmOp) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        create = self.library.cublasLtMatmulDescCreate
+        check_status(create(ctypes.byref(made), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
+        self._set("MatmulDesc", made, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
+        self._set("MatmulDesc", made, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
+        return made
+
+    def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
+        preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
+        check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
+        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.room))
+        for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
+            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
+        x, y, z = self.layouts
+        status = self.library.cublasLtMatmulAlgoGetHeuristic(
+            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
+        )
+        self.library.cublasLtMatmulPreferenceDestroy(preference)
+        if status != _NOT_SUPPORTED:  # it says so where it has no candidate at all
+            check_status(status, "cuBLASLt")
+        known = 0 if status else count.value
+        if number >= known:
+            where = f"operands whose lines begin at multiples of {', '.join(map(str, alignments))} bytes"
+            raise PlanError(f"cuBLASLt has {known} candidates for this product of {where}: there is no lt{number}")
+        return _Candidate.from_buffer_copy(found[number])
+
+
+def line_alignment(x: Factor, itemsize: int, grain: int) -> int:
+    """A power of two that divides the addresses of all rows or columns of an operand."""
+    return gcd(grain, x.offset, x.leading * itemsize, x.stride * itemsize)

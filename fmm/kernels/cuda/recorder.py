@@ -1,0 +1,259 @@
+"""The walk's machine for a GPU: it notes the operations of a plan, whatever chip they will run on.
+
+Every address is known beforehand, because the steps of a level depend on sizes only and temporaries are taken like a
+stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Literal
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
+from fmm.kernels.cuda.gemm import GemmOp, gemm_op
+from fmm.kernels.cuda.launch_list import Turn
+from fmm.kernels.cuda.mirrored import mirrored_op
+from fmm.kernels.cuda.operations import Operation
+from fmm.kernels.cuda.products.tiles.fused import Blocks, FusedLaunches
+from fmm.kernels.cuda.products.tiles.tiled import strategy_of
+from fmm.kernels.cuda.products.tiles.tiled_sums import updating_op
+from fmm.kernels.cuda.rank import rank_op
+from fmm.kernels.cuda.sums.mirror import MirrorOp
+from fmm.kernels.cuda.sums.rescale import scaling_op
+from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
+from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance
+from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.blocks import operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
+from fmm.kernels.plans.walk import Operands, Triple
+from fmm.kernels.plans.workspace import workspace
+
+Origins = dict[str, int]  # by base: where the first view of a step begins
+
+
+class Recorder:
+    """The walk's machine that notes operations; its stack of temporaries is the workspace."""
+
+    leaf_updates = True
+
+    def __init__(self, componentwise: bool = False, kept: str = "") -> None:
+        self.componentwise, self.kept = componentwise, kept
+        self.ops: list[Operation] = []
+        self.lanes: list[int] = []
+        self.used = self.peak = self.lane = 0
+        self._sums: dict[Hashable, tuple[Sum, Origins, SumOp | None]] = {}
+
+    def _note(self, *ops: Operation) -> None:
+        self.ops += ops
+        self.lanes += [self.lane] * len(ops)
+
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+        kind = DTYPES[DTYPES[dtype].stored]
+        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, kind.itemsize)
+        self.peak = max(self.peak, self.used)
+        step = leading_dimension(rows if fortran else cols, kind.itemsize, spaced=False)
+        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), kind.name)
+
+    def release(self, mark: int) -> None:
+        self.used = mark
+
+    def part(self, x: View, place: Place) -> View:
+        return x.block(place)
+
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return order_of_sums(steps)
+
+    def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
+        if isinstance(step, LineExponents | Rescaled):
+            self._note(scaling_op(step, reads, writes[0]))
+        elif (op := self._sum_op(step, reads, writes)) is not None:
+            self._note(op)
+
+    def _sum_op(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> SumOp | None:
+        """The launch of a step; where the same one was met elsewhere in memory, that one moved (levels below others
+        repeat theirs hundreds of times, and to find the arrays of hundreds of blocks takes milliseconds)."""
+        origins: Origins = {}
+        for view in (*reads, *writes):
+            origins.setdefault(view.base, view.offset)
+        key = id(step), *((v.base, v.offset - origins[v.base], v[2:]) for v in (*reads, *writes))
+        if key not in self._sums:
+            placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
+            self._sums[key] = step, origins, sum_op(step.label, step.program, *placed)
+        _, known, op = self._sums[key]
+        if op is None or known == origins:
+            return op
+        moved = (x._replace(offset=x.offset + origins[x.base] - known[x.base]) for x in op.arrays)
+        return replace(op, arrays=tuple(moved))
+
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
+        if m == 0 or n == 0:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._scale(dest, beta)
+            return
+        alike = all(constant_distance(x) is not None for x in zip(*products, strict=True))
+        scratch = self.used
+        for batch in [products] if alike else [[p] for p in products]:
+            self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, len(batch)))
+            op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch)
+            self._note(replace(op, checked=self.componentwise, kept=self.kept))
+
+    def multiply_apart(
+        self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        (m, k), n, dest = product[0].shape, product[1].cols, product[2]
+        if m == 0 or n == 0:
+            return
+        if k == 0 or alpha == 0:
+            self.begin(added, dest)
+            self._scale(dest, beta)
+            return
+        self.peak = max(self.peak, self.used + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, 1))
+        op = gemm_op(leaf, [product], dtype, complex(alpha), complex(beta), self.used, added)
+        self._note(replace(op, checked=self.componentwise, kept=self.kept))
+
+    def begin(self, added: View, dest: View) -> None:
+        """Where it cannot be read elsewhere: what is added, copied to where the result will stand."""
+        if (op := copy_op("begin C", added, dest)) is not None:
+            self._note(op)
+
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""
+        dest, k = products[0][2], products[0][0].cols
+        alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
+        if not dest.rows:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._note(MirrorOp(dest, dest, 0, beta, full=False))
+            return
+        row = leaf_use(leaf).leaf
+        small = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
+        if asked.op == "gram" and dtype in row.rank_updates and not small:
+            ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
+            if all(ranks):
+                self._note(*(op for op in ranks if op))
+                return
+        of_rows = not columns_contiguous(dest)
+        if asked.fill == "loose" or (dtype in row.halves and of_rows):
+            begun = len(self.ops)
+            self.multiply(leaf, products, dtype, alpha, beta)
+            self.ops[begun:] = [_half_enough(op, asked) if of_rows else op for op in self.ops[begun:]]
+        else:
+            self._halves_apart(leaf, products, dtype, asked)
+
+    def _halves_apart(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """Into a temporary each, of which only the lower half is taken. It lies row by row where the leaf has a kernel
+        for halves."""
+        row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
+        by_half = dtype in (*row.halves, *row.loose_halves)
+        for left, right, dest in products:
+            mark, begun = self.used, len(self.ops)
+            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest) and not by_half, dtype)
+            self.multiply(leaf, [(left, right, whole)], dtype, 1, 0)
+            if by_half:
+                self.ops[begun:] = [_half_enough(op, asked._replace(fill="loose")) for op in self.ops[begun:]]
+            self._note(MirrorOp(whole, dest, alpha, beta, full=False))
+            self.release(mark)
+
+    def mirror(self, step: Mirror, source: View, dest: View) -> None:
+        if not dest.rows:
+            return
+        op = MirrorOp(source, dest, complex(step.alpha).real, complex(step.beta).real, step.fill == "full")
+        if self.ops and (both := mirrored_op(self.ops[-1], source, op)):
+            self.ops[-1] = both
+        else:
+            self._note(op)
+
+    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
+        """A kernel of a step table, product and all, in one launch."""
+        factors, reads, writes = (
+            [self.part(operands[p.name], p) for p in places]
+            for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
+        )
+        if any(x.rows and x.cols for x in writes):
+            use = step.product.plan.leaf_use
+            self._note(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
+        return True
+
+    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+        """A scheme's products, each with its sums inside: the steps of a sequential level, without temporaries."""
+        level, strategy = plan.levels[0].fused_products, strategy_of(plan.leaf_use)
+        if level is None:
+            return False
+        if APART in operands:
+            self.begin(operands[APART], operands["C"])
+        m, k, n = level.scheme.size
+        parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
+        places = [operand_blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
+        views = [[self.part(operands[p.name], p) for p in found] for found in places]
+        dtype = operands["C"].dtype
+        fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
+        if fused.atomic:
+            self._scale(operands["C"], beta)
+        for lanes in fused.stages() if alpha else ():
+            self._on_lanes(lanes)
+        for i, block in enumerate(() if fused.atomic else views[2]):
+            if i not in fused.begun:
+                self._scale(block, beta)
+        return True
+
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+        """Independent products in turn on two lanes, each lane with temporaries of its own."""
+        mark, itemsize = self.used, DTYPES[dtype].itemsize
+        room = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
+        self._note(Turn.FORK)
+        for i, product in enumerate(products):
+            self.lane = i % 2
+            self.used = mark + self.lane * room
+            run(product)
+        self.lane, self.used = 0, mark
+        self._note(Turn.JOIN)
+
+    def _on_lanes(self, lanes: Sequence[Sequence[Operation]]) -> None:
+        """Each lane's launches in order; those of different lanes in any."""
+        if len(lanes) > 1:
+            self._note(Turn.FORK)
+        for launches in zip_longest(*lanes):
+            for self.lane, op in enumerate(launches):
+                self._note(*([op] if op else []))
+        self.lane = 0
+        if len(lanes) > 1:
+            self._note(Turn.JOIN)
+
+    def _scale(self, dest: View, beta: Coefficient) -> None:
+        """dest = beta dest: a product of nothing."""
+        place = Place("C", 0, 0, dest.rows, dest.cols)
+        program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
+        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
+        if op is not None and beta != 1:
+            self._note(op)
+
+
+def _half_enough(op: Operation, asked: Asked) -> Operation:
+    """A product of whose result, which lies row by row, the lower half is enough, for kernels that can make use of
+    it."""
+    half: Literal["loose", "lower"] = "loose" if asked.fill == "loose" else "lower"
+    return replace(op, half=half, gram=asked.op == "gram") if isinstance(op, GemmOp) else op
+
+
+def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
+    """Do sums of A, of B lie column by column? Where the leaf of all products says how it wants its operands.
+
+    Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.
+    """
+    plans = {p.plan for p in steps.products}
+    wish = "" if any(plan.levels for plan in plans) else plans.pop().leaf_use.order
+    return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})
