@@ -3,7 +3,8 @@
 usage: python -m fmm [--report] [--install NAMES] (script.py | -m module | -c code | -) [arguments of the program]
 
   --report         at the end, which products ran by plans, how many, how much faster, and which were left alone and why
-  --install NAMES  for which libraries, between commas: torch, cupy, numpy (all three, if nothing is said), torch-cpu
+  --install NAMES  for which libraries, between commas: torch, cupy, numpy (if none is named, those that are here),
+                   torch-cpu
 """
 
 from fmm.integrations.run import main

@@ -54,7 +54,8 @@ _lock = threading.RLock()
 
 
 def install(*names: str) -> None:
-    """From now on products of these libraries are fmm's where a plan pays; of all three if none is named.
+    """From now on products of these libraries are fmm's where a plan pays; if none is named, of those of the first
+    three that are here.
 
     "torch" (on CUDA devices), "cupy" and "numpy"; only if they are named: "torch-cpu", torch's products on the host,
     "torch-inductor", a candidate in torch.compile(mode="max-autotune"). A library that is not loaded yet is changed
@@ -106,7 +107,16 @@ def _named(names: tuple[str, ...]) -> list[Place]:
     unknown = [name for name in names if name not in PLACES]
     if unknown:
         raise ValueError(f"fmm knows no {', '.join(map(repr, unknown))} to install for; valid: {', '.join(PLACES)}")
-    return [PLACES[name] for name in dict.fromkeys(names or USUAL)]
+    return [PLACES[name] for name in dict.fromkeys(names or usual_here())]
+
+
+def usual_here() -> tuple[str, ...]:
+    """Those of the usual ones whose libraries are here: nobody named the others, so that nothing is said of them."""
+    return tuple(name for name in USUAL if _can_be_loaded(PLACES[name].library))
+
+
+def _can_be_loaded(library: str) -> bool:
+    return sys.modules.get(library) is not None or importlib.util.find_spec(library) is not None
 
 
 def _settle(place: Place, loaded: bool = False) -> None:
@@ -124,7 +134,7 @@ def _settle(place: Place, loaded: bool = False) -> None:
         elif sys.modules.get(place.library) is not None:
             if not after_import(place.library, settle_loaded):
                 _get_in(place)
-        elif importlib.util.find_spec(place.library) is None:
+        elif not _can_be_loaded(place.library):
             log_once(f"nothing is installed for {place.library}: there is no such library here")
         else:
             after_import(place.library, settle_loaded)

@@ -22,7 +22,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
 
-from fmm.integrations.places import PLACES, USUAL, VARIABLE, install
+from fmm.integrations.places import PLACES, VARIABLE, install, usual_here
 from fmm.integrations.report import Report, begin_report
 
 USAGE = "python -m fmm [--report] [--install NAMES] (script.py | -m module | -c code | -) [arguments of the program]"
@@ -140,7 +140,7 @@ def _parsed(given: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
     """Our own options, which stand before the program; the program; what is the program's."""
     parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE, description=__doc__)
     parser.add_argument("--report", action="store_true", help="at the end, say which products ran by plans")
-    parser.add_argument("--install", default=",".join(USUAL), help=f"between commas: {', '.join(PLACES)}")
+    parser.add_argument("--install", default=",".join(usual_here()), help=f"between commas: {', '.join(PLACES)}")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)

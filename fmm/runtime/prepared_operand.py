@@ -87,7 +87,9 @@ def _copied(library: Library, x: Any) -> Any:
         return x.detach().clone()
     if library is not NUMPY:
         return x.copy(order="K")
-    copy = np.array(x)
+    # What NumPy makes of other arrays it is to make of their copies: masks, matrices. (Of mapped files, plain arrays.)
+    own = isinstance(x, np.ndarray) and not isinstance(x, np.memmap)
+    copy = x.copy(order="K") if own else np.array(x)
     copy.flags.writeable = False
     return copy
 

@@ -142,6 +142,19 @@ def test_an_install_that_cannot_work_says_so_once(
     ]
 
 
+def test_nothing_is_said_of_libraries_that_nobody_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs whose stderr somebody reads would differ on each machine without torch."""
+    monkeypatch.setitem(places.PLACES, "torch", Place("no_such_library", "nowhere"))
+    monkeypatch.setattr(places, "USUAL", ("torch", "numpy"))
+    with caplog.at_level(logging.WARNING, "fmm"), fmm.installed():
+        assert np.matmul is not MATMUL
+        fmm.install()
+        fmm.uninstall()
+    assert not caplog.records
+
+
 # ---- libraries that are loaded later
 
 

@@ -52,6 +52,23 @@ def test_on_the_host_a_copy_is_kept(dtype: str) -> None:
         np.testing.assert_array_equal(fmm.matmul(x, y), expected)
 
 
+class Own(np.ndarray):
+    """Somebody's array."""
+
+
+def test_what_numpy_makes_of_other_arrays_it_makes_of_their_copies_too() -> None:
+    """Masked ones and subclasses; what is changed afterwards, if only the mask, is not the copy's."""
+    a, b = np.ones((2, 2)), np.ma.masked_array([[1.0, 2.0], [3.0, 4.0]], mask=[[True, False], [False, False]])
+    expected, p = np.matmul(a, b), fmm.prepare(b)
+    b[1, 1] = np.ma.masked
+    found = fmm.matmul(a, p)
+    assert type(found) is type(expected)
+    np.testing.assert_array_equal(found.data, expected.data)
+    np.testing.assert_array_equal(np.ma.getmaskarray(found), np.ma.getmaskarray(expected))
+    own = a.view(Own)
+    assert type(fmm.matmul(a, fmm.prepare(own))) is type(np.matmul(a, own)) is Own
+
+
 def test_out_dtype_stacks_vectors_and_the_other_side() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((3, 30, 40)), rng.standard_normal((40, 20))

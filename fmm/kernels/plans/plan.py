@@ -12,7 +12,7 @@ What the text of a level may say, its kind knows (fmm.kernels.plans.levels); of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -170,6 +170,10 @@ class Plan:
 
     def __str__(self) -> str:
         return " > ".join([*map(str, self.levels), self.leaf])
+
+    def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
+        """Pickled as its text, so that other processes have it."""
+        return Plan.parse, (str(self),)
 
     @staticmethod
     def parse(text: str) -> Plan:

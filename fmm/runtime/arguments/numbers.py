@@ -34,8 +34,8 @@ def checked_growth(growth: Any) -> float:
         number = float(growth) if real else math.nan
     except OverflowError:
         number = math.inf if growth > 0 else -math.inf
-    if not number >= 1:
-        raise ValueError(f"max_error_growth must be a number, 1 or more, not {in_words(growth)}")
+    if not number > 0:
+        raise ValueError(f"max_error_growth must be a number above 0, not {in_words(growth)}")
     return number
 
 

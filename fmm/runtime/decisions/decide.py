@@ -53,6 +53,10 @@ class Decision:
     kernels: tuple[str, ...] = ()  # what really runs, a line each
     on_cpu: bool = False
 
+    def __getstate__(self) -> dict[str, object]:
+        """For other processes: a measurement stays where it is made."""
+        return {**vars(self), "trial": None}
+
     @property
     def workspace(self) -> int:
         """Peak bytes of temporaries."""
@@ -122,6 +126,7 @@ def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Integers are not tuned: what is known of floating point products on the device says enough."""
     if device.threads and min(problem.size) < SMALLEST_EXACT_SIDE:
         return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {SMALLEST_EXACT_SIDE}")
+    limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # they are exact, whatever is asked
     known, tuned = _known_of_integers(problem, limits, device)
     return model_choice(problem, limits, known, tuned, device.identity)
 

@@ -85,8 +85,8 @@ def _limits(options: argparse.Namespace, problem: Problem, usual: float) -> Limi
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
-    if not growth >= 1:  # nan too
-        raise ValueError(f"--max-error-growth must be a number, 1 or more, not {growth}")
+    if not growth > 0:  # nan too
+        raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     name = "cpu" if options.device is None else options.device
     left = _left(name, problem) if name.casefold() in map(str.casefold, device_names()) else NO_LIMIT
     return Limits(min(workspace, left), growth)

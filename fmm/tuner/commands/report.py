@@ -19,7 +19,7 @@ from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.overview import shown_gains, speedup_of_all_types
+from fmm.tuner.report.overview import caption_of_all_types, shown_gains, speedup_of_all_types
 from fmm.tuner.report.page import report_page
 from fmm.tuner.report.pictures import PICTURES, STYLE, case_pictures, draw_roofline
 from fmm.tuner.trials.record import Trials
@@ -87,8 +87,7 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
             }
             drawn.append((case, svgs))
     html = folder / "report.html"
-    caption = (speedup_of_all_types.__doc__ or "").strip()
-    html.write_text(report_page(drawn, gains, overview, caption), encoding="utf-8")
+    html.write_text(report_page(drawn, gains, overview, caption_of_all_types(found)), encoding="utf-8")
     return [html, *paths]
 
 

@@ -119,6 +119,20 @@ def gains_frame(gains: Sequence[Gain]) -> Any:
 
 # ---- what it means
 
+PREDICTED_ONLY = {MEASURED: "", PREDICTED: ": predicted", BEYOND: ": predicted, nothing as large was measured"}
+
+
+def meaning_of_cases(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
+    """That of all that is used, behind what is not used and why."""
+    unused: dict[str, list[str]] = {}
+    for case in cases:
+        if case.tuned.doubts:
+            unused.setdefault(case.tuned.doubts[0], []).append(case.dtype)
+    said = [f"The tuned model of {', '.join(types)} is not used: {doubt}." for doubt, types in unused.items()]
+    if unused:
+        said += ["Without it fmm goes by what it measures in each process; tune again when the device is idle."]
+    return " ".join([*said, *([meaning(gains)] if gains or not unused else [])])
+
 
 def meaning(gains: Sequence[Gain]) -> str:
     """From which size, how much; at which error and workspace."""
@@ -127,14 +141,14 @@ def meaning(gains: Sequence[Gain]) -> str:
     if not won:
         return "On this device the vendor's product is the fastest at all sizes that were tried: fmm leaves all to it."
     first = [min(won_by(won, dtype), key=lambda g: g.side) for dtype in types if won_by(won, dtype)]
-    beyond = ": predicted, nothing as large was measured"
-    starts = ", ".join(f"{g.side} ({g.dtype}{beyond if g.kind == BEYOND else ''})" for g in first)
+    starts = ", ".join(f"{g.side} ({g.dtype}{PREDICTED_ONLY[g.kind]})" for g in first)
     best = max([g for g in won if g.kind != BEYOND] or won, key=lambda gain: gain.speedup)
     worst, largest = (max(won, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
+    faster = "is faster" if any(gain.kind == MEASURED for gain in won) else "is predicted to be faster"
     return (
-        f"On square matrices fmm.matmul is faster than the vendor's product from a side of {starts} on, up to "
-        f"{best.speedup:.2f} times at {best.side} in {best.dtype}. Its error is at most about "
-        f"{worst.error_growth:.0f} times the vendor's own ({worst.dtype}), and it takes at most "
+        f"On square matrices fmm.matmul {faster} than the vendor's product from a side of {starts} on, up to "
+        f"{best.speedup:.2f} times at {best.side} ({best.dtype}{PREDICTED_ONLY[best.kind]}). Its error is at most "
+        f"about {worst.error_growth:.0f} times the vendor's own ({worst.dtype}), and it takes at most "
         f"{largest.workspace / 2**30:.1f} GiB of workspace unless told otherwise ({largest.dtype}, {largest.side})."
     )
 
@@ -170,6 +184,12 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
     named_at_right(axes, ends)
     plain_sides(axes)
     return made
+
+
+def caption_of_all_types(cases: Sequence[Case]) -> str:
+    """What that picture shows, and that it has no points, if so."""
+    none = "" if any(map(_squares, cases)) else " No square was measured to gain, so that there are none."
+    return f"{(speedup_of_all_types.__doc__ or '').strip()}{none}"
 
 
 def _curve(case: Case, own: Sequence[Gain]) -> Iterator[tuple[float, float]]:

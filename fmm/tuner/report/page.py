@@ -10,7 +10,7 @@ from typing import Any
 from fmm.tuner.findings.described import NOT_MEASURED, described
 from fmm.tuner.fit.parameters import BY_NAME
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, meaning
+from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, meaning_of_cases
 from fmm.tuner.report.pictures import PICTURES
 
 PAGE = """<!doctype html>
@@ -65,7 +65,7 @@ def report_page(
     names = dict.fromkeys(str((case.section["conditions"] or {}).get("device", case.device)) for case in cases)
     details = "\n".join(_case_html(case, pictures) for case, pictures in found)
     return PAGE.format(
-        title=escape(", ".join(names)), meaning=escape(meaning(gains)), table=gains_table(gains),
+        title=escape(", ".join(names)), meaning=escape(meaning_of_cases(cases, gains)), table=gains_table(gains),
         picture=picture, caption=escape(caption), details=details,
     )  # fmt: skip
 

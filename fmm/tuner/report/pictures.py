@@ -298,6 +298,8 @@ def _fastest(case: Case) -> dict[Problem, Plan]:
 
 def named_at_right(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
     """Names in a column at the right, in the order of the heights of their points, with a line to each."""
+    if not points:
+        return
     axes.autoscale_view()  # the limits are needed now
     ordered = sorted(points, key=lambda x: (x[1], -x[0]))
     heights = _spread(axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -41,6 +43,11 @@ def test_round_trip(plan: Plan) -> None:
     assert Plan.parse(text) == plan
     assert hash(Plan.parse(text)) == hash(plan)
     assert str(Plan.parse(text)) == text
+
+
+@given(PLANS)
+def test_a_plan_can_be_sent_to_other_processes(plan: Plan) -> None:
+    assert pickle.loads(pickle.dumps(plan)) == plan and copy.deepcopy(plan) == plan
 
 
 @given(PLANS)

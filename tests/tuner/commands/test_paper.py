@@ -321,7 +321,7 @@ BAD = [
     (("8", "8", "0"), ("positive", "8 8 0")),
     (("8", "-8", "8"), ("k", "-8")),
     (("8", "8", "8", "--workspace", "-1"), ("--workspace", "0 or more", "-1")),
-    (("8", "8", "8", "--max-error-growth", "0.5"), ("--max-error-growth", "1 or more", "0.5")),
+    (("8", "8", "8", "--max-error-growth", "0"), ("--max-error-growth", "above 0", "not 0.0")),
     (("8", "8", "8", "--max-error-growth", "nan"), ("--max-error-growth", "nan")),
     # A datasheet without a rate for the type: what it has.
     (("8", "8", "8", "--device", "v100", "--dtype", "tf32"), ("V100", "tf32", "float64", "float32", "float16")),

@@ -70,6 +70,20 @@ def test_of_a_tuning_that_was_cut_short_what_there_is_is_drawn(
     assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * (len(PICTURES) - 1)
 
 
+def test_a_tuning_that_is_not_used_is_drawn_and_said_to_be_none(folder: Path, tmp_path: Path) -> None:
+    """All that a tuning on a busy machine leaves: nothing of its model is used, so that no curve is drawn of it."""
+    shutil.copy(folder / "trials.jsonl", tmp_path / "trials.jsonl")
+    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for types in found["devices"].values():
+        for section in types.values():
+            section.update(doubts=["equal products differ by 20%, so much was the device disturbed"], entries=[])
+    (tmp_path / "config.json").write_text(json.dumps(found), encoding="utf-8")
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "The tuned model of float64 is not used: equal products differ by 20%" in page
+    assert "is the fastest at all sizes" not in page and "No square was measured to gain" in page
+
+
 @pytest.mark.parametrize("decades", [0.1, 1, 3, 9])
 def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     """However close together the lines that they name are."""
@@ -103,13 +117,15 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     measured = {gain.side: gain for gain in shown_gains([replace(case, tuned=known)])}[4096]
     assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
     said = meaning(gains)
-    assert (
-        "from a side of 4096 (float64) on" in said and "times the vendor's own" in said and "GiB of workspace" in said
-    )
+    assert "from a side of 4096 (float64: predicted) on" in said and "is predicted to be faster" in said
+    assert "times the vendor's own" in said and "GiB of workspace" in said
     assert said.count(". ") == 1  # two sentences
     page = gains_table([measured])
     assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
     assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
+    certain = meaning([measured, replace(measured, side=8192, kind="predicted", speedup=1.3)])
+    assert "fmm.matmul is faster than" in certain and "from a side of 4096 (float64) on" in certain
+    assert "up to 1.30 times at 8192 (float64: predicted)." in certain
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
 
 
