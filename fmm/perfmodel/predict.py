@@ -70,9 +70,10 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     The names are those of the fields of Rate and Calibration.
 
     products  the sum over leaf products of the larger of two times. Computing takes
-              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), but for the last two terms with m
-              and n rounded up to whole tiles (and fewer tiles than `slots` to so many; of a type with `sms`, of few
-              rounds, instead of all that and `fill` whole rounds of tiles, see _in_rounds),
+              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
+              (and fewer tiles than `slots` to so many; then the last two terms are passes of their own over A and B,
+              which are not rounded up; of a type with `sms`, of few rounds, instead of all that and `fill` whole rounds
+              of tiles, see _in_rounds),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
               takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds)
@@ -203,12 +204,13 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
     if together * m * n < FEW_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
         own = _in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return own * (rate.batch if together > 1 else 1.0)
-    slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k
+    slowdown, reading = 1 + rate.fill / (together * m * n) + rate.pipe / k, rate.rows / m + rate.cols / n
+    if not rate.slots:
+        slowdown, reading = slowdown + reading, 0.0
     if rate.tile > 1:
         tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
         slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
-    slowdown += rate.rows / m + rate.cols / n
-    return slowdown * (rate.batch if together > 1 else 1.0)
+    return (slowdown + reading) * (rate.batch if together > 1 else 1.0)
 
 
 # Sides of the tiles in which the vendor's ordinary cores compute C; what a tile of half the size takes longer for each

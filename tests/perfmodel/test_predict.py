@@ -369,11 +369,11 @@ def test_less_must_be_promised_where_the_vendors_rounds_are_known() -> None:
     assert 0 < few_tiles_doubt(problem, rounds) < 0.5 * few_tiles_doubt(problem, known)
 
 
-def test_reading_operands_is_not_rounded_up_to_whole_tiles() -> None:
-    """129 columns are computed as 256; A is read once all the same. (6507 x 12429 x 149 by float16 products was
-    predicted 1.7 times as long as it took.)"""
+def test_preparing_operands_is_not_rounded_up_to_whole_tiles() -> None:
+    """Of our own kernels: 129 columns are computed as 256; A is split once all the same. (6507 x 12429 x 149 by float16
+    products was predicted 1.7 times as long as it took.)"""
     narrow, whole = Problem(1280, 4096, 129), Problem(1280, 4096, 256)
-    rate = Rate(1e12, 0.0, 0.0, rows=1e6, cols=1e6, tile=128.0)
+    rate = Rate(1e12, 0.0, 0.0, rows=1e6, cols=1e6, tile=128.0, slots=1.0)
     known = Calibration("gpu", "", MappingProxyType({"float64": rate}), 1e15, batches=True)
     computing = replace(known, rates=MappingProxyType({"float64": replace(rate, rows=0.0, cols=0.0)}))
     reading = [predict_vendor(p, known).seconds - predict_vendor(p, computing).seconds for p in (narrow, whole)]
