@@ -15,6 +15,7 @@ from fmm.tuner.findings.outcome import chosen_square, outcome, vendors_name
 from fmm.tuner.trials.record import Size
 
 NOT_MEASURED = "not measured"
+NOT_USED = "so that fmm goes by what it measures in each process; tune again when the device is idle"
 NEVER = "never"
 LABEL = 10  # letters of the labels, so that the lines are aligned
 
@@ -24,9 +25,7 @@ def described(section: dict[str, Any], dtype: str) -> Iterator[str]:
     calibration, doubts = section["calibration"], section.get("doubts") or ()
     yield from _lines(("not used", doubt) for doubt in doubts)
     if doubts:
-        yield from _lines(
-            [("", "So fmm goes by what it measures in each process; tune again when the device is idle.")]
-        )
+        yield from _lines([("", NOT_USED)])
     if calibration:
         known = schema.checked_calibration(calibration, "calibration", dtype, "", "")
         if not doubts:

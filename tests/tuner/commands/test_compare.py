@@ -27,9 +27,8 @@ def test_a_config_agrees_with_itself(tmp_path: Path, capsys: pytest.CaptureFixtu
     one = config(tmp_path / "one", 1e10)
     assert main(["compare", one, one]) == 0
     shapes = len(SIDES) ** 3
-    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in (
-        said := capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in said
     assert said.splitlines()[-1].startswith("they choose alike: ")
     other = config(tmp_path / "other", 4e10)
     assert main(["compare", one, other]) == 1

@@ -167,7 +167,7 @@ def test_an_older_config_whose_model_nobody_checked_is_not_used(
     assert main(["show", str(path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "  not used   the model was not checked on other shapes"  # before all that it would mean
-    assert said[2].endswith("tune again when the device is idle.")
+    assert said[2].endswith("tune again when the device is idle")
     assert main(["export", "--thresholds", str(path)]) == 1
     assert "has no thresholds that this fmm knows" in capsys.readouterr().err
     checked = tuned.section(error={"speedup": {"count": 20}})
