@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from fmm.arrays.numpy_library import NUMPY
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 from fmm.runtime import devices
 from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime.running import host_run
 from tests.support import ROOT
 from tests.support.cuda_device import no_device
 
@@ -99,6 +101,21 @@ FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), strea
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "built_in_calibration", lambda threads: FREE_SUMS)
     monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
+
+
+@pytest.fixture
+def host_plans(eager: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that have run on the host, where products from a side of 32 on run by plans."""
+    plans: list[Plan] = []
+    own = host_run.run_call
+
+    def run_call(library: Any, call: Any, *rest: Any) -> Any:
+        plans.append(call.plan)
+        return own(library, call, *rest)
+
+    monkeypatch.setattr(host_run, "run_call", run_call)
+    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 32)
+    return plans
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
+
 
 class NumpyLike(ABC):
     """That part of a library (`fmm.arrays.library`); `module` is NumPy or CuPy."""
@@ -83,3 +85,8 @@ class NumpyLike(ABC):
 def whole_factor(x: float) -> float:
     """A factor of whole numbers, as one of those if it can be."""
     return int(x) if x.is_integer() else x
+
+
+def on_host(x: Any) -> Any:
+    """NumPy's array as it is; of CuPy's, a copy."""
+    return x if isinstance(x, np.ndarray) else x.get()

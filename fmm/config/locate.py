@@ -36,10 +36,10 @@ def _xdg_folder(variable: str, default: Path) -> Path:
 def default_path() -> Path:
     """Where the tuner writes unless told otherwise: where the runtime looks first."""
     given = os.environ.get("FMM_CONFIG")
-    return _file_in(Path(given)) if given else user_folder() / FILE
+    return file_named(Path(given)) if given else user_folder() / FILE
 
 
-def _file_in(path: Path) -> Path:
+def file_named(path: Path) -> Path:
     """A folder stands for the config in it; of a name that is nothing yet, its ending tells."""
     return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
 
@@ -47,7 +47,7 @@ def _file_in(path: Path) -> Path:
 def search_path(given: str) -> tuple[Path, ...]:
     """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
     if given:
-        return (_file_in(Path(given)),)
+        return (file_named(Path(given)),)
     try:
         return user_folder() / FILE, site_folder() / FILE, SHIPPED
     except RuntimeError:  # no home

@@ -14,8 +14,6 @@ import pytest
 import fmm
 from fmm.integrations.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.runtime.decisions import left_to_vendor
-from fmm.runtime.running import host_run
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
@@ -134,23 +132,12 @@ def test_chunks_are_summed_in_their_order(weights: tuple[float, ...]) -> None:
     np.testing.assert_array_equal(chunks, kept)
 
 
-def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(
-    eager: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans: list[Plan] = []
-    own = host_run.run_call
-
-    def run_call(library: Any, call: Any, *rest: Any) -> Any:
-        plans.append(call.plan)
-        return own(library, call, *rest)
-
-    monkeypatch.setattr(host_run, "run_call", run_call)
-    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 32)
+def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(host_plans: list[Plan]) -> None:
     (a, x), (b, y) = drawn((128, 128), 64, "float64", 1), drawn((128, 64), 64, "float64", 2)
     with fmm.installed("numpy"):
         found = (x @ y).compute(scheduler="sync")
     np.testing.assert_allclose(found, a @ b, rtol=1e-9, atol=1e-9)
-    assert len(plans) == 4
+    assert len(host_plans) == 4
 
 
 @pytest.mark.timed

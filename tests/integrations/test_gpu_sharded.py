@@ -20,23 +20,11 @@ def count() -> int:
     return min(found, 4)
 
 
-def test_all_placements_types_and_uneven_sizes(count: int) -> None:
-    for ended in run_processes(count, "products", "cuda"):
-        assert ended.status == 0 and "is done" in ended.output, ended.output
-
-
-def test_large_products_run_plans_on_each(count: int) -> None:
-    for ended in run_processes(count, "large", "cuda"):
-        assert ended.status == 0 and "is done" in ended.output, ended.output
-
-
-def test_arrays_of_cupy(count: int) -> None:
-    for ended in run_processes(count, "of_cupy", "cuda"):
-        assert ended.status == 0 and "is done" in ended.output, ended.output
-
-
-def test_a_model_whose_parameters_are_sharded_trains_as_without(count: int) -> None:
-    for ended in run_processes(count, "fully_sharded", "cuda"):
+# Of all placements, types and uneven sizes; large ones, which run plans on each; CuPy's arrays; and a model whose
+# parameters are sharded, which trains as without.
+@pytest.mark.parametrize("what", ["products", "large", "of_cupy", "fully_sharded"])
+def test_products_of_sharded_matrices(count: int, what: str) -> None:
+    for ended in run_processes(count, what, "cuda"):
         assert ended.status == 0 and "is done" in ended.output, ended.output
 
 

@@ -14,27 +14,16 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime.decisions import left_to_vendor
-from fmm.runtime.running import host_run
 
 np: Any = numpy
 MATMUL, DOT = np.matmul, np.dot
 
 
 @pytest.fixture
-def run(eager: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
+def run(host_plans: list[Plan]) -> Iterator[list[Plan]]:
     """NumPy's products by plans, whatever their size; which plans have run."""
-    plans: list[Plan] = []
-    own = host_run.run_call
-
-    def run_call(library: Any, call: Any, *rest: Any) -> Any:
-        plans.append(call.plan)
-        return own(library, call, *rest)
-
-    monkeypatch.setattr(host_run, "run_call", run_call)
-    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 32)
     with fmm.installed("numpy"):
-        yield plans
+        yield host_plans
 
 
 def draw(rng: numpy.random.Generator, *shape: int, dtype: Any = np.float64) -> Any:

@@ -51,7 +51,7 @@ def for_the_host(source: str, multiplies: bool) -> str:
     if multiplies:  # its shared memory is declared, and stands behind the kernel
         before = before.replace("#define __shared__ static", "#define __shared__")
     macros = "#define __align__(x)\n#define __cluster_dims__(...)\n"
-    return macros + before + header("f16_host.h") + header("warps_meet.h") + text
+    return macros + before + header("f16_host.h") + header("block_meets.h") + header("warps_meet.h") + text
 
 
 # In the place of the one instruction, which names all registers of a tile.

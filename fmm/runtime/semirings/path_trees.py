@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fmm.arrays.numpy_like import on_host
+
 Array = np.ndarray[Any, np.dtype[Any]]
 PIECE = 1 << 24  # numbers that are looked at together
 
@@ -27,10 +29,10 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, nodes: An
             continue
         if at_home is None:
             at_home = _numbers(edges, missing)
-        for row, lost in zip(_on_host(doubtful), _on_host(astray), strict=True):
+        for row, lost in zip(on_host(doubtful), on_host(astray), strict=True):
             if lost.any():
                 nodes[row] = xp.asarray(
-                    _mended(row, at_home, _numbers(lengths[row], missing), _on_host(nodes[row]), lost)
+                    _mended(row, at_home, _numbers(lengths[row], missing), on_host(nodes[row]), lost)
                 )
 
 
@@ -82,9 +84,5 @@ def _followers(node: Any, before: Array, away: Array) -> Array:
 
 
 def _numbers(x: Any, missing: Any) -> Array:
-    values = _on_host(x)
+    values = on_host(x)
     return np.where(values == missing, np.inf, values.astype(np.float64))
-
-
-def _on_host(x: Any) -> Any:
-    return x if isinstance(x, np.ndarray) else x.get()

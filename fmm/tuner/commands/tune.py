@@ -111,10 +111,8 @@ class BadChoiceError(ValueError):
 
 
 def output_path(given: Path | None) -> Path:
-    """A folder stands for the config in it; a name that is nothing yet is a folder's, unless it ends in .json."""
-    if given is None:
-        return locate.default_path()
-    return given if given.suffix == ".json" or given.is_file() else given / locate.FILE
+    """What is given names the config as FMM_CONFIG would."""
+    return locate.default_path() if given is None else locate.file_named(given)
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fmm.arrays.numpy_like import on_host
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.papers.hasa_rule import hasa_plan
 from fmm.perfmodel.papers.recursion_points import levels_until
@@ -42,10 +43,6 @@ def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
     return uniform(bench.xp, rng, n) if data == DATA[0] else (rng.random((n, n)), rng.random((n, n)))
 
 
-def _host(x: Any) -> Any:
-    return x if isinstance(x, np.ndarray) else x.get()
-
-
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
     """A part for each range of numbers and size."""
     for data, n in product(DATA, SIZES):
@@ -60,16 +57,16 @@ def _rows(bench: Bench, data: str, n: int, side: int) -> Iterator[Row]:
     at = np.unique(np.linspace(0, side - 1, min(ENTRIES, side)).astype(int))
     rows = bench.xp.asarray(at)
     right = b[:, rows]
-    priest = priest_product(_host(a[rows]), _host(right))
+    priest = priest_product(on_host(a[rows]), on_host(right))
     whole = precise_product(bench.xp, a, b)
-    apart = np.abs((_host(whole.high[rows][:, rows]) - priest) + _host(whole.low[rows][:, rows])).max()
+    apart = np.abs((on_host(whole.high[rows][:, rows]) - priest) + on_host(whole.low[rows][:, rows])).max()
     results = {"dgemm": bench.multiply(VENDOR, a, b), "HASA": bench.multiply(hasa_plan(depth), a, b)}
     for code, c in results.items():
-        entries = float(np.abs(_host(c[rows][:, rows]) - priest).max())
+        entries = float(np.abs(on_host(c[rows][:, rows]) - priest).max())
         off = whole.distance(c)
         yield {"key": [data, code, n], "levels": depth, "error": entries, "whole": float(off.max())}
     _, plain = bench.row_by_column(a[rows], right)
-    error = float(np.abs(_host(plain) - priest).max())
+    error = float(np.abs(on_host(plain) - priest).max())
     yield {"key": [data, "row by column", n], "levels": 0, "error": error, "references": float(apart)}
 
 

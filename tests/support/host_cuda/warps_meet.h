@@ -1,10 +1,4 @@
 // What the threads of a block do together, with those of turns.cpp: warps pass numbers on, the block meets.
-extern Dim blockIdx, gridDim, threadIdx;
-extern "C" void meet();
-extern "C" void meet_warp();
-extern "C" void let_others();
-extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
-static void __syncthreads() { meet(); }
 template <class T> static T from_lane(T x, unsigned thread) {
     static T given[1024];
     given[threadIdx.x] = x;

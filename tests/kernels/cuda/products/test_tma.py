@@ -86,7 +86,7 @@ def compiled(kernel: TmaKernel) -> Any:
     assert kernel.shared <= SHARED_BYTES
     scheduler()
     driver = DRIVER.format(told="Launch", threads=kernel.strategy.threads, entry=ENTRY)
-    text = for_the_host(kernel, header("tma_turns.h"), header("tma_gates.h")) + driver
+    text = for_the_host(kernel, header("block_meets.h") + header("tma_turns.h"), header("tma_gates.h")) + driver
     return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
 
