@@ -101,7 +101,7 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
         wanted: Any = np.tri(op.n, dtype=bool).T if op.half else np.ones(found.shape, bool)
         np.copyto(dest, found, where=wanted)
-        if op.half == "loose":
+        if op.extent == "loose":
             np.copyto(dest, np.nan, where=~wanted)
 
 

@@ -35,7 +35,7 @@ from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
 from fmm.kernels.cuda.launch.streams import lanes_for, turn_calls
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.select import Alignment, alignment_of
+from fmm.kernels.cuda.target import Alignment, alignment_of
 from fmm.kernels.plans.steps.sums import APART
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
