@@ -19,8 +19,9 @@ from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.float16.f16_planes import ITEM
 from fmm.kernels.cuda.products.float16.f16_split import SIDES, Planes, operand_planes
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
+from fmm.kernels.cuda.sums.sum_arrays import Array
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, Array, SumOp
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, SumOp
 from fmm.kernels.cuda.sums.sum_source import step_lines
 
 EXTENT_THREADS, WARP, STRIP = 256, 32, 32  # as in f16_sums.cuh
