@@ -9,7 +9,7 @@ from typing import Final
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updating_program
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.algorithms.scheme import Programs
+from fmm.kernels.algorithms.scheme_programs import Programs
 from fmm.kernels.plans.levels.residue_room import EXPONENT, ResidueRoom
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import Asked
