@@ -444,11 +444,11 @@ def test_growth_on_data_of_three_real_products(rng: np.random.Generator, monkeyp
     monkeypatch.setattr(data_growth, "VECTORS", 300)
     a, b = (x + 1j * y for x, y in rng.standard_normal((2, 2, 96, 96)))
     pairs = ((a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag))
-    for plan, of_one in (
-        ("3m > vendor", lambda x, y: of_partial_sums(x, y, 48)),
-        ("3m > winograd > vendor", lambda x, y: of_all_sums("winograd", x, y, 48)),
-    ):
-        p, q, r = (of_one(*pair) for pair in pairs)
+    of_products = {
+        "3m > vendor": [of_partial_sums(*pair, 48) for pair in pairs],
+        "3m > winograd > vendor": [of_all_sums("winograd", *pair, 48) for pair in pairs],
+    }
+    for plan, (p, q, r) in of_products.items():
         classical = sum(of_partial_sums(x, y, 24) for x in (a.real, a.imag) for y in (b.real, b.imag))
         wanted = np.sqrt((2 * p + 2 * q + r) / classical)
         assert growth_on_data(plan, a, b, piece=48) == pytest.approx(wanted, rel=0.05)
