@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pytest
 
 from fmm.integrations.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
@@ -9,7 +11,7 @@ from fmm.integrations.chunk_grid import combined_chunks, multiplied_chunks
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.chunk_schedule import ChunkTask, Simulated, Workers, simulated_schedule
 
-HOMES = {"x": 0, "y": 1}
+HOMES: dict[Hashable, int] = {"x": 0, "y": 1}
 WINOGRAD = Plan.parse("winograd > vendor")
 
 
