@@ -10,7 +10,8 @@ import pytest
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import cpu, datasheet, in_lanes
+from fmm.perfmodel.untuned.built_in import cpu, in_lanes
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.tuner.commands.report import tuned_cases
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, starting_calibration

@@ -15,7 +15,8 @@ import pytest
 from fmm.config import files, schema
 from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, datasheet
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.tuner.cli import main
 from fmm.tuner.commands import one_type, tune
