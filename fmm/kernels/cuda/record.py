@@ -119,7 +119,7 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
-    check_type(plan, problem.dtype)
+    check_type(plan, problem.dtype, "cuda")
     # What is kept is made of a whole operand, so it is for a leaf alone.
     recorder = Recorder(problem.componentwise, "" if plan.levels else problem.kept)
     asked = problem.alpha, problem.beta, problem.op, problem.fill
