@@ -16,10 +16,12 @@ from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, cpu, datasheet, with_integers
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.perfmodel.untuned.built_in import cpu, with_integers
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.tuner.commands.options import add_json

@@ -10,7 +10,7 @@ from fmm.config import schema
 from fmm.config.thresholds import Spread, Thresholds, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.choosable import candidates
 from fmm.tuner.findings.outcome import chosen_square, outcome, vendors_name
 from fmm.tuner.trials.record import Size
 
