@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fmm.config import environment
@@ -52,7 +52,7 @@ class Decision:
     reason: str
     considered: tuple[Candidate, ...] = ()  # what the model compared, the fastest first
     step: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
-    trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
+    trial: online.Trial | None = field(default=None, compare=False)  # the measurement that it takes part in
     kernels: tuple[str, ...] = ()  # what really runs, a line each
     on_cpu: bool = False
 
@@ -217,5 +217,5 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
-    check_type(plan, problem.dtype)
+    check_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
     check_products(plan, *problem.size)
