@@ -148,15 +148,20 @@ def _known_of_integers(problem: Problem, limits: Limits, device: Device) -> tupl
 
 
 def _known_by_tuning(tuned: Tuned, device: Device) -> Calibration | None:
-    """A tuned type's calibration, with the rates of leaves that no tuning measures; of complex numbers, also with the
-    rate of real ones, if they were tuned too: plans may be made of real products."""
-    known, real = tuned.trusted, DTYPES[tuned.dtype].real
-    if known is not None and device.guess is not None and not device.threads:
-        known = with_unmeasured(known, device.guess)
-    other = files.configs_in_force().tuned(device.identity, real) if known and real else None
-    if known is None or other is None or other.trusted is None:
+    real = DTYPES[tuned.dtype].real
+    other = files.configs_in_force().tuned(device.identity, real) if real and tuned.trusted else None
+    return tuned_model(tuned, other, None if device.threads else device.guess)
+
+
+def tuned_model(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
+    """A tuned type's calibration, with the rates of leaves that no tuning measures, as a GPU's guess has them; of
+    complex numbers, also with the rate of real ones, if they were tuned too: plans may be made of real products."""
+    known = tuned.trusted
+    if known is not None and guess is not None:
+        known = with_unmeasured(known, guess)
+    if known is None or real is None or real.trusted is None:
         return known
-    return replace(known, rates=MappingProxyType({**other.trusted.rates, **known.rates}))
+    return replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from textwrap import dedent
 from typing import Any
 
 from fmm.tuner.findings.described import NOT_MEASURED, described
+from fmm.tuner.findings.parameter_words import meaning_of, unit_of
 from fmm.tuner.fit.parameters import BY_NAME
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, meaning_of_cases
@@ -101,8 +102,8 @@ def _cell(gain: Any, side: int) -> str:
 
 def _case_html(case: Case, pictures: Mapping[str, str]) -> str:
     header = case.tuning.header
-    how = f"Effort {header.settings.get('effort')}, {header.started[:10]}, {len(case.tuning.trials)} samples."
-    text = escape(dedent("\n".join(described(case.section, case.dtype))))
+    how = f"Effort {header.settings.get('effort')}, {_when(case)}, {len(case.tuning.trials)} samples."
+    text = escape(dedent("\n".join(described(case.section, case.dtype, case.device, case.sections))))
     drawn = "\n".join(
         f"<figure>{svg}<figcaption>{escape((PICTURES[name].__doc__ or '').strip())}</figcaption></figure>"
         for name, svg in pictures.items()
@@ -113,11 +114,18 @@ def _case_html(case: Case, pictures: Mapping[str, str]) -> str:
     )
 
 
+def _when(case: Case) -> str:
+    """The day on which it was tuned, as `fmm-tune show` tells it."""
+    tuned = case.section["tuned"] or {}
+    return str(tuned.get("at") or case.tuning.header.started)[:10]
+
+
 def _parameters(case: Case) -> str:
+    """Those that were fitted, with their intervals, and what each is."""
     known = {**case.section["calibration"], **{f"rate.{k}": v for k, v in case.section["calibration"]["rate"].items()}}
     rows = "".join(
-        f"<tr><td>{escape(name)}<small>{escape(BY_NAME[name].unit if name in BY_NAME else '')}</small></td>"
-        f"<td>{known[name]:.4g}</td><td>{_interval(name, low, high)}</td></tr>"
+        f"<tr><td>{escape(name)}<small>{escape(meaning_of(name))}</small></td>"
+        f"<td>{known[name]:.4g}<small>{escape(unit_of(name))}</small></td><td>{_interval(name, low, high)}</td></tr>"
         for name, (low, high) in (case.section["intervals"] or {}).items()
         if name in known
     )

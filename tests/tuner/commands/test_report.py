@@ -118,14 +118,16 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
     said = meaning(gains)
     assert "from a side of 4096 (float64: predicted) on" in said and "is predicted to be faster" in said
-    assert "times the vendor's own" in said and "GiB of workspace" in said
+    assert "times the usual one (float64)" in said and "GiB of workspace" in said
     assert said.count(". ") == 1  # two sentences
     page = gains_table([measured])
     assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
     assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
     certain = meaning([measured, replace(measured, side=8192, kind="predicted", speedup=1.3)])
-    assert "fmm.matmul is faster than" in certain and "from a side of 4096 (float64) on" in certain
-    assert "up to 1.30 times at 8192 (float64: predicted)." in certain
+    assert "fmm.matmul is faster than" in certain and "from a side of 4096 (float64: measured) on" in certain
+    assert "most is gained at 8192: 1.30 times as fast (float64, predicted)." in certain
+    between = meaning(gains, {"float64": 3100}, "NumPy's product")
+    assert "than NumPy's product from a side of about 3100 (float64: predicted) on" in between
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
 
 

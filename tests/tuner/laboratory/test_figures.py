@@ -428,3 +428,11 @@ def test_a_plan_that_cannot_run_is_a_row_with_the_reason() -> None:
     assert list(seconds) == ["good"] and "needs equal blocks" in failed["bad"]
     assert isinstance(bench_of("cpu"), HostBench)
     assert TABLES["li-fig11"]().rows
+
+
+def test_a_figure_of_break_even_points_says_where_there_are_none() -> None:
+    """On a processor its rows are empty, which reads as if nothing had been found."""
+    path = SAMPLES / "cpu-intel-r-xeon-r-processor-2t" / "paper" / "huang-fig8.json"
+    notes = figure_table(FIGURES["huang-fig1"], read_results(path)).notes
+    assert any(note.startswith("No break-even point here, up to ") and "2-level reference" in note for note in notes)
+    assert any("Not measured here: 1-level, 2-level hybrid, whose products have sums inside" in x for x in notes)
