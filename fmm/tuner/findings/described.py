@@ -34,7 +34,10 @@ def described(
         yield from _lines([("", f"so that {instead(key, used.guess)}; tune again when the device is idle")])
     if used.calibration is not None:
         yield from _lines(outcome(used.calibration, dtype))
-        yield from _lines(other_leaves(used))
+        if used.assumed:
+            leaves = ", ".join(used.assumed)
+            yield from _lines([("besides", f"plans that end in {leaves} go by the datasheet: no tuning measures them")])
+        yield from _lines(zip(("older", ""), older_than(used), strict=False))
     if calibration is not None:
         if doubts:
             yield from _lines([("", "What it found, for who wants to judge it:")])
@@ -61,19 +64,13 @@ def instead(key: str, guess: Calibration | None) -> str:
     return "fmm goes by the datasheet alone" if guess else "all products are the library's own"
 
 
-BESIDES = "besides"  # the label of leaves that are not measured
-
-
-def other_leaves(used: ModelInUse) -> Iterator[tuple[str, str]]:
-    """Who else multiplies on this device: those that were not measured, and those that this tuning is older than."""
-    if used.assumed:
-        leaves = ", ".join(used.assumed)
-        yield BESIDES, f"plans that end in {leaves} go by the datasheet: no tuning measures them"
+def older_than(used: ModelInUse) -> Iterator[str]:
+    """Who else could multiply on this device, and what that would gain."""
     if used.renewed is not None:
         dtype, leaves = used.tuned.dtype, ", ".join(used.lacking)
-        yield "older", f"The tuning of {dtype} was made before fmm had {leaves}, which fmm.matmul does not take by it."
+        yield f"The tuning of {dtype} was made before fmm had {leaves}, which fmm.matmul does not take by it."
         gains = gains_at(used.renewed, dtype)
-        yield "", f"A new tuning measures them; by the datasheet squares would then be, times as fast: {gains}"
+        yield f"A new tuning measures them; by the datasheet squares would then be, times as fast: {gains}"
 
 
 EARLIER = "of an earlier fmm, which meant something else by them"

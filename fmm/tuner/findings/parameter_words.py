@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fmm.tuner.fit.parameters import BY_NAME
+from fmm.tuner.fit.parameters import BY_NAME, TILE
 
 LIBRARY = "the library's product"
 MEANINGS: Mapping[str, str] = MappingProxyType(
@@ -54,4 +54,5 @@ def meaning_of(name: str) -> str:
 
 def unit_of(name: str) -> str:
     """Its unit, empty for factors and shares."""
-    return BY_NAME[name].unit if name in BY_NAME else ""
+    found = TILE if name == TILE.name else BY_NAME.get(name)
+    return found.unit if found else ""

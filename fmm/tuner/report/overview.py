@@ -13,7 +13,7 @@ from fmm.perfmodel.choose import Choice, Limits, choose, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Operation, Problem
 from fmm.runtime.decisions.limits import SHARE
-from fmm.tuner.findings.described import BESIDES, instead, other_leaves
+from fmm.tuner.findings.described import instead, older_than
 from fmm.tuner.findings.outcome import gains_from, spelled_growth, vendors_name
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import (
@@ -130,7 +130,7 @@ def gains_frame(gains: Sequence[Gain]) -> Any:
 
 # ---- what it means
 
-KINDS = {MEASURED: "measured", PREDICTED: "predicted", BEYOND: "predicted, nothing as large was measured"}
+KINDS = {MEASURED: "measured", PREDICTED: "predicted", BEYOND: "predicted"}
 
 
 def meaning_of_cases(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
@@ -145,8 +145,12 @@ def meaning_of_cases(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
         said += [f"Without it {without}; tune again when the device is idle."]
     if gains or not unused:
         said += [meaning(gains, {c.dtype: first for c in cases if (first := starts_at(c))}, library(cases))]
-    older = [f"{text}." for case in cases for label, text in other_leaves(case.used) if label != BESIDES]
-    return " ".join([*said, *(text.replace("..", ".") for text in older)])
+    return " ".join(said)
+
+
+def notes_of_cases(cases: Sequence[Case]) -> list[str]:
+    """What a reader of the page must know beside that: who else multiplies on such a device."""
+    return [f"{' '.join(older_than(case.used))}." for case in cases if case.used.lacking]
 
 
 def library(cases: Sequence[Case]) -> str:
@@ -166,24 +170,28 @@ def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base
     if not won:
         return f"On this device {base} is the fastest at all sizes that were tried: fmm leaves all to it."
     first = [min(own, key=lambda g: g.side) for dtype in types if (own := won_by(won, dtype))]
-    best = max([g for g in won if g.kind != BEYOND] or won, key=lambda gain: gain.speedup)
+    best = max(won, key=lambda gain: gain.speedup)
+    beyond = [g.dtype for g in first if g.kind == BEYOND]
     worst, largest = (max(won, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
     faster = "is faster" if any(gain.kind == MEASURED for gain in won) else "is predicted to be faster"
+    known = any(gain.kind == MEASURED for gain in won)
+    where = ", ".join(_start(g, (starts or {}).get(g.dtype), known) for g in first)
+    unseen = f" (nothing as large was measured in {', '.join(beyond)})" if beyond else ""
+    room = f"{largest.workspace / 2**30:.1f} GiB of workspace ({largest.dtype}, {largest.side})"
     return (
-        f"On square matrices fmm.matmul {faster} than {base} from a side of "
-        f"{', '.join(_start(g, (starts or {}).get(g.dtype)) for g in first)} on; of the sides in the table most is "
-        f"gained at {best.side}: {best.speedup:.2f} times as fast ({best.dtype}, {KINDS[best.kind]}). On these its "
-        f"expected error is at most about {spelled_growth(worst.error_growth)} times the usual one ({worst.dtype}), and it takes "
-        f"at most {largest.workspace / 2**30:.1f} GiB of workspace unless told otherwise ({largest.dtype}, "
-        f"{largest.side})."
+        f"On square matrices fmm.matmul {faster} than {base} from a side of {where} on{unseen}; of the sides in the "
+        f"table most is gained at {best.side}: {best.speedup:.2f} times as fast ({best.dtype}, {KINDS[best.kind]}). "
+        f"On these its expected error is at most about {spelled_growth(worst.error_growth)} times the usual one "
+        f"({worst.dtype}), and it takes up to {room}, but no more than half of the free memory unless told otherwise."
     )
 
 
-def _start(first: Gain, modelled: int | None) -> str:
-    """The first side that is told of, or the one before it from which on the model gains."""
-    if modelled is None or first.kind == BEYOND or modelled >= first.side:
-        return f"{first.side} ({first.dtype}: {KINDS[first.kind]})"
-    return f"about {modelled} ({first.dtype}: predicted)"
+def _start(first: Gain, modelled: int | None, known: bool) -> str:
+    """The first side that is told of, or the one before it from which on the model gains; which of the two is said if
+    some are measured (`known`)."""
+    if modelled is None or modelled >= first.side:
+        return f"{first.side} ({first.dtype}{f': {KINDS[first.kind]}' if known else ''})"
+    return f"about {modelled} ({first.dtype}{': predicted' if known else ''})"
 
 
 # ---- the picture
@@ -212,7 +220,7 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
         if not curve and own:
             ends.append((own[-1].side, own[-1].speedup, case.dtype))
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", xlabel="side of square matrices", ylabel="times as fast as the vendor")
+    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"times as fast as {library(cases)}")
     axes.set_title("Speedup (lines: the model's choice; points: measured)", color=GREY if not gains else BLACK)
     named_at_right(axes, ends)
     plain_sides(axes)
@@ -220,9 +228,11 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
 
 
 def caption_of_all_types(cases: Sequence[Case]) -> str:
-    """What that picture shows, and that it has no points, if so."""
+    """What that picture shows, that it has no points, if so, and which lines no point can be near."""
     none = "" if any(map(_squares, cases)) else " No square was measured to gain, so that there are none."
-    return f"{(speedup_of_all_types.__doc__ or '').strip()}{none}"
+    assumed = [case.dtype for case in cases if case.tuned.trusted is not None and case.used.assumed]
+    by = f" The line of {', '.join(assumed)} goes by rates of the datasheet too: nothing was measured of these."
+    return f"{(speedup_of_all_types.__doc__ or '').strip()}{none}{by if assumed else ''}"
 
 
 def _curve(case: Case, own: Sequence[Gain]) -> Iterator[tuple[float, float]]:

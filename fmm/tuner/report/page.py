@@ -11,7 +11,7 @@ from fmm.tuner.findings.described import NOT_MEASURED, described
 from fmm.tuner.findings.parameter_words import meaning_of, unit_of
 from fmm.tuner.fit.parameters import BY_NAME
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, meaning_of_cases
+from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, library, meaning_of_cases, notes_of_cases
 from fmm.tuner.report.pictures import PICTURES
 
 PAGE = """<!doctype html>
@@ -44,18 +44,19 @@ pre {{ background: #f6f6f6; padding: 0.7rem; white-space: pre-wrap; font-size: 0
 </style></head><body>
 <h1>fmm on {title}</h1>
 <p>{meaning}</p>
-{table}
+{notes}{table}
 <figure>{picture}<figcaption>{caption}</figcaption></figure>
 <h2>Details</h2>
 {details}
 </body></html>
 """
 LEGEND = (
-    "Times as fast as the vendor's product, on square matrices of this side. Bold: measured, below it the 95 % "
-    "interval; with ≈: predicted; “vendor”: nothing is faster, so that fmm leaves it to the vendor; empty: beyond what "
-    "was measured, where only the first plans are shown of a type that has none before. “Vendor” is NumPy's BLAS, or "
-    "cuBLAS. Rows named gram: a matrix times its adjoint, one half of which is computed."
+    "Times as fast as {base}, on square matrices of this side. Bold: measured, below it the 95 % interval; with ≈: "
+    "predicted; “{short}”: nothing is faster, so that fmm leaves it to that; empty: beyond what was measured, where "
+    "only the first plans are shown of a type that has none before. Rows named gram: a matrix times its adjoint, one "
+    "half of which is computed."
 )
+SHORT = {"NumPy's product": "NumPy", "the vendor's product": "vendor"}  # what is long for a cell
 
 
 def report_page(
@@ -66,30 +67,36 @@ def report_page(
     names = dict.fromkeys(str((case.section["conditions"] or {}).get("device", case.device)) for case in cases)
     details = "\n".join(_case_html(case, pictures) for case, pictures in found)
     return PAGE.format(
-        title=escape(", ".join(names)), meaning=escape(meaning_of_cases(cases, gains)), table=gains_table(gains),
-        picture=picture, caption=escape(caption), details=details,
+        title=escape(", ".join(names)), meaning=escape(meaning_of_cases(cases, gains)), notes=_notes(cases),
+        table=gains_table(gains, library(cases)), picture=picture, caption=escape(caption), details=details,
     )  # fmt: skip
 
 
-def gains_table(gains: Sequence[Gain]) -> str:
-    """Types by sizes."""
+def _notes(cases: Sequence[Case]) -> str:
+    return "".join(f"<p>{escape(note)}</p>\n" for note in notes_of_cases(cases))
+
+
+def gains_table(gains: Sequence[Gain], base: str = "the vendor's product") -> str:
+    """Types by sizes; `base` is what all is compared with."""
+    short = SHORT.get(base, base)
     frame = gains_frame(gains)
     sides, kinds = sorted(set(frame["side"])), list(dict.fromkeys(zip(frame["dtype"], frame["op"], strict=True)))
     head = "".join(f'<th scope="col">{side}</th>' for side in sides)
     rows = []
     for dtype, op in kinds:
         known = {row.side: row for row in frame[(frame["dtype"] == dtype) & (frame["op"] == op)].itertuples()}
-        cells = "".join(_cell(known.get(side), side) for side in sides)
+        cells = "".join(_cell(known.get(side), side, short) for side in sides)
         name = dtype if op == "product" else f"{dtype}, {op}"
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
     top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
-    return f'<table class="gains">{top}<tbody>{"".join(rows)}</tbody></table>\n<p><small>{LEGEND}</small></p>'
+    legend = escape(LEGEND.format(base=base, short=short))
+    return f'<table class="gains">{top}<tbody>{"".join(rows)}</tbody></table>\n<p><small>{legend}</small></p>'
 
 
-def _cell(gain: Any, side: int) -> str:
+def _cell(gain: Any, side: int, short: str) -> str:
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
-    text = "vendor"
+    text = escape(short)
     if gain.kind == MEASURED:
         text = f"{gain.speedup:.2f}<small>{gain.low:.2f} to {gain.high:.2f}</small>"
     elif gain.kind != LEFT:

@@ -68,6 +68,8 @@ def measured_and_predicted(case: Case) -> Any:
     kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), (("held out",), RED, "held out", 3)
     for stages, colour, name, z in kinds:
         seen = case.seen(*stages)
+        if not seen:
+            continue
         x = [o.seconds for o in seen]
         y = [case.expected(o) for o in seen]
         axes.scatter(x, y, s=14, color=colour, alpha=0.75, linewidths=0, label=f"{name} ({len(seen)})", zorder=z)
@@ -104,7 +106,8 @@ def draw_residuals(case: Case) -> Any:
 
 
 def speedup_over_size(case: Case) -> Any:
-    """The measured speedup of every plan, and of the model's choice as a line; the vendor is 1."""
+    """The measured speedup of every plan, and of the model's choice for squares as a line; the library's product is 1.
+    (Where the line has teeth, a plan's products are not whole tiles of the device there.)"""
     made, axes = new_figure(7.6)
     won = Counter(_fastest(case).values())
     for name, colour, plans in _groups([p for _, p, *_ in case.speedups], won):
@@ -150,7 +153,8 @@ def winning_plans(case: Case) -> Any:
 
 
 def time_and_error(case: Case) -> Any:
-    """Time over expected error of the plans on the largest shape that was measured, and the front of the best."""
+    """Time over expected error of the plans on the largest shape that was measured: filled if they were measured there;
+    the line joins those than which none is faster and errs less. Named are these, and what was measured."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     made, axes = new_figure(7.0)
@@ -172,11 +176,11 @@ def time_and_error(case: Case) -> Any:
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xscale="log", xlabel="expected error, the vendor's being 1", ylabel="time, the vendor's being 1")
     axes.set_title(f"Time and error at {' x '.join(map(str, problem.size))} (filled: measured)")
-    axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 5, 8, 10, 20]))
+    axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 5, 10, 20, 50]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:.0f}")
     axes.margins(0.08)
-    named_at_right(axes, [x[:3] for x in points])
+    named_at_right(axes, [x[:3] for x in points if x[3] or x[:2] in front])
     return made
 
 

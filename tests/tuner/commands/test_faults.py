@@ -608,8 +608,8 @@ def test_thresholds_of_an_earlier_fmm_are_said_to_be_left_out(
 
 
 def test_what_no_tuning_measures_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """The gains that `show` tells are those by which fmm.matmul chooses: by leaves that no tuning measures, too, and not by
-    those that came later."""
+    """The gains that `show` tells are those by which fmm.matmul chooses: also by leaves that no tuning measures, not
+    by those that came later."""
     assert main(["show", str(ROOT / "results" / "nvidia-h200")]) == 0
     float32, float64, bfloat16 = capsys.readouterr().out.split("cuda-9.0-132sm, ")[1:]
     assert "plans that end in residues(8) > bytes" in float32 and "no tuning measures them" not in float64 + bfloat16

@@ -117,17 +117,19 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     measured = {gain.side: gain for gain in shown_gains([replace(case, tuned=known)])}[4096]
     assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
     said = meaning(gains)
-    assert "from a side of 4096 (float64: predicted) on" in said and "is predicted to be faster" in said
+    assert "from a side of 4096 (float64) on;" in said and "is predicted to be faster" in said
     assert "times the usual one (float64)" in said and "GiB of workspace" in said
     assert said.count(". ") == 1  # two sentences
     page = gains_table([measured])
     assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
+    left = gains_table([replace(measured, kind="vendor")], "NumPy's product")
+    assert ">NumPy</td>" in left and "Times as fast as NumPy&#x27;s product" in left
     assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
     certain = meaning([measured, replace(measured, side=8192, kind="predicted", speedup=1.3)])
     assert "fmm.matmul is faster than" in certain and "from a side of 4096 (float64: measured) on" in certain
     assert "most is gained at 8192: 1.30 times as fast (float64, predicted)." in certain
     between = meaning(gains, {"float64": 3100}, "NumPy's product")
-    assert "than NumPy's product from a side of about 3100 (float64: predicted) on" in between
+    assert "than NumPy's product from a side of about 3100 (float64) on;" in between
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
 
 
@@ -141,7 +143,7 @@ def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path)
     )
     kinds = {gain.side: gain.kind for gain in gains}
     assert kinds == {1024: "vendor", 2048: "vendor", 4096: "beyond", 8192: "beyond"}
-    assert "from a side of 4096 (float64: predicted, nothing as large was measured) on" in meaning(gains)
+    assert "from a side of 4096 (float64) on (nothing as large was measured in float64);" in meaning(gains)
     assert '<td class="beyond" data-side="8192"' in gains_table(gains)
 
 
