@@ -56,7 +56,7 @@ from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.work import estimated_work
+from fmm.perfmodel.work.estimate import estimated_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide
 from fmm.runtime.devices import cuda_device

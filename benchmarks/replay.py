@@ -26,7 +26,7 @@ from fmm.config.schema import Tuned, checked_section
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
-from fmm.perfmodel.work import rows_aligned
+from fmm.perfmodel.work.row_starts import rows_aligned
 from fmm.problem import Problem
 from fmm.runtime.devices import described_gpu
 

@@ -24,7 +24,8 @@ from fmm.config import document, schema, store
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, datasheet
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES, DType
@@ -121,3 +121,12 @@ def positive_shape(shape: Shape) -> Shape:
     if min(shape) < 1:
         raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
     return shape
+
+
+@lru_cache(maxsize=4096)
+def without_layouts(problem: Problem) -> Problem:
+    """The same product of matrices that lie row by row, neither scaled nor added to: what choices are made for."""
+    own = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+    if problem.componentwise or problem.kept:
+        own = replace(own, componentwise=problem.componentwise, kept=problem.kept)
+    return own

@@ -12,7 +12,8 @@ import pytest
 
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.untuned.built_in import FLOPS_PER_BYTE
 from fmm.runtime import devices
 from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.running import host_run

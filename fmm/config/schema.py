@@ -51,7 +51,8 @@ from fmm.hardware.chip import Fitted
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.old_names import todays_ending, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.calibration import Calibration, Rate, datasheet_rates
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.untuned.datasheet import datasheet_rates
 from fmm.problem import OPERATIONS, Operation
 
 __all__ = [

@@ -21,7 +21,8 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.work import estimated_work, estimated_workspace, level_footprint
+from fmm.perfmodel.work.estimate import estimated_work, estimated_workspace
+from fmm.perfmodel.work.product_work import level_footprint
 from fmm.problem import Problem
 
 MOST_LEVELS = 3  # above a plan

@@ -11,7 +11,8 @@ from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.work import Half, Work, counted_work, estimated_work
+from fmm.perfmodel.work.estimate import counted_work, estimated_work
+from fmm.perfmodel.work.work import Half, Work
 from fmm.problem import Problem
 
 LEAVES_OUT = (

@@ -15,9 +15,10 @@ from fmm.config.files import configs_in_force
 from fmm.config.identity import Identity, gpu_key
 from fmm.hardware import datasheets
 from fmm.hardware.chip import Chip
-from fmm.perfmodel import calibration
-from fmm.perfmodel.calibration import BUILT_IN, Calibration, datasheet
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import usual_growth
+from fmm.perfmodel.untuned.built_in import BUILT_IN, cpu
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.runtime.probe import probed_calibration
 
 
@@ -56,7 +57,7 @@ def cpu_device(threads: int) -> Device:
 @lru_cache(maxsize=64)
 def built_in_calibration(threads: int) -> Calibration:
     """The calibration of a CPU with so many threads, until it is tuned."""
-    return calibration.cpu(threads)
+    return cpu(threads)
 
 
 # ---- CUDA devices

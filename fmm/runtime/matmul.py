@@ -18,9 +18,10 @@ from fmm.problem import Problem
 from fmm.runtime.calls.answer import answer_question, launches_at, launches_on
 from fmm.runtime.calls.prepare import prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call, Question
-from fmm.runtime.decisions.decide import Decision, decide, leaner_plans, other_plans
+from fmm.runtime.decisions.decide import Decision, decide
 from fmm.runtime.decisions.left_to_vendor import remember_vendor
 from fmm.runtime.decisions.limits import NO_WISHES, Wishes
+from fmm.runtime.decisions.other_plans import leaner_plans, other_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.running import host_run
 

@@ -30,7 +30,8 @@ from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import Sum
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, Rate, cpu
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.untuned.built_in import cpu
 
 SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
 LONGEST = 0.02  # ... until the next would take longer than this many seconds

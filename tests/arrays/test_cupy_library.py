@@ -16,8 +16,8 @@ from fmm.arrays.library import Library
 from fmm.config.files import Configs
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime import matmul as product_call

@@ -34,9 +34,10 @@ from fmm.runtime.calls.answer import answer_question
 from fmm.runtime.calls.operands import NotOursError
 from fmm.runtime.calls.question import Call, Question
 from fmm.runtime.decisions import left_to_vendor, limits
-from fmm.runtime.decisions.decide import decide, leaner_plans
+from fmm.runtime.decisions.decide import decide
 from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
 from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.decisions.other_plans import leaner_plans
 from fmm.runtime.devices import cuda_index, described_gpu
 from tests.support import ROOT
 from tests.support import configs as tuned

@@ -13,7 +13,8 @@ from fmm.config.locate import SHIPPED
 from fmm.config.schema import calibration_fields, checked_calibration
 from fmm.kernels.plans.old_names import OLD_ENDINGS
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, datasheet, datasheet_rates
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.datasheet import datasheet, datasheet_rates
 
 SHEET = "H200"
 OF_TYPE = {"float64": 12, "float32": 7, "bfloat16": 0}  # how many rates of their own there are

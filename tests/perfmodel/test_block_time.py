@@ -6,6 +6,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
+from benchmarks.block_model import alternate_halves, missed_line, read_shapes
 from fmm.hardware.capability import capability_limits, known_capabilities, nearest_capability
 from fmm.hardware.chip import Fitted
 from fmm.hardware.datasheets import device, device_names
@@ -14,7 +15,7 @@ from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands, Side, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import best_for
-from fmm.tuner.fit import block_terms as judge
+from fmm.tuner.fit.block_terms import Row, compared_rows, fitted_constants, root_mean_square
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"
@@ -113,44 +114,44 @@ def test_a_new_capability_is_like_the_newest_before_it() -> None:
 
 
 def test_the_record_is_whole() -> None:
-    shapes = judge.read_shapes(FILE)
+    shapes = read_shapes(FILE)
     assert len({x.shape for x in shapes}) == len(shapes) == 40
     assert {x.kind for x in shapes} == {"square", "tall", "wide", "deep", "thin", "any"}
     assert all(set(names(list(EVERY))) <= set(x.seconds) for x in shapes)
 
 
-def hits(rows: list[judge.Row]) -> float:
+def hits(rows: list[Row]) -> float:
     return sum(row.place <= 2 for row in rows) / len(rows)
 
 
 def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
-    rows = judge.compared_rows(judge.read_shapes(FILE), H200)
-    assert hits(rows) >= 0.9, [judge.missed_line(row) for row in rows if row.place > 2]
+    rows = compared_rows(read_shapes(FILE), H200)
+    assert hits(rows) >= 0.9, [missed_line(row) for row in rows if row.place > 2]
     assert sum(row.regret for row in rows) / len(rows) < 0.02
-    assert judge.root_mean_square(rows) < 0.12
+    assert root_mean_square(rows) < 0.12
 
 
 @pytest.mark.parametrize("fit_to", [0, 1])
 def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
-    halves = judge.alternate_halves(judge.read_shapes(FILE))
-    made = replace(H200, fitted=judge.fitted_constants(halves[fit_to], H200))
-    assert hits(judge.compared_rows(halves[1 - fit_to], made)) >= 0.9
+    halves = alternate_halves(read_shapes(FILE))
+    made = replace(H200, fitted=fitted_constants(halves[fit_to], H200))
+    assert hits(compared_rows(halves[1 - fit_to], made)) >= 0.9
 
 
 def test_the_constants_are_what_the_fit_gives() -> None:
-    found = judge.fitted_constants(judge.read_shapes(FILE), H200)
+    found = fitted_constants(read_shapes(FILE), H200)
     assert astuple(found) == pytest.approx(astuple(Fitted()), rel=0.02)
 
 
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
-    rows = judge.compared_rows(judge.read_shapes(FILE, "fused"), H200)
+    rows = compared_rows(read_shapes(FILE, "fused"), H200)
     assert len(rows) >= 10
-    assert hits(rows) >= 0.9, [judge.missed_line(row) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [missed_line(row) for row in rows if row.place > 2]
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:
     """Ten strategies, four of which no fit saw."""
-    shapes = judge.read_shapes(FILE)
+    shapes = read_shapes(FILE)
     taken = [x.seconds[best_for(x.shape, H200).name] / min(x.seconds[s.name] for s in EVERY) for x in shapes]
     assert sum(taken) / len(taken) < 1.03
     assert max(taken) < 1.2

@@ -18,10 +18,11 @@ from fmm.config.schema import checked_section
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, datasheet
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, ranked_candidates
 from fmm.perfmodel.predict import predict
-from fmm.perfmodel.work import estimated_workspace
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.work.estimate import estimated_workspace
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import SHARE
 from tests.support import ROOT

@@ -17,10 +17,17 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
-from fmm.perfmodel.choose import Choice, Limits, candidates, choose, few_tiles_doubt, ranked_candidates
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.choosable import candidates
+from fmm.perfmodel.choose import Choice, Limits, choose, ranked_candidates
+from fmm.perfmodel.margins import few_tiles_doubt
 from fmm.perfmodel.predict import _vendors, predict, predict_vendor, predicted_seconds
-from fmm.perfmodel.work import WAITING, Tiles, Work, access_bytes, counted_work, estimated_work, estimated_workspace
+from fmm.perfmodel.untuned.built_in import cpu
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.work.estimate import counted_work, estimated_work, estimated_workspace
+from fmm.perfmodel.work.row_starts import access_bytes
+from fmm.perfmodel.work.tiles import WAITING, Tiles
+from fmm.perfmodel.work.work import Work
 from fmm.problem import Problem
 from tests.support.clock import least_seconds, plain_loop
 

@@ -10,10 +10,11 @@ from statistics import median
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import datasheet
-from fmm.perfmodel.choose import Limits, choose, few_tiles_doubt
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.margins import few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import bounds_entries
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import FILLS, Operation, Problem
 
 H200 = datasheet("H200")

@@ -14,10 +14,10 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.leaves import F16X3, VENDOR
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.stability import bounds_entries
 from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices
 from fmm.runtime.calls.answer import answer_question

@@ -13,11 +13,13 @@ import pytest
 import fmm
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.calibration import BUILT_IN, Calibration, Rate, cpu
+from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.untuned.built_in import BUILT_IN, cpu
 from fmm.problem import Problem
 from fmm.runtime import devices, probe
 from fmm.runtime.decisions import decide
+from fmm.runtime.decisions.other_plans import leaner_plans
 from tests.support.clock import least_of_tries, least_seconds
 
 LARGE = Limits(1 << 50)
@@ -113,7 +115,7 @@ def test_a_guess_is_checked_by_measurement(stream: float, wins: bool, monkeypatc
     found = decide.decide(TEMPTING, LARGE, devices.cpu_device(2))
     assert (found.plan != VENDOR) == wins
     assert "for tests" in found.reason
-    leaner = list(decide.leaner_plans(TEMPTING, found.plan, LARGE, devices.cpu_device(2)))
+    leaner = list(leaner_plans(TEMPTING, found.plan, LARGE, devices.cpu_device(2)))
     assert VENDOR not in leaner and (not leaner or wins)
 
 

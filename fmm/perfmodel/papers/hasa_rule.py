@@ -12,7 +12,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers.recursion_points import levels
 from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.work import estimated_workspace
+from fmm.perfmodel.work.estimate import estimated_workspace
 from fmm.problem import Problem
 
 

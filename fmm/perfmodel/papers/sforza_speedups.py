@@ -11,9 +11,9 @@ from functools import cache, partial
 from typing import Final
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import quick_prediction
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 
 CUTOFFS: Final = {"float32": 1536, "float64": 256}

@@ -20,8 +20,8 @@ from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import bounds_entries
 from fmm.perfmodel.tile_choice import target_on
-from fmm.perfmodel.work import rows_aligned
-from fmm.problem import Problem
+from fmm.perfmodel.work.row_starts import rows_aligned
+from fmm.problem import Problem, without_layouts
 from fmm.runtime.calls.operands import (
     LibraryAnswersError,
     Matrices,
@@ -30,16 +30,10 @@ from fmm.runtime.calls.operands import (
     byte_span,
 )
 from fmm.runtime.calls.question import Call, Question
-from fmm.runtime.decisions.decide import (
-    Decision,
-    check_runnable,
-    decide,
-    faster_as_half,
-    only_choice,
-    other_plans,
-    without_layouts,
-)
+from fmm.runtime.decisions.decide import Decision, check_runnable, decide
+from fmm.runtime.decisions.expected_time import faster_as_half
 from fmm.runtime.decisions.left_to_vendor import SMALLEST_SIDE
+from fmm.runtime.decisions.other_plans import only_choice, other_plans
 from fmm.runtime.devices import Device, chip_as_tuned
 
 RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds

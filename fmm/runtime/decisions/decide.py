@@ -7,28 +7,31 @@ known of it otherwise; else the vendor. Whatever the layouts of a problem, it is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
 
-from fmm.config import environment, files
+from fmm.config import environment
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
-from fmm.perfmodel.calibration import BUILT_IN, Calibration, with_integers, with_unmeasured
-from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.papers.hasa_rule import hasa_choice
-from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import bound_in_words, expected_growth
-from fmm.perfmodel.work import estimated_workspace
-from fmm.problem import Problem
+from fmm.perfmodel.untuned.built_in import BUILT_IN
+from fmm.problem import Problem, without_layouts
 from fmm.runtime.decisions import online
+from fmm.runtime.decisions.calibration_in_force import (
+    calibration_in_force,
+    integer_calibration,
+    tuned_calibration,
+    tuning_in_force,
+    untuned_calibration,
+)
 from fmm.runtime.devices import Device
 from fmm.runtime.probe import MEASURED
 
@@ -60,7 +63,7 @@ class Decision:
     @property
     def workspace(self) -> int:
         """Peak bytes of temporaries."""
-        return _workspace(self.plan, self.problem) if self.problem else 0
+        return peak_workspace(self.plan, self.problem) if self.problem else 0
 
     @property
     def error_growth(self) -> float:
@@ -101,25 +104,31 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
         return _exact_choice(problem, limits, device)
-    mode = environment.tuning_mode()
-    if mode == "hasa":
+    if environment.tuning_mode() == "hasa":
         return _by_equation_2(problem, limits, device)
-    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    tuned = tuning_in_force(problem.dtype, device)
     # (What was measured was measured of operands of which nothing is kept.)
     entry = certified_entry(problem, limits, tuned, device.threads > 0) if tuned and not problem.kept else None
     if entry is not None:
         return entry
-    known = _known_by_tuning(tuned, device) if tuned else None
-    if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
-        option = "cpu" if device.identity.key.startswith("cpu") else "0"
-        said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
-        if tuned and tuned.doubts:
-            said = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
-        environment.log_once(said)
-    chosen = model_choice(
-        problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
-    )
-    return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
+    known = tuned_calibration(tuned, device) if tuned else None
+    if known is None:
+        _log_untuned(problem, tuned, device)
+    calibration = known or untuned_calibration(problem, limits, device)
+    chosen = model_choice(problem, limits, calibration, known is not None, device.identity)
+    return _online(chosen, problem, device.identity) if environment.tuning_mode() == "online" else chosen
+
+
+def _log_untuned(problem: Problem, tuned: Tuned | None, device: Device) -> None:
+    """Once in a process and for a device, of products that are worth it: that it is not tuned, or why its tuning is not
+    used."""
+    if environment.tuning_mode() == "off" or problem.flops < WORTH_TUNING:
+        return
+    option = "cpu" if device.identity.key.startswith("cpu") else "0"
+    said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
+    if tuned and tuned.doubts:
+        said = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+    environment.log_once(said)
 
 
 def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -127,41 +136,8 @@ def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
     if device.threads and min(problem.size) < SMALLEST_EXACT_SIDE:
         return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {SMALLEST_EXACT_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # they are exact, whatever is asked
-    known, tuned = _known_of_integers(problem, limits, device)
+    known, tuned = integer_calibration(problem, limits, device)
     return model_choice(problem, limits, known, tuned, device.identity)
-
-
-def _known_of_integers(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
-    """What the model knows, and whether of a tuning. A probe is only worth its time if levels are in question: BLAS is
-    by far the fastest, whatever it would say."""
-    guess = device.guess
-    if not device.threads or guess is None:
-        return guess, False
-    if environment.tuning_mode() != "off":
-        tuned = files.configs_in_force().tuned(device.identity, "float64")
-        if tuned is not None and tuned.trusted is not None:
-            return with_integers(tuned.trusted), True
-    known = with_integers(guess)
-    if device.probe is None or not choose(without_layouts(problem), known, limits).best.plan.levels:
-        return known, False
-    return with_integers(device.probe("float64")), False
-
-
-def _known_by_tuning(tuned: Tuned, device: Device) -> Calibration | None:
-    real = DTYPES[tuned.dtype].real
-    other = files.configs_in_force().tuned(device.identity, real) if real and tuned.trusted else None
-    return tuned_model(tuned, other, None if device.threads else device.guess)
-
-
-def tuned_model(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
-    """A tuned type's calibration, with the rates of leaves that no tuning measures, as a GPU's guess has them; of
-    complex numbers, also with the rate of real ones, if they were tuned too: plans may be made of real products."""
-    known = tuned.trusted
-    if known is not None and guess is not None:
-        known = with_unmeasured(known, guess)
-    if known is None or real is None or real.trusted is None:
-        return known
-    return replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
 
 
 @lru_cache(maxsize=4096)
@@ -178,7 +154,7 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     allowed = limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
-        needed = _workspace(plan, problem)
+        needed = peak_workspace(plan, problem)
     except PlanError as error:
         environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
         return None
@@ -202,21 +178,13 @@ def model_choice(
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=not known.batches)
 
 
-def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
-    """What the model knows of a device that no config tells of; measured now, where a guess proposes a plan."""
-    guess = device.guess
-    if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
-        return guess
-    return device.probe(problem.dtype)
-
-
 def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """D'Alberto and Nicolau's rule instead of the model's choice, by a tuning's alpha, pi and epsilon if there is
     one."""
-    known = calibration_of(problem, limits, device)
+    known = calibration_in_force(problem, limits, device)
     if known is None or known.known_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
-    tuned = files.configs_in_force().tuned(device.identity, problem.dtype)
+    tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
     plan = hasa_choice(without_layouts(problem), known, limits, epsilon)
     why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({known.source})"
@@ -225,7 +193,7 @@ def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision
 
 def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     """The first products of a shape are measured in place, the model's choice against the vendor."""
-    if chosen.plan == VENDOR or problem.flops < WORTH_TUNING:
+    if chosen.plan == VENDOR or problem.halved or problem.flops < WORTH_TUNING:
         return chosen
     trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
@@ -233,48 +201,12 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, step="measured online")
 
 
-def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
-    """Is one half, with its mirror, clearly predicted to be faster than the whole product by the best plan?"""
-    problem = half.problem
-    assert problem is not None
-    whole = Problem(*problem.size, problem.dtype)
-    known = calibration_of(problem, limits, device)
-    if known is None or problem.dtype not in known.rates or problem.k > MOST_INNER * problem.m:
-        return False
-    best = decide(whole, limits, device).plan
-    seconds = min(quick_prediction(plan, whole, known).seconds for plan in (VENDOR, best))
-    margin = known.margin + few_tiles_doubt(problem, known)
-    return quick_prediction(half.plan, without_layouts(problem), known).seconds <= (1 - margin) * seconds
-
-
-# The vendor's product of few rows and a long inner side is cut along that, which the model does not know of its other
-# functions: with more than so many times as many columns as rows, whole products stay whole.
-MOST_INNER = 16
-
-
-def calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
-    """What the model knows of the device: of its tuning, else otherwise."""
-    if problem.type.exact:
-        return _known_of_integers(problem, limits, device)[0]
-    mode = environment.tuning_mode()
-    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    return (_known_by_tuning(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
-
-
-@lru_cache(maxsize=4096)
-def without_layouts(problem: Problem) -> Problem:
-    """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
-    own = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
-    if problem.componentwise or problem.kept:
-        own = replace(own, componentwise=problem.componentwise, kept=problem.kept)
-    return own
-
-
 def _asked(problem: Problem) -> Asked:
     return Asked(problem.alpha, problem.beta, problem.op, problem.fill)
 
 
-def _workspace(plan: Plan, problem: Problem) -> int:
+def peak_workspace(plan: Plan, problem: Problem) -> int:
+    """Bytes of temporaries that the plan has at a time, for all that is asked of it."""
     return workspace(plan, *problem.size, problem.itemsize, *_asked(problem))
 
 
@@ -285,64 +217,3 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
             raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
     check_type(plan, problem.dtype)
     check_products(plan, *problem.size)
-
-
-def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
-    """How long the model expects the product to take by the best of these plans within the workspace, or by the vendor;
-    0 where it knows nothing of the device. (Choosing among all plans would take a thousand times as long.)"""
-    known = calibration_of(problem, limits, device)
-    if known is None or problem.dtype not in known.rates:
-        return 0.0
-    found = [quick_prediction(VENDOR, problem, known).seconds]
-    for plan in plans:
-        with suppress(PlanError):  # it cannot be done at these sides
-            if estimated_workspace(plan, problem) <= limits.workspace:
-                found.append(quick_prediction(plan, problem, known).seconds)
-    return min(found)
-
-
-# ---- instead of a plan that could not run
-
-
-def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try where a plan cannot run on these arrays after all: what else wins within the limits, fastest first.
-
-    By the model, whoever chose the plan: an entry of a config names no others.
-    """
-    for c in _considered(problem, limits, device):
-        allowed = c.wins and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace)
-        if allowed and c.plan not in (than, VENDOR):
-            yield c.plan
-
-
-def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try when memory ran out: the best plan with at most LEANER of the workspace, and so on; none at last."""
-    room = _workspace(than, problem)
-    while room > 0:
-        room = int(room * LEANER)
-        found = next(other_plans(problem, than, replace(limits, workspace=room), device), None)
-        if found is None:
-            return
-        yield found
-        room = _workspace(found, problem)
-
-
-def only_choice(vendors: Decision, limits: Limits, device: Device) -> Decision:
-    """Where the library has no such product: the fastest plan within the limits, if there is one."""
-    problem = vendors.problem
-    assert problem is not None
-    for c in () if environment.tuning_disabled() else _considered(problem, limits, device):
-        if c.plan != VENDOR and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace):
-            return replace(vendors, plan=c.plan, reason="the library has no product of this type")
-    return vendors
-
-
-LEANER = 0.8  # a share that makes a difference where memory is in pieces
-
-
-def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
-    """What the model considers within the limits, the fastest first."""
-    known = calibration_of(problem, limits, device)
-    if known is None or problem.dtype not in known.rates:
-        return ()
-    return choose(without_layouts(problem), known, limits).considered

@@ -13,7 +13,7 @@ import numpy as np
 
 from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
-from fmm.perfmodel.calibration import FLOPS_PER_BYTE
+from fmm.perfmodel.untuned.built_in import FLOPS_PER_BYTE
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, Decision
 
 # ---- on CUDA devices

@@ -15,7 +15,8 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.sharing import Devices, Sharing, chosen_sharing, ranked_sharings
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import calibration_of, decide
+from fmm.runtime.decisions.calibration_in_force import calibration_in_force
+from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import Device
 
 SHOWN = 8  # ways to share a product that are printed
@@ -138,5 +139,5 @@ class _OneDevice:
         guess = self.device.guess
         if guess is not None and guess.known_rate(self.dtype) is None:
             return None
-        known = calibration_of(problem, self.limits, self.device)
+        known = calibration_in_force(problem, self.limits, self.device)
         return known if known is not None and known.known_rate(self.dtype) is not None else None

@@ -24,7 +24,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import matmul
-from fmm.runtime.decisions.decide import Decision, decide, expected_seconds
+from fmm.runtime.decisions.decide import Decision, decide
+from fmm.runtime.decisions.expected_time import expected_seconds
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.devices import Device
 from fmm.runtime.out_of_core.choose import DoesNotFitError, chosen_schedule

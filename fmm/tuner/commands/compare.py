@@ -15,7 +15,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import predicted_seconds
-from fmm.perfmodel.work import estimated_work
+from fmm.perfmodel.work.estimate import estimated_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import certified_entry, model_choice
 from fmm.tuner.commands.config import checked_fully, config_sections

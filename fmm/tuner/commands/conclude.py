@@ -17,8 +17,8 @@ from fmm.config import store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw, Tuned
 from fmm.hardware.datasheets import device
-from fmm.perfmodel.calibration import cpu, in_lanes
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
+from fmm.perfmodel.untuned.built_in import cpu, in_lanes
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.devices.recorded import RecordedDevice

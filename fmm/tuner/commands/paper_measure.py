@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.one_type import INTERRUPTED
-from fmm.tuner.laboratory.bench import Bench
+from fmm.tuner.laboratory.benches.bench import Bench
+from fmm.tuner.laboratory.benches.by_name import bench_of
 from fmm.tuner.laboratory.experiment import DamagedSamplesError, Results
 from fmm.tuner.laboratory.figure import Figure, draw_figure
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
@@ -22,7 +23,6 @@ from fmm.tuner.laboratory.measuring import (
     Outcome,
     TimeLimit,
     begun_experiment,
-    bench_of,
     by_worth,
     measured_parts,
     missing_of,

@@ -16,12 +16,15 @@ from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, cpu, datasheet, with_integers
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.perfmodel.untuned.built_in import cpu, with_integers
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, tuned_model
+from fmm.runtime.decisions.calibration_in_force import completed_calibration
+from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.findings.described import instead
 from fmm.tuner.findings.model_in_use import device_name, guess_of
@@ -100,7 +103,7 @@ def _trusted(name: str, dtype: str) -> Calibration | None:
     """The model by which fmm.matmul chooses there, by a tuning that is used."""
     tuned, known = _tuned(name, dtype), _identity(name)
     real = _tuned(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
-    return tuned_model(tuned, real, guess_of(known.key, known.name)) if tuned else None
+    return completed_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
 
 
 def _not_used(name: str, dtype: str) -> str:

@@ -21,7 +21,7 @@ from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.choosable import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.runtime.running.overflow import may_overflow
 from fmm.tuner.trials.paired import Rounds, paired_rounds

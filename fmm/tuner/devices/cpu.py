@@ -28,8 +28,9 @@ from fmm.kernels.cpu.threads.thread_pool import blas_threads, usable_processors
 from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.untuned.built_in import cpu, in_lanes
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import memory_share
 from fmm.runtime.running.overflow import may_overflow

@@ -15,8 +15,9 @@ from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
 from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
-from fmm.perfmodel.work import counted_work
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.untuned.built_in import cpu, in_lanes
+from fmm.perfmodel.work.estimate import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
 from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort

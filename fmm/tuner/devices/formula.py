@@ -7,7 +7,8 @@ from functools import lru_cache
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
-from fmm.perfmodel.work import Work, counted_work
+from fmm.perfmodel.work.estimate import counted_work
+from fmm.perfmodel.work.work import Work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import BEST, Run
 

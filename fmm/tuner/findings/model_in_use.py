@@ -19,8 +19,8 @@ from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.leaf import Leaf
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import candidates
-from fmm.runtime.decisions.decide import tuned_model
+from fmm.perfmodel.choosable import candidates
+from fmm.runtime.decisions.calibration_in_force import completed_calibration
 from fmm.runtime.devices import datasheet_of
 
 
@@ -47,7 +47,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     """Of a type, by all sections of the device; ConfigError if its own is damaged."""
     tuned, real = _checked(key, dtype, sections[dtype]), _real_type(key, dtype, sections)
     guess = guess_of(key, tuned.identity.name)
-    calibration = tuned_model(tuned, real, guess)
+    calibration = completed_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}

@@ -11,7 +11,8 @@ from fmm.config.certify import GAIN
 from fmm.config.thresholds import Spread, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, considered_candidates, needed_margin, usual_growth
+from fmm.perfmodel.choose import Limits, considered_candidates, usual_growth
+from fmm.perfmodel.margins import needed_margin
 from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.hasa_rule import alpha, alpha_over_pi, pi
 from fmm.perfmodel.papers.li import thresholds as li_thresholds

@@ -18,7 +18,7 @@ from typing import Any
 from fmm.config.store import replace_file
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.tuner.laboratory.bench import Bench
+from fmm.tuner.laboratory.benches.bench import Bench
 
 Key = tuple[str | int | float, ...]
 Numbers = Mapping[Key, float]
@@ -50,6 +50,11 @@ class Experiment:
     def about(self, key: Key) -> Key:
         """To which part a row belongs."""
         return tuple(key[self.keys.index(name)] for name in self.by)
+
+
+def products_of(plans: Iterable[Plan], side: int, dtype: str) -> Products:
+    """Of these plans on squares, those that multiply the type."""
+    return tuple((plan, Problem(side, side, side, dtype)) for plan in plans if plan.takes_type(dtype))
 
 
 def one_part(measure: Callable[[Bench, float], Iterable[Row]]) -> Callable[[Bench, float], Iterable[Part]]:

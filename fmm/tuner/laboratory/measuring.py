@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fmm.runtime.devices import cuda_index
-from fmm.tuner.laboratory.bench import Bench, HostBench, PlannedBench
+from fmm.tuner.laboratory.benches.bench import Bench, PlannedBench
 from fmm.tuner.laboratory.experiment import (
     Experiment,
     Part,
@@ -138,22 +137,6 @@ def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[
         found = found.with_part(experiment, part, part.rows())
         bench.free()
     return found
-
-
-# ---- devices, by name or as planned for
-
-
-def bench_of(name: str) -> Bench:
-    """`cpu`, or a CUDA device by its number or as `cuda:0`; ValueError if it does not answer."""
-    if name == "cpu":
-        return HostBench()
-    index = cuda_index(int(name) if name.isdecimal() else name)
-    try:
-        from fmm.tuner.laboratory.cuda_bench import CudaBench  # CuPy
-
-        return CudaBench(index)
-    except Exception as error:  # whatever the import or the driver raises
-        raise ValueError(f"the device {name!r} does not answer: {type(error).__name__}: {error}") from None
 
 
 def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[Part, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import candidates, ranked_candidates
-from fmm.perfmodel.work import estimated_work, rows_aligned
+from fmm.perfmodel.choosable import candidates
+from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.work.estimate import estimated_work
+from fmm.perfmodel.work.row_starts import rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device

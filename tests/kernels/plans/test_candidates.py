@@ -15,7 +15,7 @@ from fmm.kernels.plans.candidates import (
     probed_plans,
 )
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.choose import candidates as compared
+from fmm.perfmodel.choosable import candidates as compared
 from fmm.tuner.search.space import search_space, space_of_type
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64

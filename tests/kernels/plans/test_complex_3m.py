@@ -25,10 +25,11 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import multiplications, workspace
 from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_growth, predict
-from fmm.perfmodel.calibration import Rate, datasheet
+from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.choose import ranked_candidates
 from fmm.perfmodel.tile_choice import target_on
-from fmm.perfmodel.work import counted_work, estimated_work, estimated_workspace
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.work.estimate import counted_work, estimated_work, estimated_workspace
 from fmm.problem import Layout
 from tests.support.chips import H200
 from tests.support.launch_lists import buffer, matrices, play

@@ -24,7 +24,7 @@ from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_growth
-from fmm.perfmodel.work import estimated_work
+from fmm.perfmodel.work.estimate import estimated_work
 from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
 from fmm.runtime.running.overflow import growth_bound

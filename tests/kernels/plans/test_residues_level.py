@@ -23,10 +23,10 @@ from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.steps.sums import Place
 from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
-from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from tests.support.remainders import whole_number
 

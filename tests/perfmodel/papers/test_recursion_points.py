@@ -7,7 +7,6 @@ import pytest
 
 import fmm
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.perfmodel.calibration import cpu
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers import dalberto
 from fmm.perfmodel.papers.dalberto import TABLE_3
@@ -28,6 +27,7 @@ from fmm.perfmodel.papers.recursion_points import (
     scheme_work,
     speedups,
 )
+from fmm.perfmodel.untuned.built_in import cpu
 from fmm.problem import Problem
 from tests.oracles.dalberto import equation_2
 

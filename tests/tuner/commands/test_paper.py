@@ -24,12 +24,12 @@ from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.inventory import inventory
 from fmm.perfmodel.papers.table import Cell, Table
 from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES, made_table

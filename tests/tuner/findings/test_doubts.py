@@ -16,7 +16,7 @@ from fmm.config import environment, files, schema
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.work import counted_work
+from fmm.perfmodel.work.estimate import counted_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import Device

@@ -13,8 +13,8 @@ from fmm.config import files, schema
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import ConfigError
 from fmm.kernels.leaves import F16X3_RATE
-from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import described_gpu

@@ -10,7 +10,8 @@ from fmm.config import files
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import checked_calibration
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.calibration import Calibration, cpu
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.built_in import cpu
 from fmm.tuner.findings.described import described
 from fmm.tuner.findings.outcome import chosen_square, gains_from, odd_gains, outcome, told_plans
 

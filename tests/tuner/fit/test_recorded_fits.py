@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fmm.perfmodel.calibration import cpu, datasheet, in_lanes
+from fmm.perfmodel.untuned.built_in import cpu, in_lanes
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.tuner.commands.report import tuned_cases
 from fmm.tuner.findings.conclude import FITTED, starting_calibration
 from fmm.tuner.fit.model import fit_calibration, prediction_errors

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from fmm.tuner.cli import main
-from fmm.tuner.laboratory import figures, li_errors
-from fmm.tuner.laboratory.bench import HostBench
+from fmm.tuner.laboratory import figures
+from fmm.tuner.laboratory.benches.host_bench import HostBench
+from fmm.tuner.laboratory.errors import li_single
 from fmm.tuner.laboratory.experiment import Experiment, Part, Results, packed, read_results, write_results
 from fmm.tuner.laboratory.figures import EXPERIMENTS
 from fmm.tuner.laboratory.measuring import (
@@ -171,7 +172,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, 
 
 def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the midst of the next part."""
-    measure, done = li_errors._of_levels, [0]
+    measure, done = li_single._of_levels, [0]
 
     def rows(*given: Any) -> Iterator[Any]:
         yield from measure(*given)
@@ -179,7 +180,7 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if done[0] > parts:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(li_errors, "_of_levels", rows)
+    monkeypatch.setattr(li_single, "_of_levels", rows)
 
 
 def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
@@ -325,7 +326,7 @@ import os
 from tests.support import simulated_laboratory
 simulated_laboratory.install()
 from fmm.problem import Problem
-from fmm.tuner.laboratory.measuring import bench_of
+from fmm.tuner.laboratory.benches.by_name import bench_of
 bench = bench_of("0")
 for emulation in (True, False, True):
     plan = bench.chosen(Problem(8192, 8192, 8192, "float32"), emulation=emulation)

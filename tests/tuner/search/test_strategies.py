@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.strategies import STAGE, Row, recalled, summary
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.trials.record import Trial
 

@@ -13,10 +13,12 @@ from fmm.config.schema import Tuned
 from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, Rate, datasheet
+from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose, ranked_candidates
 from fmm.perfmodel.predict import predict, predict_vendor
-from fmm.perfmodel.work import Tiles, estimated_work
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.work.estimate import estimated_work
+from fmm.perfmodel.work.tiles import Tiles
 from fmm.problem import Layout, Problem
 from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.decisions.decide import certified_entry, model_choice

@@ -29,10 +29,11 @@ from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import _planes_by_vendor, datasheet
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.untuned.leaf_rates import planes_by_vendor
 from fmm.problem import Layout, Problem
 from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.devices import Device
@@ -332,7 +333,7 @@ def test_what_splits_prepare_is_not_read_again() -> None:
 def test_how_fast_the_vendors_products_of_planes_are() -> None:
     """What this way took on an H200 at 1024, 4096 and 8192, as a multiple of SGEMM's speed, the model knows about."""
     known = datasheet("h200")
-    planes = _planes_by_vendor(known.rates["float16"], known.stream)
+    planes = planes_by_vendor(known.rates["float16"], known.stream)
     other = replace(known, rates={**known.rates, "f16x3": planes})
     for n, measured in ((1024, 0.61), (4096, 1.79), (8192, 2.21)):
         problem = Problem(n, n, n, "float32")

@@ -1,4 +1,4 @@
-"""Li, Ranka and Sahni's run times: Figures 24 to 29 and 36 to 42.
+"""Li, Ranka and Sahni's run times in single precision: Figures 24 to 29 and 36 to 39.
 
 Their GPU8 is the part that our own kernel plays here: the leaf tile, with sums inside where their kernels have them,
 and tile.texture for tStrassen and tWinograd. With their own block (tile.gpu8) it is much slower on today's chips; that
@@ -12,21 +12,18 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li import counts as li_counts
 from fmm.perfmodel.papers.li.curves import SECONDS, SECONDS_2048, reduction_curve
 from fmm.perfmodel.papers.li.ratios import FIGURE_37
-from fmm.problem import Problem
-from fmm.tuner.laboratory.bench import Bench, time_plans
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row
+from fmm.tuner.laboratory.benches.bench import Bench
+from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results
 from fmm.tuner.laboratory.figure import Figure, quantity
-from fmm.tuner.laboratory.li_errors import GPU8, METHODS, SGEMM, SIZES, li_plan, products_of
+from fmm.tuner.laboratory.li_codes import GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
+from fmm.tuner.laboratory.speed.li_parts import CHOICE, timed_part
 
-ROUNDS: Final = 3
 DEPTHS: Final = (1, 2, 3, 4)
 OWN_BLOCK: Final = 4096  # the largest side by the block of 2009
 SLOW: Final = ", its block"
-CHOICE: Final = "fmm"  # what fmm chooses itself, without emulation
 
 
 def leaf_names(on_host: bool) -> Mapping[str, str]:
@@ -49,26 +46,6 @@ def speed_plans(n: int, on_host: bool) -> dict[Key, str]:
             found[name + SLOW, depth] = str(li_plan(name, depth, "tile.gpu8"))
             found[f"t{name}{SLOW}", depth] = str(li_plan(name, depth, "tile.gpu8.texture"))
     return found
-
-
-def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype: str, chosen: Key) -> Part:
-    """All plans at the paper's size n, in turns, and under the key `chosen` what fmm chooses."""
-    products = products_of(map(Plan.parse, plans.values()), side, dtype)
-    rows = partial(_timed_rows, bench, plans, n, Problem(side, side, side, dtype), chosen)
-    return Part((n,), rows, products, 2.0 * side**3 * (len(plans) + 1) * (ROUNDS + 1))
-
-
-def _timed_rows(bench: Bench, plans: Mapping[Key, str], n: int, problem: Problem, chosen: Key) -> Iterator[Row]:
-    """A row for each plan: seconds of the rounds, or why there are none."""
-    own, side, rng = bench.chosen(problem, emulation=False), problem.n, bench.generator(problem.n)
-    plans = {**plans, chosen: str(own)}
-    bench.prepare([(own, problem)])
-    a, b = (bench.stored(rng.standard_normal((side, side)), problem.dtype) for _ in range(2))
-    names = {str(name): name for name in plans}
-    seconds, failed = time_plans(bench, {str(name): text for name, text in plans.items()}, a, b, ROUNDS)
-    for name, (code, *more) in names.items():
-        said = {"seconds": seconds[name]} if name in seconds else {"failed": failed[name]}
-        yield {"key": [code, n, *more], "plan": plans[names[name]], "side": side, **said}
 
 
 def _level_parts(bench: Bench, scale: float) -> Iterator[Part]:
@@ -100,7 +77,7 @@ def _seconds_24(results: Results) -> Numbers:
     """The runs of Figure 24 among those by levels: as many as tau2 leaves."""
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for (code, tau2), n in product(FIGURE_24, SIZES):
-        depth = li_counts.levels(n, tau2) if isinstance(tau2, int) else 0
+        depth = code_depth(n, tau2)
         base = GPU8 if (GPU8, n, 0) in seconds else SGEMM
         key = (code, n, depth) if depth or tau2 == "-" else (base, n, 0)
         if key in seconds:
@@ -146,39 +123,6 @@ def _counted_37(what: li_counts.Quantity) -> Numbers:
     }
 
 
-# ---- section 8.1.1: which tau2 is the best
-
-TAU2: Final = (512, 1024, 2048, 4096, 8192, 16384)
-
-
-def _scanned(results: Results) -> dict[Key, float]:
-    """The runs by levels as a scan of tau2: of 2^(k-2) tau2 < n <= 2^(k-1) tau2 come k levels."""
-    seconds, found = results.numbers("seconds"), dict[Key, float]()
-    for code, n, depth in seconds:
-        for tau2 in TAU2 if depth else ():
-            if depth == li_counts.levels(int(n), tau2):
-                found[code, n, tau2] = seconds[code, n, depth]
-    return found
-
-
-def _best_tau2(results: Results) -> Numbers:
-    """The threshold of least time of each code; twice n where none of its levels is faster than none at all."""
-    seconds, best = results.numbers("seconds"), dict[Key, tuple[float, int]]()
-    for (code, n, tau2), x in _scanned(results).items():
-        base = GPU8 if (GPU8, n, 0) in seconds else SGEMM
-        own = f"{GPU8}{SLOW}" if str(code).endswith(SLOW) else base
-        none = (seconds.get((own, n, 0), float("inf")), 2 * int(n))
-        best[code, n] = min(best.get((code, n), none), (x, int(tau2)))
-    return {key: float(tau2) for key, (_, tau2) in best.items()}
-
-
-# In words: "Strassen and Winograd had best performance when tau2 = 4096, tStrassen and tWinograd when tau2 = 2048".
-PRINTED_TAU2: Final[Numbers] = {
-    (code, SIZES[-1]): 2048.0 if code[0] == "t" else 4096.0
-    for code in ("Strassen", "tStrassen", "Winograd", "tWinograd")
-}
-
-
 # ---- Figures 26 to 29: the reduction in time beside that of counts
 
 CURVES: Final = ((26, "Strassen", 4096), (27, "Winograd", 4096), (28, "Strassen", 2048), (29, "Winograd", 2048))
@@ -206,12 +150,6 @@ def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
     return found
 
 
-SAYS_TAU2: Final = (
-    "On a C1060 four levels pay with texture memory and three without, so tau2 is 2048 and 4096. Today an operation of "
-    "a sum costs as much as tens of those of a product, and in these codes each sum is a pass of its own. So fewer "
-    "levels pay, tau2 is larger, or no level pays at all (then twice n is told). On an H200 tau2 is 4096, or 8192, at "
-    "16384, and at 8192 two levels pay without texture's loads alone."
-)
 SAYS_TIME: Final = (
     "On a C1060 three to four levels pay at 16384, and time follows the volume. An H200 multiplies 145 times as fast "
     "and its memory is 47 times as fast, so that sums weigh three times as much: two and three levels save 10 to 14 "
@@ -225,7 +163,7 @@ SAYS_37: Final = (
 )
 
 
-def _at_largest(key: Key) -> bool:
+def at_largest(key: Key) -> bool:
     """As the paper's pictures are; n stands before the last key. Smaller sizes are in the tables alone."""
     return key[-2] == SIZES[-1]
 
@@ -234,7 +172,7 @@ def _counted(find: Callable[[int], Numbers]) -> dict[str, Callable[[], Numbers]]
     return {what: partial(find, i) for i, what in enumerate(li_counts.QUANTITIES)}
 
 
-FIGURES_SINGLE: Final = (
+FIGURES: Final = (
     Figure(
         "li-fig24",
         "Li et al., Figures 24 and 25: run time by size, tau1 = tau2/2",
@@ -244,27 +182,6 @@ FIGURES_SINGLE: Final = (
         _printed_24(),
         keys=("code", "tau2", "n"),
         unit="seconds",
-    ),
-    Figure(
-        "li-tau2",
-        "Li et al., section 8.1.1: run time by threshold, tau1 = tau2/2",
-        EXPERIMENT,
-        {"measured": _scanned},
-        SAYS_TAU2,
-        keys=("code", "n", "tau2"),
-        x="tau2",
-        unit="seconds",
-        drawn=_at_largest,
-    ),
-    Figure(
-        "li-tau2-best",
-        "Li et al., section 8.1.1: the threshold of least time",
-        EXPERIMENT,
-        {"measured": _best_tau2},
-        SAYS_TAU2,
-        PRINTED_TAU2,
-        keys=("code", "n"),
-        unit="tau2",
     ),
     *(
         Figure(
@@ -290,7 +207,7 @@ FIGURES_SINGLE: Final = (
         _printed_36(),
         x="levels",
         unit="seconds",
-        drawn=_at_largest,
+        drawn=at_largest,
     ),
     Figure(
         "li-fig37",
@@ -304,61 +221,6 @@ FIGURES_SINGLE: Final = (
         x="levels",
         unit="percent",
         logarithmic=False,
-        drawn=_at_largest,
+        drawn=at_largest,
     ),
 )
-
-
-# ---- Figures 40 to 42: double precision
-
-DOUBLE_SIZES: Final = (4096, 8192)
-DOUBLE_CODES: Final = {"dgemm": "", "dStrassen": "Strassen", "dWinograd": "Winograd"}
-FIGURE_40: Final = {"dgemm": (0.456, 3.634), "dStrassen": (0.404, 2.900), "dWinograd": (0.402, 2.870)}
-
-
-def _double_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    for n in DOUBLE_SIZES:
-        depth = li_counts.levels(n, 4096)
-        plans: dict[Key, str] = {
-            (code,): str(li_plan(method, depth)) if method else "vendor" for code, method in DOUBLE_CODES.items()
-        }
-        yield timed_part(bench, plans, n, max(int(n * scale), 64), "float64", (CHOICE,))
-
-
-DOUBLE: Final = Experiment("li-fig40", ("code", "n"), DOUBLE_SIZES[-1], _double_parts, ("n",))
-
-
-def _over_dgemm(seconds: Numbers) -> Numbers:
-    found = {(code, n): 100 * (1 - x / seconds["dgemm", n]) for (code, n), x in seconds.items()}
-    return {key: x for key, x in found.items() if key[0] != "dgemm"}
-
-
-def _printed_40() -> Numbers:
-    return {(code, n): x for code, values in FIGURE_40.items() for n, x in zip(DOUBLE_SIZES, values, strict=True)}
-
-
-FIGURES_DOUBLE: Final[tuple[Figure, ...]] = (
-    Figure(
-        "li-fig40",
-        "Li et al., Figures 40 and 41: double precision, tau2 = 4096",
-        DOUBLE,
-        {"measured": quantity("seconds")},
-        "On a C2050 both codes save 20 percent at 8192; here see Figure 42.",
-        _printed_40(),
-        unit="seconds",
-    ),
-    Figure(
-        "li-fig42",
-        "Li et al., Figure 42: double precision, percent less time than dgemm",
-        DOUBLE,
-        {"measured": lambda results: _over_dgemm(results.numbers("seconds"))},
-        "The paper's step tables run one product after the other, each sum a pass of its own; what fmm chooses (row "
-        "fmm, without emulation) forms all sums of several levels in one pass. On an H200 the tables take 1 to 9 "
-        "percent longer than dgemm, and fmm's choice 6 and 19 percent less time.",
-        _over_dgemm(_printed_40()),
-        unit="percent",
-        logarithmic=False,
-    ),
-)
-
-FIGURES: Final[tuple[Figure, ...]] = (*FIGURES_SINGLE, *FIGURES_DOUBLE)

@@ -16,15 +16,16 @@ from typing import Any, Final, NamedTuple
 import fmm
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, candidates
+from fmm.perfmodel.choosable import candidates
+from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.tuner.laboratory.bench import Bench
+from fmm.tuner.laboratory.benches.bench import Bench
+from fmm.tuner.laboratory.errors.growth import OF_REFERENCE, error_of, rounded
+from fmm.tuner.laboratory.errors.matrices import Array
+from fmm.tuner.laboratory.errors.precise import reference
 from fmm.tuner.laboratory.experiment import Experiment, Numbers, Part, Results, Row
 from fmm.tuner.laboratory.figure import Figure
-from fmm.tuner.laboratory.growth import OF_REFERENCE, error_of, rounded
-from fmm.tuner.laboratory.matrices import Array
-from fmm.tuner.laboratory.precise import reference
 
 SIDE: Final = 8192
 PROBLEMS: Final = 200

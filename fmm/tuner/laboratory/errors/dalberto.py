@@ -20,12 +20,11 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.papers.hasa_rule import hasa_plan
 from fmm.perfmodel.papers.recursion_points import levels_until
 from fmm.perfmodel.stability import expected_growth
-from fmm.tuner.laboratory.bench import Bench
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row
+from fmm.tuner.laboratory.benches.bench import Bench
+from fmm.tuner.laboratory.errors.matrices import uniform
+from fmm.tuner.laboratory.errors.precise import precise_product, priest_product
+from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
 from fmm.tuner.laboratory.figure import Figure
-from fmm.tuner.laboratory.li_errors import products_of
-from fmm.tuner.laboratory.matrices import uniform
-from fmm.tuner.laboratory.precise import precise_product, priest_product
 
 POINT: Final = 900  # n1: where one level begins
 SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)

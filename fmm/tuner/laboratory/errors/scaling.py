@@ -15,13 +15,12 @@ from typing import Final
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.tuner.laboratory.bench import Bench
-from fmm.tuner.laboratory.experiment import Experiment, Part, Row
+from fmm.tuner.laboratory.benches.bench import Bench
+from fmm.tuner.laboratory.errors.growth import frobenius
+from fmm.tuner.laboratory.errors.matrices import FAMILIES, Array, graded_inside
+from fmm.tuner.laboratory.errors.precise import reference
+from fmm.tuner.laboratory.experiment import Experiment, Part, Row, products_of
 from fmm.tuner.laboratory.figure import Figure, quantity
-from fmm.tuner.laboratory.growth import frobenius
-from fmm.tuner.laboratory.li_errors import products_of
-from fmm.tuner.laboratory.matrices import FAMILIES, Array, graded_inside
-from fmm.tuner.laboratory.precise import reference
 
 SIDE: Final = 2048
 PLANS: Final = ("winograd > vendor", "winograd > winograd > vendor", "strassen > strassen > vendor")

@@ -20,7 +20,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.hasa_rule import hasa_plan
 from fmm.perfmodel.papers.recursion_points import balanced, first_speedup, levels, levels_until, recursion_point
 from fmm.problem import Problem, Shape
-from fmm.tuner.laboratory.bench import Bench, time_plans
+from fmm.tuner.laboratory.benches.bench import Bench
+from fmm.tuner.laboratory.benches.timing import time_plans
 from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Products, Results, Row
 from fmm.tuner.laboratory.figure import Figure, quantity
 

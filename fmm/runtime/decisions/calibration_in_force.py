@@ -1,0 +1,91 @@
+"""What the model knows of a device: its tuning, if there is one that is trusted; else a probe of it, or a guess."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from fmm.config import environment, files
+from fmm.config.schema import Tuned
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.plan import VENDOR
+from fmm.kernels.registry import depends_on_rows
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.untuned.built_in import with_integers
+from fmm.problem import Problem, without_layouts
+from fmm.runtime.devices import Device
+
+
+def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+    """What a choice for this problem rests on; None where nothing is known of the device."""
+    if problem.type.exact:
+        return integer_calibration(problem, limits, device)[0]
+    tuned = tuning_in_force(problem.dtype, device)
+    return (tuned_calibration(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
+
+
+def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
+    """What the configs say of this type on the device; None where they are not to be asked."""
+    if environment.tuning_mode() == "off":
+        return None
+    return files.configs_in_force().tuned(device.identity, dtype)
+
+
+def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
+    """A tuned type's calibration as choices rest on it; None where it is not trusted."""
+    real = DTYPES[tuned.dtype].real
+    other = files.configs_in_force().tuned(device.identity, real) if real and tuned.trusted else None
+    return completed_calibration(tuned, other, None if device.threads else device.guess)
+
+
+def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
+    """A tuned type's calibration, with the rates of leaves that no tuning measures, as a GPU's guess has them; None
+    where it is not trusted.
+
+    That of complex numbers also has the rate of real ones, if they were tuned too: plans may be made of real products.
+    """
+    known = tuned.trusted
+    if known is not None and guess is not None:
+        known = with_unmeasured(known, guess)
+    if known is None or real is None or real.trusted is None:
+        return known
+    return replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
+
+
+@depends_on_rows
+@lru_cache(maxsize=64)
+def with_unmeasured(tuned: Calibration, guess: Calibration) -> Calibration:
+    """A tuned calibration, with the guess's rates of leaves that no tuning measures."""
+    unmeasured = [x.rate.format(t) for x in ending_rows() if x.rate and not x.probed for t in x.types]
+    rates = {name: guess.rates[name] for name in unmeasured if name in guess.rates}
+    known = MappingProxyType({**rates, **tuned.rates})
+    return replace(tuned, rates=known, call_of_small=tuned.call_of_small or guess.call_of_small)
+
+
+def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+    """What the model knows of a device that no config tells of; measured now, where a guess proposes a plan."""
+    guess = device.guess
+    if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
+        return guess
+    return device.probe(problem.dtype)
+
+
+def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
+    """What the model knows of a device's integers, and whether that is of a tuning, namely of float64's.
+
+    A processor that is not tuned is probed only if a plan with levels is in question: BLAS is by far faster than
+    NumPy's loops over integers, whatever a probe would say.
+    """
+    guess = device.guess
+    if not device.threads or guess is None:
+        return guess, False
+    tuned = tuning_in_force("float64", device)
+    if tuned is not None and tuned.trusted is not None:
+        return with_integers(tuned.trusted), True
+    known = with_integers(guess)
+    if device.probe is None or not choose(without_layouts(problem), known, limits).best.plan.levels:
+        return known, False
+    return with_integers(device.probe("float64")), False

@@ -1,0 +1,25 @@
+"""Experiments on this processor: measured at a small size, and the samples that are kept of them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from fmm.tuner.laboratory.benches.host_bench import HostBench
+from fmm.tuner.laboratory.experiment import Results, has_results
+from fmm.tuner.laboratory.figures import EXPERIMENTS
+from fmm.tuner.laboratory.measuring import measured_now
+from tests.support import ROOT
+
+BENCH = HostBench()
+SAMPLES = ROOT / "results"
+
+
+@lru_cache(maxsize=16)
+def measured_small(name: str, side: int = 64) -> Results:
+    return measured_now(EXPERIMENTS[name], BENCH, side, ["a test"])
+
+
+def samples_of(name: str) -> list[Path]:
+    """The files of an experiment's samples, packed ones under the name that they had."""
+    return [folder / f"{name}.json" for folder in SAMPLES.glob("*/paper") if has_results(folder / f"{name}.json")]
