@@ -20,7 +20,7 @@ from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.overview import caption_of_all_types, shown_gains, speedup_of_all_types
+from fmm.tuner.report.overview import NARROW, WIDE, caption_of_all_types, shown_gains, speedup_of_all_types
 from fmm.tuner.report.page import report_page
 from fmm.tuner.report.pictures import PICTURES, STYLE, case_pictures, draw_roofline
 from fmm.tuner.trials.record import Trials, tuning_of
@@ -83,7 +83,10 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
     drawn: list[tuple[Case, dict[str, str]]] = []
     gains = shown_gains(found)
     with rc_context(STYLE):
-        overview = saved_picture(speedup_of_all_types(found, gains), drawings / "speedup", paths)
+        wide, narrow = (
+            saved_picture(speedup_of_all_types(found, gains, size), drawings / name, paths)
+            for name, size in (("speedup", WIDE), ("speedup-narrow", NARROW))
+        )
         for case in found:
             stem = f"{case.device}-{case.dtype}"
             svgs = {
@@ -92,7 +95,7 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
             }
             drawn.append((case, svgs))
     html = folder / "report.html"
-    html.write_text(report_page(drawn, gains, overview, caption_of_all_types(found)), encoding="utf-8")
+    html.write_text(report_page(drawn, gains, (wide, narrow), caption_of_all_types(found)), encoding="utf-8")
     return [html, *paths]
 
 

@@ -3,7 +3,7 @@ then what was measured, the papers' thresholds, and how sure all that is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -27,22 +27,31 @@ def described(
     section: Mapping[str, Any], dtype: str, key: str = "", sections: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
     """All lines of a section; `key` is the device's in the config, `sections` those of its other types."""
+    for label, text in described_rows(section, dtype, key, sections):
+        first, *more = wrap(text, WIDE, break_long_words=False, break_on_hyphens=False)
+        yield f"  {label:{LABEL}} {first}"
+        yield from (f"  {'':{LABEL}} {line}" for line in more)
+
+
+def described_rows(
+    section: Mapping[str, Any], dtype: str, key: str = "", sections: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, str]]:
+    """The same as labels and texts; what belongs to the label above has an empty one."""
     used = model_in_use(key, dtype, {**(sections or {}), dtype: section})
     doubts, calibration = used.tuned.doubts, used.tuned.calibration
-    yield from _lines(("not used", doubt) for doubt in doubts)
+    yield from (("not used", doubt) for doubt in doubts)
     if doubts:
-        yield from _lines([("", f"so that {instead(key, used.guess)}; tune again when the device is idle")])
+        yield "", f"so that {instead(key, used.guess)}; tune again when the device is idle"
     if used.calibration is not None:
-        yield from _lines(outcome(used.calibration, dtype))
+        yield from outcome(used.calibration, dtype)
         if used.assumed:
-            leaves = ", ".join(used.assumed)
-            yield from _lines([("besides", f"plans that end in {leaves} go by the datasheet: no tuning measures them")])
-        yield from _lines(zip(("older", ""), older_than(used), strict=False))
+            yield "besides", f"plans that end in {', '.join(used.assumed)} go by the datasheet: no tuning measures them"
+        yield from zip(("older", ""), older_than(used), strict=False)
     if calibration is not None:
         if doubts:
-            yield from _lines([("", "What it found, for who wants to judge it:")])
-        yield from _lines(measured_lines(section, used.calibration or calibration, calibration, dtype))
-    yield from _lines(("measured", _entry_text(entry, used)) for entry in used.tuned.entries.values())
+            yield "", "What it found, for who wants to judge it:"
+        yield from measured_lines(section, used.calibration or calibration, calibration, dtype)
+    yield from (("measured", _entry_text(entry, used)) for entry in used.tuned.entries.values())
 
 
 def _entry_text(entry: Entry, used: ModelInUse) -> str:
@@ -79,13 +88,6 @@ EARLIER = "of an earlier fmm, which meant something else by them"
 def of_an_earlier_fmm(thresholds: Any) -> bool:
     """Does a section have thresholds that this fmm does not read?"""
     return bool(thresholds) and read_thresholds(thresholds) is None
-
-
-def _lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    for label, text in rows:
-        first, *more = wrap(text, WIDE, break_long_words=False, break_on_hyphens=False)
-        yield f"  {label:{LABEL}} {first}"
-        yield from (f"  {'':{LABEL}} {line}" for line in more)
 
 
 def _size(size: Size) -> str:

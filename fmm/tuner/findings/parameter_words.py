@@ -56,3 +56,16 @@ def unit_of(name: str) -> str:
     """Its unit, empty for factors and shares."""
     found = TILE if name == TILE.name else BY_NAME.get(name)
     return found.unit if found else ""
+
+
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
+SCALED = ("flop/s", "bytes/s", "bytes", "s")  # units that are told in thousands and thousandths
+
+
+def spelled(unit: str, *values: float) -> tuple[list[str], str]:
+    """Values of a unit in that multiple of it which suits the largest, and its name: 17.4 and `Gbytes/s`."""
+    if unit not in SCALED:
+        return [f"{x:.3g}" for x in values], unit
+    least = SCALES[-1] if max(values) else (1.0, "")
+    scale, prefix = next((s for s in SCALES if max(values) >= s[0]), least)
+    return [f"{x / scale:.3g}" for x in values], f"{prefix}{unit}"

@@ -196,11 +196,13 @@ def _start(first: Gain, modelled: int | None, known: bool) -> str:
 
 # ---- the picture
 
+WIDE, NARROW = (7.6, 4.0), (3.8, 3.2)  # inches, on a screen and on a phone
 
-def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
+
+def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tuple[float, float] = WIDE) -> Any:
     """Speedup over the side of square products: lines are the model's, dashed further than twice what was measured;
     points are measured, with 95 % intervals."""
-    made, axes = new_figure(7.6, 4.0)
+    made, axes = new_figure(*size)
     ends = []
     for i, case in enumerate(cases):
         colour = PLAN_COLOURS[i % len(PLAN_COLOURS)]
@@ -221,7 +223,8 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
             ends.append((own[-1].side, own[-1].speedup, case.dtype))
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"times as fast as {library(cases)}")
-    axes.set_title("Speedup (lines: the model's choice; points: measured)", color=GREY if not gains else BLACK)
+    title = "Speedup (lines: the model's choice; points: measured)" if size == WIDE else "Speedup"
+    axes.set_title(title, color=GREY if not gains else BLACK)
     named_at_right(axes, ends)
     plain_sides(axes)
     return made

@@ -17,6 +17,7 @@ from fmm.tuner.laboratory.experiment import Experiment, Results, read_results, w
 from fmm.tuner.laboratory.figure import Figure, draw_figure, figure_table, quantity
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
 from fmm.tuner.laboratory.measuring import planned_parts
+from tests.support import ROOT
 from tests.support.laboratory import measured_small, samples_of
 
 QUICK = ("li-fig43", "li-fig40", "huang-fig9", "huang-fig10")
