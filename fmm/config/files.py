@@ -46,6 +46,14 @@ def circumstances() -> tuple[tuple[object, ...], Configs]:
 # ---- the configs in force
 
 
+_to_be_written: set[Path] = set()
+
+
+def expect_config(path: Path) -> None:
+    """This process is about to write this file: that there is none, or what is wrong with it, is not to be told now."""
+    _to_be_written.add(path)
+
+
 class Configs:
     """The config files as they were read. Equal only to itself, so that decisions can be kept by it."""
 
@@ -57,7 +65,8 @@ class Configs:
                 if required or path.exists():
                     self.files[path] = read_config(path)
             except (ConfigError, OSError) as error:
-                log_once(f"the config {str(path)!r} is not used: {error}")
+                if path not in _to_be_written:
+                    log_once(f"the config {str(path)!r} is not used: {error}")
 
     def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
         """What the first file that knows this type on this device says."""

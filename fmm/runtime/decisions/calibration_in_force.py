@@ -35,19 +35,24 @@ def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
 
 
 def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
-    """A tuned type's calibration, with the rates of leaves that no tuning measures; None where it is not trusted.
+    """A tuned type's calibration as choices rest on it; None where it is not trusted."""
+    real = DTYPES[tuned.dtype].real
+    other = files.configs_in_force().tuned(device.identity, real) if real and tuned.trusted else None
+    return completed_calibration(tuned, other, None if device.threads else device.guess)
+
+
+def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
+    """A tuned type's calibration, with the rates of leaves that no tuning measures, as a GPU's guess has them; None
+    where it is not trusted.
 
     That of complex numbers also has the rate of real ones, if they were tuned too: plans may be made of real products.
     """
-    calibration, real = tuned.trusted, DTYPES[tuned.dtype].real
-    if calibration is None:
-        return None
-    if device.guess is not None and not device.threads:
-        calibration = with_unmeasured(calibration, device.guess)
-    of_parts = files.configs_in_force().tuned(device.identity, real) if real else None
-    if of_parts is None or of_parts.trusted is None:
-        return calibration
-    return replace(calibration, rates=MappingProxyType({**of_parts.trusted.rates, **calibration.rates}))
+    known = tuned.trusted
+    if known is not None and guess is not None:
+        known = with_unmeasured(known, guess)
+    if known is None or real is None or real.trusted is None:
+        return known
+    return replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
 
 
 @depends_on_rows
