@@ -84,7 +84,7 @@ def record_kept(plan: Plan, problem: Problem, target: Target) -> LaunchList | No
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
-    check_type(plan, problem.dtype)
+    check_type(plan, problem.dtype, "cuda")
     # Only a leaf that stands alone is given whole operands, of which something may be kept.
     kept_of = None if plan.levels else (problem.kept or None)
     recorder = Recorder(problem.componentwise, kept_of)

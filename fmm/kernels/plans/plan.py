@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 
 from fmm.kernels.plans.leaf import ENDINGS, LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
 from fmm.kernels.plans.level import PlanLevel, parse_level
+from fmm.kernels.plans.likely_plan import likely_plan
 from fmm.kernels.plans.old_names import todays_ending
 from fmm.kernels.plans.plan_error import PlanError as PlanError
 from fmm.kernels.registry import depends_on_rows
@@ -247,6 +248,22 @@ def _half(plan: Plan) -> Plan:
 @depends_on_rows
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
+    try:
+        return _read(text)
+    except PlanError as error:
+        meant = likely_plan(text, _can_be_read)
+        raise PlanError(f"{error}. Did you mean {meant!r}?" if meant else str(error)) from None
+
+
+def _can_be_read(text: str) -> bool:
+    try:
+        _read(text)
+    except PlanError:
+        return False
+    return True
+
+
+def _read(text: str) -> Plan:
     *level_texts, leaf = (part.strip() for part in text.split(">"))
     if todays_ending(leaf) not in leaf_uses():
         raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")

@@ -35,7 +35,7 @@ from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
 from fmm.kernels.cuda.launch.streams import lanes_for, turn_calls
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.target import Alignment, alignment_of
+from fmm.kernels.cuda.target import ALIGNED, Alignment, alignment_of
 from fmm.kernels.plans.steps.sums import APART
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
@@ -62,6 +62,11 @@ class Addresses(NamedTuple):
     def alignment(self) -> Alignment:
         """The powers of two that divide the first four; what is added counts as C does."""
         return alignment_of(self.a, self.b, self.c | self.added, self.workspace)
+
+    @property
+    def aligned(self) -> bool:
+        """Do all of these lie as libraries allocate memory?"""
+        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALIGNED[0]
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -126,8 +131,10 @@ class Player:
         leading = takewhile(lambda step: isinstance(step, _OwnLaunch) and step.ahead, steps)
         self._first = [step.start for step in leading if isinstance(step, _OwnLaunch)]
         self._rest = steps[len(self._first) :]
-        # Where one launch is all, no lanes are to be prepared.
-        self._alone = steps[0].start if len(steps) == 1 and isinstance(steps[0], _OwnLaunch) else None
+        # Where one launch, or one call of the vendor's, is all, no lanes are to be prepared.
+        only = steps[0] if len(steps) == 1 else None
+        self._alone = only.start if isinstance(only, _OwnLaunch) else None
+        self._vendors_alone = only.call if isinstance(only, _VendorProduct) else None
 
     def _set_slots(self) -> None:
         """Note which words of all parameters hold addresses: of each the word, the address's number, and an offset."""
@@ -172,6 +179,12 @@ class Player:
             parameters = self._filled_parameters(addresses, ())
             self._alone(stream, parameters.addresses[0], 0)()
             self._spare.free.append(parameters)
+            return
+        if self._vendors_alone is not None and not scratch:
+            lane = Lane(cublas_handle(), stream, 0)
+            mode = math_mode(lane)
+            calls = [*entering_calls(lane, self.math, mode), self._vendors_alone.prepared(lane, addresses)]
+            make_calls(calls + leaving_calls(lane, self.math, mode))
             return
         lanes, parameters = self._lanes_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
