@@ -79,10 +79,11 @@ def older_than(used: ModelInUse) -> Iterator[str]:
         dtype, leaves = used.tuned.dtype, ", ".join(used.lacking)
         yield f"The tuning of {dtype} was made before fmm had {leaves}, which fmm.matmul does not take by it."
         gains = gains_at(used.renewed, dtype)
-        yield f"A new tuning measures them; by the datasheet squares would then be, times as fast: {gains}"
+        yield f"A new tuning measures this; by the datasheet squares would then be, times as fast: {gains}"
 
 
 EARLIER = "of an earlier fmm, which meant something else by them"
+AGAIN = "`fmm-tune conclude` makes today's of what was measured"
 
 
 def of_an_earlier_fmm(thresholds: Any) -> bool:
@@ -111,7 +112,7 @@ def measured_lines(
         yield from described_recursion(found, dtype)
         yield from _blocks(found, section.get("blocks"))
     elif section["thresholds"]:
-        yield "levels", f"the thresholds are {EARLIER}: `fmm-tune conclude` makes today's of what was measured"
+        yield "levels", f"the thresholds are {EARLIER}: {AGAIN}"
     noise = section["noise"]
     yield "noise", NOT_MEASURED if noise is None else f"the same product, timed twice, differs by up to {noise:.1%}"
     yield "model", _errors(section["error"], fitted.margin)
