@@ -111,3 +111,14 @@ def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     ]
     (elsewhere,) = next_steps("cpu-a", types[:1], False, "c.json")
     assert "unless FMM_CONFIG=c.json names it" in elsewhere
+
+
+def test_levels_say_where_fmm_goes_by_more_than_they_are_of() -> None:
+    """Of what was measured alone; a leaf that no tuning measures, or real products, may come before them."""
+    thresholds = {**TYPES["float32"]["thresholds"], "tau1": {"value": 4096.0, "low": 4096.0, "high": 4096.0}}
+    older = "\n".join(described({**without_three_products(), "thresholds": thresholds}, "float32", KEY))
+    assert "(by what was measured: residues(8) > bytes, which was not, is predicted to be faster" in older
+    section = tuned.section(thresholds=TYPES["float64"]["thresholds"])
+    both = "\n".join(described(section, "complex128", "cpu-a", {"float64": section}))
+    assert "(by the rates of complex products; what is gained above" in both
+    assert "(by the rates" not in "\n".join(described(section, "complex128", "cpu-a"))
