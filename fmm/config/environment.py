@@ -19,6 +19,8 @@ log = logging.getLogger("fmm")
 _DATA: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
+# The same of all of them at once, as it stands there: None for what is not set.
+raw_value, RAW_NAMES = (os.environ if _DATA is None else _DATA).get, tuple(_KEYS.values())
 
 
 def environment_value(name: str) -> str:

@@ -414,6 +414,29 @@ def test_what_ships_with_the_package_is_for_cards_of_its_name(
     assert ("calibrated on another card of this name" in found.reason) == (step == "calibrated model")
 
 
+@pytest.mark.parametrize("unfinished", ["doubted", "nothing but an entry"])
+def test_a_tuning_that_cannot_be_used_takes_nothing_away(
+    unfinished: str, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after Ctrl-C: its entries hold, and the model of the next file that has one."""
+    monkeypatch.delenv("FMM_CONFIG")
+    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    tuned.write(tmp_path / "site" / "config.json", HERE.key, found=tuned.section())
+    entry = tuned.entry((640, 640, 640), plan="hasa > vendor")
+    own = tuned.section(entry, doubts=["the noise was not measured"])
+    if unfinished != "doubted":
+        own = tuned.section(entry, calibration=None)
+    tuned.write(tmp_path / "user" / "config.json", HERE.key, found=own)
+    assert decided().step == "calibrated model" and decided().plan.levels
+    found = files.configs_in_force().tuned(HERE, "float64")
+    assert found is not None and found.trusted is not None and found.entry((640, 640, 640)) is not None
+    (tmp_path / "site" / "config.json").unlink()
+    forget()
+    alone = files.configs_in_force().tuned(HERE, "float64")
+    assert alone is not None and alone.trusted is None and alone.entry((640, 640, 640)) is not None
+
+
 def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> None:
     """NumPy's sums take longer than it says. The other way round it is only too cautious."""
     for then, now, trusted in (

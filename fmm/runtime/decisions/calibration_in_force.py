@@ -61,12 +61,13 @@ def with_unmeasured(tuned: Calibration, guess: Calibration) -> Calibration:
     """A tuned calibration, with the guess's rates of leaves that no tuning measures."""
     unmeasured = [x.rate.format(t) for x in ending_rows() if x.rate and not x.probed for t in x.types]
     rates = {name: guess.rates[name] for name in unmeasured if name in guess.rates}
-    known = MappingProxyType({**rates, **tuned.rates})
-    return replace(tuned, rates=known, call_of_small=tuned.call_of_small or guess.call_of_small)
+    together = MappingProxyType({**rates, **tuned.rates})
+    return replace(tuned, rates=together, call_of_small=tuned.call_of_small or guess.call_of_small)
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
-    """What the model knows of a device that no config tells of; measured now, where a guess proposes a plan."""
+    """What the model knows of a device that is not tuned: a guess; and where the guess proposes a plan and the device
+    can be probed, what a probe measures now, or has measured in this process."""
     guess = device.guess
     if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
@@ -85,7 +86,7 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     tuned = tuning_in_force("float64", device)
     if tuned is not None and tuned.trusted is not None:
         return with_integers(tuned.trusted), True
-    known = with_integers(guess)
-    if device.probe is None or not choose(without_layouts(problem), known, limits).best.plan.levels:
-        return known, False
+    guess = with_integers(guess)
+    if device.probe is None or not choose(without_layouts(problem), guess, limits).best.plan.levels:
+        return guess, False
     return with_integers(device.probe("float64")), False

@@ -83,6 +83,7 @@ def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
         while queue:
             job = queue.popleft()
             known = job.device.identity.key, job.dtype
+            progress.to_come(sum(other.expected for other in (*queue, *late)))
             same_pass = 1 + sum(other.effort == job.effort for other in queue)
             end = tune_job(job, path, options, None if left is None else left / same_pass, progress)
             if end.code:
