@@ -112,8 +112,7 @@ def _not_used(name: str, dtype: str) -> str:
     tuned = _tuned(name, dtype)
     if not tuned or not tuned.doubts:
         return ""
-    known = tuned.identity
-    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(known.key, guess_of(known.key, known.name))}"
+    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
 
 
 def _measured(name: str, problem: Problem) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from fmm.config.environment import environment_value
+from fmm.config.files import shipped_model
+from fmm.config.identity import Identity
 from fmm.config.schema import Entry
 from fmm.config.thresholds import Spread, Thresholds, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
+from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
 from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, gains_at, outcome, vendors_name
 from fmm.tuner.trials.record import Size
 
@@ -41,7 +44,7 @@ def described_rows(
     doubts, calibration = used.tuned.doubts, used.tuned.calibration
     yield from (("not used", doubt) for doubt in doubts)
     if doubts:
-        yield "", f"so that {instead(key, used.guess)}; tune again when the device is idle"
+        yield "", f"so that {instead(used.tuned.identity, dtype)}; tune again when the device is idle"
     if used.calibration is not None:
         yield from outcome(used.calibration, dtype)
         if used.assumed:
@@ -66,11 +69,14 @@ def _entry_text(entry: Entry, used: ModelInUse) -> str:
     return f"{_size(entry.size)}{of}: {entry.plan}, {entry.text}{trusted}{more}"
 
 
-def instead(key: str, guess: Calibration | None) -> str:
+def instead(identity: Identity, dtype: str) -> str:
     """What fmm.matmul does where a tuning is not used."""
-    if not key.startswith("cuda"):
+    if not identity.key.startswith("cuda"):
         return "fmm goes by what it measures in each process"
-    return "fmm goes by the datasheet alone" if guess else "all products are the library's own"
+    if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
+        return "fmm goes by the model that comes with it for such cards"
+    known = guess_of(identity.key, identity.name)
+    return "fmm goes by the datasheet alone" if known else "all products are the library's own"
 
 
 def older_than(used: ModelInUse) -> Iterator[str]:
