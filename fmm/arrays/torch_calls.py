@@ -106,6 +106,22 @@ def refused_out(out: Any) -> bool:
     return recorded or frozen or bool(torch._debug_has_internal_overlap(out) == OVERLAPS)
 
 
+def as_read_elsewhere(x: Any) -> Any:
+    """A tensor as NumPy and CuPy can read it: without marks, and in a type that they have. TypeError for one whose
+    numbers do not lie in memory, or are not all there is to it: of transforms, forward gradients, other layouts."""
+    if not plain_bits(dispatch_keys(x).raw_repr()) or transform() is not None or _has_tangent(x):
+        raise TypeError(
+            "a plain tensor is wanted, not one that is sparse, on no device, or in the midst of a transform"
+        )
+    if x.is_conj() or x.is_neg():
+        x = x.resolve_conj().resolve_neg()
+    return x.double() if x.dtype is torch.bfloat16 else x
+
+
+def _has_tangent(x: Any) -> bool:
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
 def without_marks(a: Any, b: Any) -> tuple[Any, Any]:
     """Conjugates and negatives as numbers: torch keeps them as marks on unchanged ones."""
     if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():

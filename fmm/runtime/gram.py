@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fmm.arrays.library import Library, Setting
+from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.half_product import make_hermitian
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -260,6 +261,11 @@ def _finished(library: Library, found: Operands, product: Any) -> Any:
     """What else is asked, done to a whole product."""
     asked = found.asked
     out = product if found.out is None else found.out
-    library.finish_half(product, out, complex(asked.alpha).real, complex(asked.beta).real, asked.fill)
+    library.finish_half(product, out, _real(asked.alpha), _real(asked.beta), asked.fill)
     library.written(out)
     return out
+
+
+def _real(factor: Coefficient) -> float:
+    """Whole numbers as they are: not all of them are floats."""
+    return factor if isinstance(factor, int) else complex(factor).real

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cuda.select import ALIGNED
+from fmm.kernels.cuda.target import ALIGNED
 
 
 @cache
