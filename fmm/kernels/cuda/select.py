@@ -336,9 +336,10 @@ def _by_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     aligned = rows_are_aligned(op) and all(target.divides[base] % WIDE == 0 for base in bases)
     if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
         return None
-    if own := engine_strategy(op.kernel.strategy.name):
-        return tma_op(op, own, chip.multiprocessors)
-    if isinstance(op, TileGroup):
-        return tma_op(op, TMA_SUMMING, chip.multiprocessors) if op.order == "turns" else None
-    s = target.tiles.fastest_by_engine(op, chip) if op.open else None
-    return tma_op(op, s, chip.multiprocessors) if s else None
+    s = engine_strategy(op.kernel.strategy.name)
+    if s is None and isinstance(op, TileGroup):
+        s = TMA_SUMMING if op.order == "turns" else None
+    elif s is None and isinstance(op, TileOp) and op.open:
+        s = target.tiles.fastest_by_engine(op, chip)
+    made = tma_op(op, s, chip.multiprocessors) if s else None
+    return made if made and made.kernel.shared <= chip.shared_per_block else None
