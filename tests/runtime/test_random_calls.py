@@ -106,7 +106,9 @@ def both_ways(call: Callable[[], Any], explained: Callable[[], Any], plan: str |
     decision = explained()
     assert str(decision)
     if plan is not None and "this plan was given" in decision.reason:
-        ran = decision.plan.conjugating(False, False) or decision.plan  # gemm's own part
+        ran = (
+            decision.plan.conjugating(*decision.plan.conjugates) or decision.plan
+        )  # which is of the call, not the plan
         assert ran == fmm.Plan.parse(plan)
     return found
 
