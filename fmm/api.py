@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.kinds import type_name
+from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
@@ -26,6 +27,7 @@ from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 from fmm.runtime.semirings.path_request import Method, PathRequest
+from fmm.runtime.short_way import with_short_way
 
 ndarray = np.ndarray  # asked for at each call
 WISHED = "plan", "max_error_growth", "workspace"
@@ -33,6 +35,7 @@ OF_GRAM = "rows", "fill", "alpha", "beta"
 OF_GEMM = "alpha", "beta", "transpose_a", "transpose_b"
 
 
+@with_short_way
 def matmul(
     a: Any,
     b: Any,
@@ -140,7 +143,7 @@ def gram(
     """
     usual = b is None and plan is None and max_error_growth is None and workspace is None
     if usual and asks_half_alone(rows, fill, alpha, beta):
-        known = PLAIN_TYPES.get(type(a))
+        known: Library | None = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
         if known is not None and (out is None or type(out) is type(a)):
             find = routes.known_half_product(known)  # type: ignore[arg-type]
             found = find(known, a, out, rows, fill)

@@ -20,7 +20,7 @@ class NumpyLike(ABC):
     # ---- other arrays of an array
 
     def transposed(self, x: Any) -> Any:
-        return self.module.swapaxes(x, -1, -2)
+        return x.T if x.ndim == 2 else self.module.swapaxes(x, -1, -2)
 
     def adjoint(self, x: Any) -> Any:
         """The transpose, in the same memory; of complex numbers conjugated, in new memory."""

@@ -36,11 +36,12 @@ def _bits(*names: str) -> int:
 # what is done to the tensor: a transform, a trace, a mode.
 PLAIN_KEYS = _bits("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
 MARKED_KEYS = _bits("Conjugate", "Negative")
+_PLAIN_OR_MARKED = PLAIN_KEYS | MARKED_KEYS
 
 
 def plain_bits(keys: int) -> bool:
     """Of a plain tensor, which may be marked as a conjugate or a negative?"""
-    return not keys & ~(PLAIN_KEYS | MARKED_KEYS)
+    return not keys & ~_PLAIN_OR_MARKED
 
 
 def calls_are_watched() -> bool:
@@ -76,7 +77,7 @@ def plain_call(a: Any, b: Any, out: Any) -> bool:
             return False
         keys |= dispatch_keys(b).raw_repr()
     return (
-        plain_bits(keys)
+        not keys & ~_PLAIN_OR_MARKED
         and (out is None or writable(out, a))
         and forward_ad._current_level < 0
         and transform() is None

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from fmm.config.document import read_document
-from fmm.config.environment import (
-    componentwise_wanted,
-    emulation_allowed,
-    environment_value,
-    log_once,
-    tuning_disabled,
-    tuning_mode,
-)
+from fmm.config.environment import RAW_NAMES, environment_value, log_once, raw_value
 from fmm.config.identity import Identity
 from fmm.config.locate import SHIPPED, search_path
 from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
+from fmm.perfmodel.calibration import Calibration
 
 LARGEST_FILE = 16 << 20
 
@@ -43,12 +38,20 @@ def read_config(path: Path) -> dict[str, dict[str, Raw]]:
         raise ConfigError(f"it cannot be read: {error.strerror}{unless}") from None
 
 
-def circumstances() -> tuple[bool, bool, bool, str, Configs]:
+def circumstances() -> tuple[tuple[object, ...], Configs]:
     """What decisions depend on besides the product and the device; equal as long as they would be made alike."""
-    return tuning_disabled(), emulation_allowed(), componentwise_wanted(), tuning_mode(), configs_in_force()
+    return tuple(map(raw_value, RAW_NAMES)), configs_in_force()
 
 
 # ---- the configs in force
+
+
+_to_be_written: set[Path] = set()
+
+
+def expect_config(path: Path) -> None:
+    """This process is about to write this file: that there is none, or what is wrong with it, is not to be told now."""
+    _to_be_written.add(path)
 
 
 class Configs:
@@ -62,7 +65,8 @@ class Configs:
                 if required or path.exists():
                     self.files[path] = read_config(path)
             except (ConfigError, OSError) as error:
-                log_once(f"the config {str(path)!r} is not used: {error}")
+                if path not in _to_be_written:
+                    log_once(f"the config {str(path)!r} is not used: {error}")
 
     def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
         """What the first file that knows this type on this device says."""
@@ -72,6 +76,22 @@ class Configs:
         return self._tuned[key]
 
     def _find(self, identity: Identity, dtype: str) -> Tuned | None:
+        """Of the first file that knows the type; where its model is not trusted, with that of the next whose is: an
+        interrupted tuning is not to be worse than none."""
+        first: Tuned | None = None
+        for found in self._sections(identity, dtype):
+            if first is None:
+                first = found
+            elif found.trusted is not None:
+                for doubt in first.doubts[:1]:
+                    log_once(f"the tuning of {identity.name} for {dtype} is not used: {doubt}")
+                return replace(first, calibration=found.calibration, thresholds=found.thresholds, doubts=())
+            if first.trusted is not None:
+                return first
+        return first
+
+    def _sections(self, identity: Identity, dtype: str) -> Iterator[Tuned]:
+        """What each file says of a type, where it can be read."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
             if raw is None or (path == SHIPPED and not is_named(identity.name, raw)):
@@ -83,8 +103,7 @@ class Configs:
                 continue
             if found.changed and found.entries:
                 log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
-            return of_another_card(found) if path == SHIPPED else found
-        return None
+            yield of_another_card(found) if path == SHIPPED else found
 
 
 def is_named(name: str, raw: Raw) -> bool:
@@ -102,6 +121,12 @@ def of_another_card(found: Tuned) -> Tuned:
 
 
 OTHER_CARD = "on another card of this name"
+
+
+def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
+    """What ships with the package for cards of this name; None if nothing does."""
+    found = Configs((SHIPPED,), False).tuned(identity, dtype)
+    return None if found is None else found.trusted
 
 
 def configs_in_force() -> Configs:

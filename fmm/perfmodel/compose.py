@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from math import ceil
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.level_with_steps import Sides
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.stability import expected_growth
@@ -25,14 +27,15 @@ from fmm.perfmodel.work.estimate import estimated_work, estimated_workspace
 from fmm.perfmodel.work.product_work import level_footprint
 from fmm.problem import Problem
 
-MOST_LEVELS = 3  # above a plan
-FINALISTS = 8  # that are worth a closer look
-NEAR = 0.8  # from this share of the allowed workspace on, it is counted and no longer estimated
-ABOUT = 1.5  # the error growth of a composition is its parts' multiplied, or little less, by no more than this
+MOST_LEVELS = 3  # that are put above a plan
+FINALISTS = 8  # compositions whose time is then predicted by the whole formula
+NEAR = 0.8  # from this share of the allowed workspace on, the workspace is counted and no longer estimated
+# The error growths of a composition's parts, multiplied, may be more than its own by up to this factor.
+ABOUT = 1.5
 
 
 class Room(NamedTuple):
-    """What a plan may need."""
+    """Limits within which plans are composed."""
 
     workspace: float  # bytes
     error_growth: float
@@ -49,20 +52,17 @@ class Above:
     held: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
     lanes: int = 1
-
-    @property
-    def tables(self) -> bool:
-        """Are there step tables? They may need more workspace than is guessed where a block at the edge is smaller."""
-        return any(level.cut is not None and level.cut.ordered for level in self.levels)
+    # Are there step tables? They may need more workspace than is guessed where a block at the edge is smaller.
+    tables: bool = False
 
     def beaten_by(self, other: Above) -> bool:
-        """Is the other one as good in everything?"""
+        """Is the other one at least as good in everything?"""
         better = other.seconds <= self.seconds and other.held <= self.held and other.lanes <= self.lanes
         return better and other.error_growth <= self.error_growth and other.tables <= self.tables
 
 
 class End(NamedTuple):
-    """A plan for the products that are left: what it costs for each."""
+    """A plan for the products that the levels above leave, and what each of these costs by it."""
 
     plan: Plan
     seconds: float
@@ -72,7 +72,7 @@ class End(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """Levels above a plan, by guessed seconds; the number tells equally fast ones apart."""
+    """Levels above a plan. They are sorted by guessed seconds, equally fast ones by their number."""
 
     seconds: float
     number: int
@@ -89,13 +89,16 @@ def composed_plans(
     """
     m, k, n = problem.size
     found: list[Composition] = []
+    below: dict[Sides, list[End]] = {}  # products of one size are left by several levels
     front = [Above((), (float(m), float(k), float(n)))]
     for _ in range(MOST_LEVELS):
         longer = (x for above in front for level in levels for x in _extended(above, level, problem, calibration))
         front = _unbeaten([x for x in longer if x.held <= room.workspace and x.error_growth <= room.error_growth])
         for sides in dict.fromkeys(above.sides for above in front):
             alike = [above for above in front if above.sides == sides]
-            for end in _ends(ends, _problem_below(problem, sides), calibration):
+            if sides not in below:
+                below[sides] = list(_ends(ends, _problem_below(problem, sides), calibration))
+            for end in below[sides]:
                 for above in alike:
                     growth = above.error_growth * end.error_growth
                     if above.held + above.lanes * end.held <= room.workspace and growth <= ABOUT * room.error_growth:
@@ -105,10 +108,11 @@ def composed_plans(
 
 
 def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Calibration) -> Iterator[Above]:
-    """With one more level below, if that can stand there."""
+    """The same with one more level at the bottom, if that can stand there."""
     with suppress(PlanError):
         levels = (*above.levels, level)
-        growth = expected_growth(Plan(levels), problem.dtype)
+        if (growth := _growth(levels, problem.dtype)) is None:
+            return
         f = level_footprint(level, above.sides)
         if f is not None and min(f.sides) >= calibration.least:
             traffic = sum(f.moved) * problem.itemsize / (calibration.sequential if f.sequential else 1.0)
@@ -116,9 +120,19 @@ def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Cal
             hidden = calibration.overlap if above.lanes > 1 else 0.0
             seconds = above.seconds + above.products * each * (1 - hidden)
             held = above.held + above.lanes * sum(f.held) * problem.itemsize
-            yield Above(
-                levels, f.sides, above.products * f.products, seconds, held, growth, max(above.lanes, level.lanes)
-            )
+            lanes = max(above.lanes, level.lanes)
+            tables = above.tables or (level.cut is not None and level.cut.ordered)
+            yield Above(levels, f.sides, above.products * f.products, seconds, held, growth, lanes, tables)
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def _growth(levels: tuple[PlanLevel, ...], dtype: str) -> float | None:
+    """The error growth of levels, whatever the sides; None where they cannot stand above each other."""
+    try:
+        return expected_growth(Plan(levels), dtype)
+    except PlanError:
+        return None
 
 
 def _unbeaten(found: Sequence[Above]) -> list[Above]:

@@ -26,7 +26,8 @@ from fmm.tuner.trials.record import Header, Size, Trials, Tuning
 INTERRUPTED = 130
 COARSE = "coarse"
 SAMPLED = 0.75  # the share of a tuning's time in which samples are taken; the rest warms up, checks, fits
-PATIENCE = 0.5  # seconds that a first pass waits for kernels, before it is another type's turn
+COMPILING = 20.0  # seconds in which a host with several processors compiles what a first pass needs of all types
+PATIENCE = 0.1  # seconds that a first pass waits for kernels, before it is another type's turn
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ class Job:
     def waits_for_kernels(self) -> bool:
         """Is it a first pass, on a GPU, which may meet kernels that are still being compiled?"""
         return self.effort == COARSE and not self.again and self.device.chip is not None
+
+    @property
+    def waiting(self) -> float:
+        """Seconds for which it may wait for the compiler beside its own: of a first pass when all others had theirs."""
+        if self.effort == COARSE:
+            return COMPILING if self.again else 0.0
+        return self.planned.most
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,7 +94,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + min(float("inf") if left is None else left, job.planned.most)
-    waits = job.planned.most if left is None and job.effort != COARSE else 0.0  # the user's own limit is one
+    waits = job.waiting if left is None else 0.0  # the user's own limit is one
     header = past.header if past else _header(job)
     patience = PATIENCE if job.waits_for_kernels else float("inf")
     known = past.trials if past else ()
@@ -173,6 +181,15 @@ def _present(job: Job, path: Path) -> Any:
     return found if same else None
 
 
+def _others(job: Job, path: Path) -> dict[str, Any]:
+    """The sections of the device's other types in the config."""
+    try:
+        found = files.read_config(path).get(job.device.identity.key, {})
+    except schema.ConfigError:
+        return {}
+    return {dtype: section for dtype, section in found.items() if isinstance(section, dict)}
+
+
 def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> None:
     assert outcome.section is not None
     how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
@@ -201,5 +218,5 @@ def _reported(job: Job, path: Path, outcome: Outcome, why_not: str, as_json: boo
         return json.dumps({**found, "not_written": why_not, "section": outcome.section})
     lines: Sequence[str] = [f"{job.device.identity.name} ({found['device']}), {job.dtype}, effort {job.effort}"]
     if outcome.section is not None:
-        lines = [*lines, *described(outcome.section, job.dtype)]
+        lines = [*lines, *described(outcome.section, job.dtype, found["device"], _others(job, path))]
     return "\n".join([*lines, f"  not written: {why_not}" if why_not else f"  written to {path}"])

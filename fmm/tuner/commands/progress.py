@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Protocol
 
 from fmm.config import schema
@@ -16,6 +17,9 @@ SHOWN = 4  # gains, the latest: a line holds no more
 
 class Progress(Protocol):
     """What is told while types are tuned one after the other."""
+
+    def to_come(self, seconds: float) -> None:
+        """So many are planned for all that comes behind the type that begins next."""
 
     def begin(self, label: str, seconds: float) -> None:
         """A type begins, for which so many seconds are planned."""
@@ -30,6 +34,8 @@ class Progress(Protocol):
 class Silent:
     """For nobody who looks."""
 
+    def to_come(self, seconds: float) -> None: ...
+
     def begin(self, label: str, seconds: float) -> None: ...
 
     def sample(self, stage: str, elapsed: float) -> None: ...
@@ -40,15 +46,21 @@ class Silent:
 class Bar:
     """A line on stderr. `bar` is tqdm's, with the planned seconds of all types as its total."""
 
-    def __init__(self, bar: Any) -> None:
-        self.bar = bar
+    def __init__(self, bar: Any, limit: float = inf) -> None:
+        self.bar, self.limit = bar, limit
         self._before = self._planned = 0.0
+        self._to_come: float | None = None
         self._label = ""
         self._gains: dict[str, str] = {}
+
+    def to_come(self, seconds: float) -> None:
+        self._to_come = seconds
 
     def begin(self, label: str, seconds: float) -> None:
         self._before += self._planned
         self._label, self._planned = label, seconds
+        if self._to_come is not None:
+            self.bar.total = min(self._before + seconds + self._to_come, self.limit)
         self.sample("", 0.0)
 
     def sample(self, stage: str, elapsed: float) -> None:
@@ -91,6 +103,6 @@ def shown_progress(planned: Sequence[float], limit: float | None, shown: bool) -
         return
     from tqdm import tqdm
 
-    total = min(sum(planned), limit or float("inf"))
+    total = min(sum(planned), limit or inf)
     with tqdm(total=total, bar_format=BAR, file=sys.stderr, leave=False) as bar:
-        yield Bar(bar)
+        yield Bar(bar, limit or inf)

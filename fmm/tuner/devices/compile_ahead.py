@@ -29,6 +29,7 @@ SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 OWN_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))  # each has its own tiles
 # The kernels of a level with so many products are a job each, named by their labels, the one that takes longest first.
 HEAVY = 7**3
+FEW = 7  # products of a level whose kernels are compiled first of all
 LABELS = ("join", "split A", "split B")
 WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
@@ -52,17 +53,31 @@ Place = tuple[str, str, bool]
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
-    """The jobs that compile all kernels of the plans, turn by turn: first those that are quick for all types, so that
-    measuring can begin; the heavy ones last, type by type."""
+    """The jobs that compile all kernels of the plans: first what a first look needs, of every type, then turn by turn
+    what is quick for all types, so that measuring can begin; the heavy ones last, type by type."""
     seen: set[Place] = set()
     plans = list(plans)
     covering = {t: _covering([p for p in plans if p.considered_for(t)], t, seen) for t in dtypes}
-    for turn in TURNS:
-        for dtype, found in covering.items():
-            for plan in (p for p in found if compile_turn(p) == turn):
-                for size in OWN_SIZES if turn == OWN_KERNELS else SIZES:
-                    for label in LABELS if turn == LAST else ("",):
-                        yield Job(dtype, str(plan), size, label)
+    ranked = [(_compiled_when(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
+    for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
+        turn = compile_turn(plan)
+        for size in OWN_SIZES if turn == OWN_KERNELS else SIZES:
+            for label in LABELS if turn == LAST else ("",):
+                yield Job(dtype, str(plan), size, label)
+
+
+def _compiled_when(plan: Plan, rank: int) -> tuple[bool, int, int]:
+    """Of equals the type's order decides; light kernels are compiled in turns, one plan of each type."""
+    turn, first = compile_turn(plan), needed_first(plan)
+    return not first, turn, rank if first or turn == SOON else 0
+
+
+def needed_first(plan: Plan) -> bool:
+    """Does a first look need it: a batch of few of the vendor's products, or a leaf alone that has its own rate?"""
+    if plan.leaf_use.leaf.rate:
+        return not plan.levels
+    light = compile_turn(plan) == SOON and compile_weight(plan) <= FEW
+    return light and plan.batched and len(plan.levels) == 1
 
 
 def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[Job]:

@@ -14,6 +14,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
@@ -78,6 +79,10 @@ class CudaDevice:
             return known
         rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
+
+    def known(self, dtype: str) -> Calibration:
+        """By tunings of other cards of this name, if such a model ships with the package."""
+        return shipped_model(self.identity, dtype) or self.untuned()
 
     def candidates(self) -> Sequence[Plan]:
         return probed_plans("cuda")

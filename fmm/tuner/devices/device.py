@@ -68,6 +68,9 @@ class Device(Protocol):
     def untuned(self) -> Calibration:
         """What is believed before anything is measured."""
 
+    def known(self, dtype: str) -> Calibration:
+        """The best that is known of such devices for a type before this one is measured."""
+
     def candidates(self) -> Sequence[Plan]:
         """Plans worth a place among the probes, the vendor's first."""
 

@@ -20,6 +20,7 @@ class Effort:
     stride: int = 1  # one of so many shapes of the ladder is tuned
     blocks: bool = False  # are the strategies of our own product kernel timed?
     heaviest: float = inf  # products of the largest level whose kernels are waited for
+    look: bool = False  # no more than a first look: what is known of such devices, scaled by a few measurements
 
 
 # On a CPU, plans are nobody's choice on products that take a tenth of a second or less: with these seconds there are
@@ -33,9 +34,10 @@ EFFORTS = {
     "default": Effort(150, 290, 5, 60, 10, 4, 11),
     "full": Effort(900, 1500, 7, 120, 24, 6, 21),
 }
-# A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.
+# A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled: its first pass
+# is a look that needs the few that are compiled first, for all seven types in half a minute.
 GPU_EFFORTS = {
-    "coarse": Effort(3, 5, 3, 6, 2, 2, 6, 6, heaviest=49),
+    "coarse": Effort(2, 6, 3, 6, 1, 1, 7, heaviest=7, look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
     "default": Effort(70, 280, 5, 60, 10, 4, 11, blocks=True),
     "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),

@@ -50,6 +50,7 @@ class FakeDevice:
     gpu: bool = False
     chip: Chip | None = None
     asked: int = 0
+    before: Calibration | None = None  # what is known of such devices
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -57,6 +58,9 @@ class FakeDevice:
 
     def untuned(self) -> Calibration:
         return in_lanes(replace(cpu(2), name=self.identity.name, batches=self.gpu), self.truth.lanes)
+
+    def known(self, dtype: str) -> Calibration:
+        return self.before or self.untuned()
 
     def candidates(self) -> Sequence[Plan]:
         return probed_plans("cuda" if self.gpu else "cpu")

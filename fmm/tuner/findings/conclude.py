@@ -45,8 +45,10 @@ FITTED = (SCALE, "rates", "probe", "tiles")
 
 
 def fit_journal(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
-    start = starting_calibration(journal.device.untuned(), dtype)
-    return _fitted(start, dtype, tuple(fitting.stage_medians(journal.recorded, stages)))
+    device, observed = journal.device, tuple(fitting.stage_medians(journal.recorded, stages))
+    if fitting.few_plans(observed):
+        return fitting.scaled_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
+    return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
 
 
 @lru_cache(maxsize=8)

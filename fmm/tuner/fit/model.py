@@ -17,7 +17,7 @@ from fmm.perfmodel.work.row_starts import rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.devices.formula import cached_work, formula_seconds
-from fmm.tuner.fit.parameters import LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
+from fmm.tuner.fit.parameters import BY_NAME, LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
 from fmm.tuner.trials.record import Size, Trial
 
 # ---- what was observed
@@ -227,6 +227,31 @@ def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]
     vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
     near = [WORTH_FITTING * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
     return [min(x, 1.0) ** 2 for x in near]
+
+
+# As long as fewer whole plans were timed for a fit, nothing but these is fitted.
+FEW_PLANS = 3
+SCALED = (BY_NAME["rate.flops"], BY_NAME["stream"])
+
+
+def few_plans(observed: Sequence[Observation]) -> bool:
+    """Are there too few whole plans for a fit of all parameters?"""
+    return sum(o.kind == "plan" for o in observed) < FEW_PLANS
+
+
+def scaled_calibration(known: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """What was known of such devices, with this one's own rates of products and sums: so much a few samples tell. Of
+    leaves with a rate of their own that is kept, or scaled where they were timed."""
+    others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
+    informed = [p for p in SCALED if p.informed_by & {o.kind for o in others}]
+    found = determined_fit(known, dtype, others, informed) if informed else Fit(known, {}, ())
+    for name in known.rates.keys() - {dtype}:
+        own = [o for o in observed if o.run.plan.leaf_use.leaf.rate == name and o.run.part != "sums"]
+        if own:
+            more = determined_fit(found.calibration, name, own, SCALED[:1])
+            intervals = {f"{name}.{x}": ends for x, ends in more.intervals.items()}
+            found = Fit(more.calibration, {**found.intervals, **intervals}, found.residuals + more.residuals)
+    return found
 
 
 def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:

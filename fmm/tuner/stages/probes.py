@@ -75,7 +75,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in light_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     for size in shapes.probe_shapes(side):
-        _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
+        measure_runs(journal, "rates", Problem(*size, dtype), [Run()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
     scattered = list(probe_scattered(device, dtype, side, effort))
@@ -87,7 +87,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
             able = [p for p in found if within_limits(device, p, problem)]
             runs = [Run(p) for p in able if turn_of(p, gpu) == turn]
             if runs or (turn == SOON and not able):
-                _raced(journal, stage, problem, [Run(), *runs], effort)
+                measure_runs(journal, stage, problem, [Run(), *runs], effort)
     probe_squares(journal, last, plans, SOON, side, effort)
     settle_twins(journal, dtype, effort)
 
@@ -110,7 +110,7 @@ def probe_squares(
         runs = [Run(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
             runs += [Run(p) for p in (*own, *plans_of_other_numbers(journal.device, problem)[:2])]
-        _raced(journal, "probe", problem, [*(TWINS if turn == SOON else ()), *runs], effort)
+        measure_runs(journal, "probe", problem, [*(TWINS if turn == SOON else ()), *runs], effort)
 
 
 def settle_twins(journal: Journal, dtype: str, effort: Effort) -> None:
@@ -131,16 +131,16 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
         plans = own_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
         if own := [*own, *plans_of_own_rate(journal.device, problem, effort)]:
-            _raced(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
+            measure_runs(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
         if plans:
             odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
-            _raced(journal, "tiles", odd, [Run(), Run(Plan(leaf=plans[0].leaf))], effort)
+            measure_runs(journal, "tiles", odd, [Run(), Run(Plan(leaf=plans[0].leaf))], effort)
 
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
     """The strategies of our own product kernel, on shapes of all kinds."""
     for size in blocks.SIZES:
-        _raced(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
+        measure_runs(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
 
 
 def probe_scattered(
@@ -166,7 +166,8 @@ def probe_scattered(
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
-def _raced(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
+def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
+    """All of them beside each other, for as many rounds as the effort affords."""
     if runs:
         with journal.open(stage, problem) as timed:
             timed.rounds(runs, round_limits(journal, effort))

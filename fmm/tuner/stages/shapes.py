@@ -40,13 +40,14 @@ BEYOND = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37
 def probe_shapes(side: int) -> Iterator[Size]:
     """The shapes of the fit, the largest square first."""
     for share in SQUARES:
-        yield _rounded(share * side), _rounded(share * side), _rounded(share * side)
+        yield rounded_side(share * side), rounded_side(share * side), rounded_side(share * side)
     for beyond, shares in zip(BEYOND, OBLONGS, strict=True):
-        m, k, n = (_rounded(share * side) + more for share, more in zip(shares, beyond, strict=True))
+        m, k, n = (rounded_side(share * side) + more for share, more in zip(shares, beyond, strict=True))
         yield m, k, n
 
 
-def _rounded(side: float) -> int:
+def rounded_side(side: float) -> int:
+    """A side that is aligned however one looks at it."""
     return max(int(side) // 32 * 32, 32)
 
 
@@ -61,7 +62,7 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / 4), math.log(top)))) for _ in range(3))
-        yield (m, k, n) if i % 2 else (_rounded(m), _rounded(k), _rounded(n))
+        yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:

@@ -17,18 +17,18 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.devices.device import Device
 from fmm.tuner.devices.effort import Effort
 from fmm.tuner.findings.conclude import concluded_section, fit_journal
 from fmm.tuner.findings.doubts import noise_floor
 from fmm.tuner.fit import blocks
-from fmm.tuner.search.race import Found, leanest_plan, needs_no_workspace, race_plans, search_plans, within_limits
+from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
+from fmm.tuner.stages.confirm import confirm_best
+from fmm.tuner.stages.first_look import look_first
 from fmm.tuner.stages.probes import HELD_OUT, SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
-
-FRESH = 1  # the seed of the operands on which the search's results are confirmed
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,10 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     """The whole loop; `wanted` are the shapes to certify, the usual ladder if there are none."""
     stopped = ""
     try:
-        time_undisturbed(journal, dtype)
-        side = find_scale(journal, dtype, effort)
-        probe_rates(journal, dtype, side, effort)
-        if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
-            probe_strategies(journal, effort)
-        calibration = fit_journal(journal, dtype).calibration
-        problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
-        if not wanted:
-            problems = [p for p in problems if may_win(journal, p, calibration)]
-        noise = noise_floor(journal.recorded) or 0.0
-        time_undisturbed(journal, dtype)
-        for problem in problems:
-            share = effort.seconds / len(problems)
-            found = search_plans(journal, problem, calibration, effort, share * SHARES["search"])
-            confirm_best(
-                journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise
-            )
-        for problem in (
-            Problem(*size, dtype) for size in ([] if wanted else shapes.squares_below(side, effort.stride))
-        ):
-            if plans := leanest_plan(problem, calibration, journal.device):
-                found = race_plans(journal, problem, plans, effort)
-                confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
-        tune_halves(journal, [] if wanted else problems, calibration, effort, noise)
+        if effort.look and not wanted:
+            look_first(journal, dtype, effort)
+        else:
+            measure_type(journal, dtype, effort, wanted)
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, NotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT for t in journal.recorded):
@@ -74,6 +54,30 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     except KeyboardInterrupt:
         stopped = "interrupted"
     return Outcome(concluded_section(journal, dtype), stopped)
+
+
+def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> None:
+    """Probes, a fit, then search and certification."""
+    time_undisturbed(journal, dtype)
+    side = find_scale(journal, dtype, effort)
+    probe_rates(journal, dtype, side, effort)
+    if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
+        probe_strategies(journal, effort)
+    calibration = fit_journal(journal, dtype).calibration
+    problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
+    if not wanted:
+        problems = [p for p in problems if may_win(journal, p, calibration)]
+    noise = noise_floor(journal.recorded) or 0.0
+    time_undisturbed(journal, dtype)
+    for problem in problems:
+        share = effort.seconds / len(problems)
+        found = search_plans(journal, problem, calibration, effort, share * SHARES["search"])
+        confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
+    for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.squares_below(side, effort.stride))):
+        if plans := leanest_plan(problem, calibration, journal.device):
+            found = race_plans(journal, problem, plans, effort)
+            confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
+    tune_halves(journal, [] if wanted else problems, calibration, effort, noise)
 
 
 def tune_halves(
@@ -109,30 +113,3 @@ def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> boo
         min(c.time for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
         < MAY_WIN
     )
-
-
-def confirm_best(journal: Journal, found: Found, limits: RoundLimits, noise: float) -> None:
-    """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
-    against the best of what else the vendor has for it (which needs workspace). The best without workspace as well."""
-    promising = [plan for plan, seen in found.plans if seen > 1]
-    peer = next((plan for plan in promising if not plan.levels), None)
-    raced = []
-    for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
-        raced.append(plan)
-        if _faster(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
-            peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, limits, noise)
-        ):
-            break
-    without = next((plan for plan in promising if needs_no_workspace(plan, found.problem)), None)
-    if without and without not in raced:
-        _faster(journal, "certify", found.problem, VENDOR, without, limits, noise)
-
-
-def _faster(
-    journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
-) -> bool:
-    """Is the plan certified to be faster than another?"""
-    base, run = Run(than), Run(plan)
-    with journal.open(stage, problem, FRESH) as timed:
-        samples = timed.rounds([base, run], limits)
-    return bool(samples[run] and samples[base]) and certify.is_certified(samples[base], samples[run], noise)

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from fmm.config import certify
-from fmm.kernels.plans.plan import VENDOR
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device, FailedError, Run, Session
 from fmm.tuner.trials.record import Trial
@@ -75,6 +75,10 @@ class Journal:
         if self._began is None:
             return self._replayed
         return self._before + self.clock() - self._began
+
+    def ready(self, dtype: str, plan: Plan) -> bool:
+        """Are the plan's kernels there by now?"""
+        return plan == VENDOR or self.device.wait(dtype, plan, 0.0)
 
     @contextmanager
     def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:

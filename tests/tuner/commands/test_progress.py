@@ -43,6 +43,21 @@ def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
     assert line.rest == "about 100 s left; gained: float32 1.40 at 8192"
 
 
+def test_what_has_a_second_go_is_planned_for() -> None:
+    """What is left is what the type that begins takes, and all behind it, whatever was planned at first."""
+    line = Line(total=90.0)
+    bar = Bar(line, limit=200.0)
+    bar.to_come(60.0)
+    bar.begin("float32 (coarse):", 30.0)
+    bar.sample("rates", 10.0)
+    bar.to_come(60.0)
+    bar.begin("float32 (coarse):", 30.0)  # again, for its kernels are there
+    assert line.total == 120.0 and line.rest == "about 90 s left"
+    bar.to_come(500.0)
+    bar.begin("float64 (coarse):", 30.0)
+    assert line.total == 200.0, "the limit"
+
+
 def test_no_gain_is_no_text() -> None:
     slow_sums = {"stream": 1e5, "margin": 0.02, "rate": {"flops": 1e12, "fill": 0.0, "pipe": 0.0}}
     nothing = (

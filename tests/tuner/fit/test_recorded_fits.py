@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from fmm.config.files import shipped_model
+from fmm.config.identity import Identity
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.untuned.built_in import cpu, in_lanes
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.tuner.commands.report import tuned_cases
+from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, starting_calibration
-from fmm.tuner.fit.model import fit_calibration, prediction_errors
+from fmm.tuner.fit.model import fit_calibration, prediction_errors, scaled_calibration
 from fmm.tuner.fit.parameters import BY_NAME
 from fmm.tuner.report.case import Case
 from tests.support import ROOT
@@ -19,6 +23,7 @@ from tests.support import ROOT
 FOLDERS = ("nvidia-h200", "nvidia-h200/again", "cpu-intel-r-xeon-r-processor-2t")
 ALL_PARAMETERS = 20  # that the recorded configs have an interval of
 CLOSE = 1.1  # times the recorded error
+STRASSEN = Plan.parse("strassen.batched.pad16 > vendor")
 
 
 def cases(folder: str) -> list[Case]:
@@ -41,3 +46,22 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
             assert errors[what].count == recorded[what]["count"] > 100
             assert errors[what].median <= CLOSE * recorded[what]["median"], (case.title, what)
             assert errors[what].p95 <= CLOSE * recorded[what]["p95"], (case.title, what)
+
+
+NEITHER = 0.05  # twice what fits of all parameters to a hundred samples are off by at the median, on these shapes
+
+
+@pytest.mark.parametrize("folder", ["nvidia-h200/again", pytest.param("nvidia-h200", marks=pytest.mark.slow)])
+def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -> None:
+    """What a first look does: by the vendor's products and the sums of one plan alone, also of cards that the shipped
+    models were not fitted to, and from the datasheet alone."""
+    card = Identity("cuda-9.0-132sm", "NVIDIA H200", {})
+    for case in cases(folder):
+        seen = [o for o in case.seen("scale", "rates", "probe") if o.run in (Run(), Run(STRASSEN, "sums"))]
+        held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
+        known = shipped_model(card, case.dtype)
+        assert known is not None
+        for before, allowed in ((known, NEITHER), (datasheet("H200"), 1.5 * NEITHER)):
+            fit = scaled_calibration(starting_calibration(before, case.dtype), case.dtype, seen)
+            error = prediction_errors(fit.calibration, held)["speedup"]
+            assert error.count > 100 and error.median < allowed, (case.title, before.source, error)

@@ -49,7 +49,8 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> ColdGpu:
         prepare(session, run)
 
     monkeypatch.setattr(BusySession, "prepare", compiling)
-    return ColdGpu(truth=GPU, noise=0.01, gpu=True, memory=1 << 38)
+    known = replace(GPU, rates={"float64": replace(GPU.rate("float64"), flops=4.5e13)}, stream=3.5e12)  # of such cards
+    return ColdGpu(truth=GPU, noise=0.01, gpu=True, memory=1 << 38, before=known)
 
 
 def tuned(device: ColdGpu, limit: float) -> tuple[Journal, dict[str, Any]]:

@@ -1,0 +1,92 @@
+"""A first look at a type: in a few seconds something that can be used, from what is known of such devices already.
+
+The vendor's rate, the sums of one plan, and whole plans on shapes that no fit sees: those plans alone whose kernels are
+compiled first. By the first two a model is scaled that was fitted on other cards of this kind, or that the datasheet
+gives; the others are the check without which no model is used. What takes longer is left to the tuning that follows,
+and compiled meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from fmm.config import certify
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import ranked_candidates
+from fmm.problem import Problem
+from fmm.tuner.devices.compile_ahead import needed_first
+from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.effort import Effort
+from fmm.tuner.findings.conclude import fit_journal, starting_calibration
+from fmm.tuner.findings.doubts import noise_floor
+from fmm.tuner.search.race import race_plans, within_limits
+from fmm.tuner.stages import shapes
+from fmm.tuner.stages.confirm import confirm_best
+from fmm.tuner.stages.probed_plans import light_candidates
+from fmm.tuner.stages.probes import (
+    HELD_OUT,
+    SEEDS,
+    SHARES,
+    TWINS,
+    find_scale,
+    measure_runs,
+    time_undisturbed,
+)
+from fmm.tuner.trials.journal import Journal, RoundLimits
+
+PLANS = 2  # on a shape
+# Shares of the largest side that the effort affords: of the vendor's products that are timed.
+SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
+
+
+def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
+    """The vendor's products come first: they need no kernel of ours, and those are compiled meanwhile."""
+    time_undisturbed(journal, dtype)
+    side = find_scale(journal, dtype, effort)
+    for shares in SEEN:
+        m, k, n = (shapes.rounded_side(share * side) for share in shares)
+        measure_runs(journal, "rates", Problem(m, k, n, dtype), [Run()], effort)
+    half = shapes.rounded_side(side / 2)
+    square = Problem(half, half, half, dtype)
+    usual, own = first_plans(journal, square, effort)
+    timed = [Run(plan, "sums") for plan in usual[:1]] + [Run(plan) for plan in own]
+    measure_runs(journal, "probe", square, [*TWINS, *timed], effort)
+    for size in shapes.scattered_shapes(side, effort, SHARES[HELD_OUT], SEEDS[HELD_OUT]):
+        problem = Problem(*size, dtype)
+        usual, own = first_plans(journal, problem, effort)
+        plans = [*usual[: PLANS - len(own)], *own]
+        measure_runs(journal, HELD_OUT, problem, [Run(), *map(Run, plans)], effort)
+    certify_one(journal, Problem(*shapes.square_ladder(side)[0], dtype), effort)
+
+
+def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
+    """Of the plans whose kernels are compiled first, by what is known the best ahead; and the best by a leaf that has a
+    rate of its own, if that is there by now."""
+    light = [p for p in light_candidates(journal.device, effort) if needed_first(p)]
+    known = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
+    found = [c.plan for c in ranked_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
+    usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
+    own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
+    return usual, own[:1]
+
+
+def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
+    """The model's choice among the plans that are compiled by now, if that is faster than the vendor on this shape and
+    than the best of what else it has."""
+    ready = islice(_ready_plans(journal, problem, effort), 1)
+    peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]
+    found = race_plans(journal, problem, [*ready, *peers], effort)
+    share = SHARES["certify"] * effort.seconds
+    limits = RoundLimits(certify.ROUNDS + 1, effort.certify, share)
+    confirm_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
+
+
+def _ready_plans(journal: Journal, problem: Problem, effort: Effort) -> Iterator[Plan]:
+    """The fastest first, by the scaled model."""
+    device, calibration = journal.device, fit_journal(journal, problem.dtype).calibration
+    light: Sequence[Plan] = light_candidates(device, effort)
+    for candidate in ranked_candidates(problem, calibration, light):
+        plan = candidate.plan
+        if plan != VENDOR and within_limits(device, plan, problem) and journal.ready(problem.dtype, plan):
+            yield plan

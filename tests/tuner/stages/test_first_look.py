@@ -1,0 +1,270 @@
+"""A first look: all types of a GPU have something that can be used while most kernels are still being compiled."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fmm.config import files, schema
+from fmm.kernels.plans.candidates import probed_plans
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.problem import Problem
+from fmm.tuner.cli import main
+from fmm.tuner.commands import one_type, tune
+from fmm.tuner.devices.compile_ahead import Job, compile_jobs, compile_turn, compile_weight, kernel_places, needed_first
+from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.formula import cached_work, formula_seconds
+from fmm.tuner.findings import conclude
+from fmm.tuner.fit.model import Observation, few_plans, scaled_calibration
+from fmm.tuner.stages import tuning
+from fmm.tuner.trials.journal import Journal
+from tests.support.busy_device import BusyDevice, BusySession, decided_plan
+from tests.support.chips import H200
+from tests.support.marks import quick_and_slow
+
+TYPES = ("float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128")
+STORED = tuple(t for t in TYPES if t != "tf32")  # TF32 is stored as float32
+SHEET = datasheet("H200")
+WORKERS, STARTED = 14, 3.0  # processes that compile, and the seconds until they have begun
+# Seconds to open a problem, and bytes that are filled in one; of a sample, at least. (By the first passes on an H200.)
+OPENED, FILLED, SHORTEST = 0.06, 6e9, 5e-3
+CANDIDATES: tuple[Plan, ...] = probed_plans("cuda")
+CONCLUDED = 1.0  # seconds of Python to conclude
+
+
+def scaled(known: Calibration, flops: float, stream: float) -> Calibration:
+    """Another card of that kind."""
+    rates = {name: replace(rate, flops=flops * rate.flops) for name, rate in known.rates.items()}
+    return replace(known, rates=rates, stream=stream * known.stream)
+
+
+def compile_seconds(job: Job) -> float:
+    """What NVRTC takes for a job, on the host of an H200."""
+    plan = Plan.parse(job.plan)
+    return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
+
+
+def ready_times(jobs: list[Job]) -> Mapping[Any, float]:
+    """When all jobs that make something are done, by the workers that take one after the other."""
+    free, found = [STARTED] * WORKERS, dict[Any, float]()
+    for job in jobs:
+        end = heapq.heappop(free) + compile_seconds(job)
+        heapq.heappush(free, end)
+        for made in kernel_places(Plan.parse(job.plan), job.dtype):
+            found[made] = max(found.get(made, 0.0), end)
+    return found
+
+
+@dataclass
+class ColdGpu(BusyDevice):
+    """A GPU with all its types of which no kernel is compiled when the tuning begins."""
+
+    ready: Mapping[Any, float] = field(default_factory=lambda: ready_times(list(compile_jobs(STORED, CANDIDATES))))
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return TYPES
+
+    def untuned(self) -> Calibration:
+        return SHEET
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        ready = max((self.ready.get(x, 0.0) for x in kernel_places(plan, dtype)), default=0.0)
+        if ready > self.now + seconds:
+            self.now += seconds
+            return False
+        self.now = max(self.now, ready)
+        return True
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[BusySession]:
+        m, k, n = problem.size
+        self.now += OPENED + (m * k + k * n + m * n) * problem.itemsize / FILLED
+        with super().open(problem, seed) as session:
+            assert isinstance(session, BusySession)
+            yield ShortSession(session.device, problem, session.random)
+
+
+class ShortSession(BusySession):
+    """Short products are repeated to be measurable."""
+
+    def sample(self, run: Run) -> float:
+        assert isinstance(self.device, BusyDevice)
+        seconds = super().sample(run)
+        self.device.now += max(SHORTEST - seconds, 0.0)
+        return seconds
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """When each type first had a section in the config."""
+    return {}
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
+    """The command tunes this device; Python's time is counted too."""
+    device = ColdGpu(truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
+    write, concluded = one_type._write, conclude.concluded_section
+
+    def noted(job: one_type.Job, *rest: Any) -> None:
+        written.setdefault(job.dtype, device.now)
+        write(job, *rest)
+
+    def slowly(journal: Journal, dtype: str) -> dict[str, Any] | None:
+        device.now += CONCLUDED
+        return concluded(journal, dtype)
+
+    monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
+    monkeypatch.setattr(one_type, "_write", noted)
+    for module in (one_type, tuning):
+        monkeypatch.setattr(module, "concluded_section", slowly)
+    return device
+
+
+def gains(device: ColdGpu, path: Path, side: int = 16384) -> dict[str, float]:
+    """The true speedup of what would be chosen for large squares, by type."""
+    found = {}
+    for dtype, section in files.read_config(path)[device.identity.key].items():
+        problem = Problem(side, side, side, dtype)
+        found[dtype] = device.true_speedup(decided_plan(device, problem, section), problem)
+    return found
+
+
+def first_look(path: Path) -> int:
+    return main(["--device", "0", "--effort", "coarse", "--quiet", "--output", str(path)])
+
+
+@pytest.mark.slow
+def test_all_types_of_a_card_that_is_known_have_something_within_a_minute(
+    cold: ColdGpu, written: dict[str, float], tmp_path: Path
+) -> None:
+    """By the model that was fitted on another such card, scaled; though the heavy kernels take a minute and more."""
+    assert first_look(tmp_path / "config.json") == 0
+    assert set(written) == set(TYPES) and max(written.values()) < 50
+    sections = files.read_config(tmp_path / "config.json")[cold.identity.key]
+    assert [dtype for dtype in TYPES if sections[dtype]["doubts"]] == []
+    found = gains(cold, tmp_path / "config.json")
+    assert set(found) == set(TYPES) and min(found.values()) > 1.03, found
+    for dtype in ("float32", "float64", "bfloat16"):
+        flops = sections[dtype]["calibration"]["rate"]["flops"]
+        assert flops == pytest.approx(cold.truth.rate(dtype).flops, rel=0.03)
+
+
+@pytest.mark.slow
+def test_who_must_wait_for_the_compiler_lets_the_others_go_first(
+    cold: ColdGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendor's products of several types are timed before the first kernel of ours is there."""
+    order: list[tuple[str, bool]] = []
+    original = one_type.tune_job
+
+    def noted(job: one_type.Job, *rest: Any) -> one_type.End:
+        order.append((job.dtype, job.again))
+        return original(job, *rest)
+
+    monkeypatch.setattr(tune, "tune_job", noted)
+    assert first_look(tmp_path / "config.json") == 0
+    assert [dtype for dtype, again in order if not again] == list(TYPES)
+    late = [dtype for dtype, again in order if again]
+    assert late and late == list(TYPES)[: len(late)]
+
+
+@pytest.mark.parametrize("seconds", quick_and_slow([20.0], [2.0, 8.0, 14.0, 26.0, 32.0, 38.0]))
+def test_stopping_at_any_moment_keeps_the_best(
+    seconds: float, cold: ColdGpu, written: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written by then stands; what was not finished does no harm."""
+    sample = ShortSession.sample
+
+    def stopped(session: ShortSession, run: Run) -> float:
+        if cold.now >= seconds:
+            monkeypatch.setattr(ShortSession, "sample", sample)
+            raise KeyboardInterrupt
+        return sample(session, run)
+
+    monkeypatch.setattr(ShortSession, "sample", stopped)
+    path = tmp_path / "config.json"
+    assert first_look(path) == one_type.INTERRUPTED
+    if path.exists():
+        found = gains(cold, path)
+        done = [dtype for dtype, when in written.items() if when < seconds]
+        assert min(found.values(), default=1.0) > 0.98 and all(found[dtype] > 1.03 for dtype in done), found
+
+
+def test_kernels_that_a_first_look_needs_are_compiled_first_of_every_type() -> None:
+    jobs = list(compile_jobs(STORED, CANDIDATES))
+    firsts = [needed_first(Plan.parse(job.plan)) for job in jobs]
+    assert firsts == sorted(firsts, reverse=True)
+    usual = [job.dtype for job in jobs if job.plan == "strassen.batched.pad16 > vendor"]
+    assert set(usual) == set(STORED)
+    ready = ready_times(jobs)
+    plan = Plan.parse("strassen.batched.pad16 > vendor")
+    assert max(ready[x] for dtype in STORED for x in kernel_places(plan, dtype)) < 20
+    last = [i for i, job in enumerate(jobs) if compile_weight(Plan.parse(job.plan)) >= 343]
+    assert [jobs[i].dtype for i in last] == sorted((jobs[i].dtype for i in last), key=STORED.index)
+
+
+# ---- what a few samples tell
+
+
+def observations(truth: Calibration, dtype: str, plans: tuple[Plan, ...] = ()) -> list[Observation]:
+    """Exact times of products and sums on a few squares."""
+    some = Plan.parse("strassen.batched.pad16 > vendor")
+    found = []
+    for side in (2048, 4096, 8192):
+        problem = Problem(side, side, side, dtype)
+        for run in (Run(), Run(some, "sums"), *map(Run, plans)):
+            work = cached_work(run.plan, problem)
+            found.append(Observation(problem, run, formula_seconds(run, problem, work, truth)))
+    return found
+
+
+def test_a_few_samples_scale_what_is_known_and_change_nothing_else() -> None:
+    truth = scaled(SHEET, 0.8, 1.3)
+    seen = observations(truth, "float64")
+    assert few_plans(seen)
+    known = conclude.starting_calibration(SHEET, "float64")
+    found = scaled_calibration(known, "float64", seen)
+    rate = found.calibration.rate("float64")
+    assert rate.flops == pytest.approx(0.8 * SHEET.rate("float64").flops, rel=1e-3)
+    assert found.calibration.stream == pytest.approx(1.3 * SHEET.stream, rel=1e-3)
+    assert set(found.intervals) == {"rate.flops", "stream"}
+    before = replace(known.rate("float64"), flops=rate.flops)
+    assert rate == before and replace(found.calibration, rates=known.rates, stream=known.stream) == known
+
+
+def test_of_a_leaf_with_a_rate_of_its_own_the_rate_is_kept_or_scaled() -> None:
+    known = conclude.starting_calibration(SHEET, "float32")
+    truth, leaf = scaled(SHEET, 0.9, 1.0), Plan.parse("f16x3")
+    (name,) = {p.leaf_use.leaf.rate for p in [leaf]}
+    without = scaled_calibration(known, "float32", observations(truth, "float32")).calibration
+    assert without.rates[name] == known.rates[name], "nobody timed it: what is known of such cards stands"
+    timed = scaled_calibration(known, "float32", observations(truth, "float32", (leaf,))).calibration
+    assert timed.rates[name].flops == pytest.approx(0.9 * known.rates[name].flops, rel=0.01)
+
+
+def test_with_whole_plans_enough_all_parameters_are_fitted() -> None:
+    plans = (Plan.parse("strassen.batched.pad16 > vendor"),)
+    assert not few_plans(observations(SHEET, "float64", plans))
+
+
+def test_one_type_alone_waits_for_its_kernels(cold: ColdGpu, tmp_path: Path) -> None:
+    """There is nothing else to do meanwhile; what is found is read back, an entry for a large square too."""
+    path = str(tmp_path / "config.json")
+    assert main(["--device", "0", "--effort", "coarse", "--dtype", "float64", "--quiet", "--output", path]) == 0
+    ((dtype, raw),) = files.read_config(Path(path))[cold.identity.key].items()
+    tuned = schema.checked_section(raw, "test", cold.identity, dtype)
+    assert tuned.trusted is not None and raw["tuned"]["effort"] == "coarse" and cold.now < 30
+    (entry,) = tuned.entries.values()
+    assert entry.plan != str(VENDOR) and min(entry.size) >= 4096
