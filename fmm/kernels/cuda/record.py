@@ -28,7 +28,7 @@ from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Problem
 
 
-@dataclass
+@dataclass(frozen=True)
 class _StepsOnLanes:
     """The steps that have been recorded so far, and the lane of each."""
 
@@ -36,8 +36,8 @@ class _StepsOnLanes:
     lanes: list[int] = field(default_factory=list)
 
     def add(self, steps: Sequence[Step], lane: int = 0) -> None:
-        self.steps += steps
-        self.lanes += [lane] * len(steps)
+        self.steps.extend(steps)
+        self.lanes.extend([lane] * len(steps))
 
 
 @depends_on_rows
