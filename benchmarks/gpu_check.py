@@ -1,124 +1,194 @@
-"""The checks that need a device: `python -m benchmarks.gpu_check [--steps NAME,...] [arguments of benchmarks.gpu]`.
+"""The checks that need a device: `python -m benchmarks.gpu_check [--time-limit S] [--steps NAME,...] [...]`.
 
 The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
-Then every test marked gpu, a minute of interrupts, threads and faults, 2,000 random products of integers or as many as
-there is time for, a few launches under compute-sanitizer where it is on PATH, and the benchmark; where there are
-several devices, their tests and benchmark too (with `--gpus N` those alone, on N devices, into
-results/<device>-xN/). What was run, and how it ended, is written to results/<device>/checks.json beside the environment
-and the commit (the environment variable FMM_COMMIT names it in a copy of the tree). With `--steps` only those are run,
-and what is known of the others stays: each says of which commit it is.
+Then, beside each other, every test marked gpu, a minute of interrupts, threads and faults, 2,000 random products of
+integers or as many as there is time for, a few launches under compute-sanitizer where it is on PATH, and the tests of
+torch and CuPy where FMM_TORCH_TESTS and FMM_CUPY_TESTS name checkouts. Then, one after the other, what measures:
+benchmarks, and what is missing of the papers' figures. Where there are several devices, their tests and benchmark too
+(with `--gpus N` those alone, on N devices, into results/<device>-xN/). All other arguments go to benchmarks.gpu.
+
+How each step ended is written to results/<device>/checks.json, beside the environment and the commit (the environment
+variable FMM_COMMIT names it in a copy of the tree). The same command again does what this code has not done yet: a
+step that has ended, well or not, is not repeated (but with `--anew`, or if it is named), and one that was ended goes on
+where it was, if it can. So with `--time-limit` all can be done in pieces; the exit status is 3 as long as something is
+left, 1 if something failed, else 0. A step that fails keeps none from being run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
+from pathlib import Path
+from typing import Any
 
-from benchmarks.compile_ahead import processes, with_cache
+from benchmarks.compile_ahead import with_cache
+from benchmarks.gpu_steps import SANITIZER, Places, Step, several_steps, side_by_side, steps
+from benchmarks.step_runs import TIME_WAS_UP, Ended, last_lines, run_together
 
-PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they end: a test that hangs hides none
-# Tests that measure: they have the device to themselves.
-TIMED = "tests/tuner/stages/test_gpu_tuner.py"
-KERNELS = "tests/kernels/cuda"
-# A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
-WITH_FEW = (f"{KERNELS}/test_gpu_kernels.py", *(f"{KERNELS}/products/test_gpu_{x}.py" for x in ("tiled", "halves")))
-FEW = (*PYTEST, "-k", "few_launches", *WITH_FEW)
-SEVERAL = "tests/integrations/test_gpu_sharded.py"
-# Racecheck does not follow gates (mbarriers): it calls every sum that such a kernel reads behind one a race.
-GATED = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/test_gpu_wgmma.py")
-SANITIZER = "compute-sanitizer"
-TOOLS = {"memcheck": (*FEW, *GATED), "racecheck": FEW}
-RANDOM = ("--workers", "8", "--seconds", "40")
-WORKERS = 14  # processes that test at the same time, each with a context on the device
+ROOT = Path(__file__).parents[1]
+NOTES = ROOT / ".test-cache" / "gpu-check"  # what steps say, and which tests have ended
+CODE = "fmm", "tests", "benchmarks"
+LEFT = 3  # the exit status
+Check = dict[str, Any]
+Together = Callable[[Sequence[Step], float, Path], list[Ended]]
 
 
-class Step(NamedTuple):
-    name: str
-    command: tuple[str, ...]
-    missing: str = ""  # what it needs and is not there
+def code_digest(root: Path = ROOT) -> str:
+    """Of all that is run. (A commit says less: results that are written into the tree change what git says of it.)"""
+    found = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
-def side_by_side() -> tuple[str, ...]:
-    """pytest's options for many processes, if pytest-xdist is there."""
-    return processes(cores=max(min((os.cpu_count() or 1) - 2, WORKERS), 1))
-
-
-def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...] = ()) -> Iterator[Step]:
-    yield Step("kernels", (sys.executable, "-m", "benchmarks.compile_ahead"))
-    yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests"))
-    yield Step("timed tests", (*PYTEST, TIMED))
-    yield Step("hostile use", (sys.executable, "-m", "tests.support.hostile_device", "--seconds", "60"))
-    yield Step("random integers", (sys.executable, "-m", "tests.support.random_integers", *RANDOM))
-    missing = "" if sanitizer else f"{SANITIZER} is not on PATH"
-    for tool, command in TOOLS.items():
-        yield Step(tool, (sanitizer or SANITIZER, "--tool", tool, "--error-exitcode", "1", *command), missing)
-    yield Step("benchmark", (sys.executable, "-m", "benchmarks.gpu", *arguments))
-
-
-def several_steps(gpus: int, folder: str) -> Iterator[Step]:
-    """What needs several devices."""
-    missing = "" if gpus > 1 else "there is one device"
-    run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
-    yield Step("several devices' tests", (*PYTEST, SEVERAL), missing)
-    out = f"{folder}/distributed.json"
-    yield Step("several devices' benchmark", (*run, "-m", "benchmarks.distributed", "--out", out), missing)
-
-
-def outcome(step: Step, run: Callable[[tuple[str, ...]], int]) -> dict[str, Any]:
-    """Run a step, all of whose output goes to the terminal, and say how it ended."""
-    if step.missing:
-        print(f"{step.name}: left out: {step.missing}", flush=True)
-        return {"step": step.name, "outcome": f"left out: {step.missing}"}
-    began = time.perf_counter()
-    code = run(step.command)
-    seconds = round(time.perf_counter() - began, 1)
-    found = "passed" if code == 0 else f"failed with status {code}"
-    print(f"{step.name}: {found} in {seconds} s", flush=True)
-    return {"step": step.name, "outcome": found, "seconds": seconds, "command": " ".join(step.command[1:])}
-
-
-def joined(known: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def joined(known: Iterable[Check], found: Iterable[Check], order: Sequence[str]) -> list[Check]:
     """All checks in the order of the steps, the new ones instead of the old."""
     by_name = {check["step"]: check for check in (*known, *found)}
-    order = [step.name for step in (*steps([], None), *several_steps(1, ""))]
-    return sorted(by_name.values(), key=lambda check: order.index(check["step"]))
+    place = {name: i for i, name in enumerate(order)}
+    return sorted(by_name.values(), key=lambda check: place.get(check["step"], len(place)))
+
+
+def batches(planned: Iterable[Step]) -> Iterator[list[Step]]:
+    """Steps that measure are alone, those between them run beside each other."""
+    for alone, found in groupby(planned, key=lambda step: step.alone):
+        together = list(found)
+        yield from ([step] for step in together) if alone else [together]
+
+
+@dataclass
+class Checks:
+    """The file of them, and what is done in this call. `about`: the environment; `code`: that which is checked."""
+
+    path: Path
+    about: Check
+    code: str
+    order: Sequence[str]
+    copy_to: Path | None = None
+    began: float = field(default_factory=time.time)
+
+    @property
+    def known(self) -> list[Check]:
+        found = json.loads(self.path.read_text(encoding="utf-8"))["checks"] if self.path.exists() else []
+        return list(found)
+
+    def ended(self, name: str) -> Check | None:
+        """How the step ended, if this code has done it."""
+        for check in self.known:
+            if check["step"] == name and check.get("code") == self.code:
+                return None if check["outcome"].startswith((TIME_WAS_UP, "left out")) else check
+        return None
+
+    def note(self, step: Step, outcome: str, seconds: float | None = None) -> None:
+        """(Read as late as this: other steps may have been run beside this one.)"""
+        ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": " ".join(step.command[1:])}
+        row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = joined(self.known, [row], self.order)
+        self.path.write_text(json.dumps({"environment": self.about, "checks": rows}, indent=1) + "\n", "utf-8")
+        print(f"{step.name}: {outcome}" + ("" if seconds is None else f" ({seconds:.1f} s)"), flush=True)
+
+    def copy(self, *folders: Path) -> None:
+        """What was written since this call began, to where it is fetched from."""
+        for folder in folders if self.copy_to else ():
+            for path in folder.rglob("*"):
+                if self.copy_to and path.is_file() and path.stat().st_mtime >= self.began:
+                    to = self.copy_to / folder.name / path.relative_to(folder)
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, to)
+
+
+def run_steps(planned: Sequence[Step], checks: Checks, places: Places, limit: float, run: Together) -> list[str]:
+    """All of these, as far as there is time; the names of those that are left."""
+    until, left, first = time.monotonic() + limit, list[str](), True
+    for batch in batches(planned):
+        for step in (step for step in batch if step.missing):
+            checks.note(step, f"left out: {step.missing}")
+        here = [step for step in batch if not step.missing]
+        room = until - time.monotonic()
+        begun = [step for step in here if first or room >= step.least]
+        left += [step.name for step in here if step not in begun]
+        first = first and not begun
+        for ended in run(begun, room, places.notes) if begun else ():
+            outcome = ended.outcome(limit)
+            checks.note(ended.step, outcome, ended.seconds)
+            if ended.step.alone or outcome != "passed":
+                print(f"{last_lines(ended.log)}\n    (all of it: {ended.log})", flush=True)
+            left += [ended.step.name] if outcome.startswith(TIME_WAS_UP) else []
+        checks.copy(places.results, places.notes)
+    return left
+
+
+def chosen(planned: Sequence[Step], names: Sequence[str], anew: bool, checks: Checks) -> list[Step]:
+    """Those that are named; else those that this code has not done."""
+    if names:
+        return [step for step in planned if step.name in names]
+    return [step for step in planned if anew or checks.ended(step.name) is None]
+
+
+def arguments_of(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--steps", default="", help="names, with commas between, whether they are done or not; all unless given")
+    add("--anew", action="store_true", help="all steps, those too that this code has done")
+    add("--time-limit", type=float, default=inf, metavar="S", help="seconds; the same command again does what is left")
+    add("--gpus", type=int, default=0, help="what needs several devices, on so many, and nothing else")
+    add("--list", action="store_true", help="what would be run, and how what is done has ended")
+    add("--copy-to", type=Path, metavar="DIR", help="copy there what steps write, after each")
+    return parser.parse_known_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
     from benchmarks.gpu import device_count, environment, results_folder
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", default="", help="names, with commas between; all unless given")
-    parser.add_argument("--gpus", type=int, default=0, help="what needs several devices, on so many, and nothing else")
-    options, others = parser.parse_known_args(arguments)
+    options, others = arguments_of(arguments)
     os.environ.update(with_cache(os.environ))
-    folder = results_folder()
-    several = folder.with_name(f"{folder.name}-x{options.gpus or device_count()}")
-    planned = [] if options.gpus else list(steps(others, shutil.which(SANITIZER), side_by_side()))
-    planned += several_steps(options.gpus or device_count(), str(several))
-    names = [name.strip() for name in options.steps.split(",") if name.strip()] or [step.name for step in planned]
+    folder, count = results_folder(), options.gpus or device_count()
+    code = code_digest()
+    places = Places(folder, NOTES / code)
+    several = places._replace(results=folder.with_name(f"{folder.name}-x{count}"))
+    all_steps = [*steps(others, shutil.which(SANITIZER), places, side_by_side()), *several_steps(count, several)]
+    planned = list(several_steps(count, several)) if options.gpus else all_steps
+    names = [name.strip() for name in options.steps.split(",") if name.strip()]
     if unknown := set(names) - {step.name for step in planned}:
-        parser.error(f"unknown steps {', '.join(sorted(unknown))}; valid: {', '.join(step.name for step in planned)}")
-    path = (several if options.gpus else folder) / "checks.json"
-    for each in (path.parent, several) if device_count() > 1 else (path.parent,):
+        valid = ", ".join(step.name for step in planned)
+        print(f"unknown steps {', '.join(sorted(unknown))}; valid: {valid}", file=sys.stderr)
+        return 2
+    for each in (folder, several.results) if count > 1 else (folder,):
         each.mkdir(parents=True, exist_ok=True)
-    about = environment()
-    found = []
-    for step in planned:
-        if step.name in names:
-            found.append({**outcome(step, subprocess.call), "commit": about["commit"]})
-            # Read as late as this: other steps may have been run beside this one.
-            known = json.loads(path.read_text(encoding="utf-8"))["checks"] if options.steps and path.exists() else []
-            text = json.dumps({"environment": about, "checks": joined(known, found)}, indent=1)
-            path.write_text(text + "\n", encoding="utf-8")
-    return int(any(check["outcome"].startswith("failed") for check in found))
+    path = (several if options.gpus else places).results / "checks.json"
+    checks = Checks(path, environment(), code, [step.name for step in all_steps], options.copy_to)
+    if options.anew or "tests" in names:
+        places.ended_tests.unlink(missing_ok=True)
+    wanted = chosen(planned, names, options.anew, checks)
+    if not options.list:
+        left = run_steps(wanted, checks, several if options.gpus else places, options.time_limit, run_together)
+    else:
+        left = [step.name for step in wanted if not step.missing]
+    return told(planned, left, checks)
+
+
+def told(planned: Sequence[Step], left: Sequence[str], checks: Checks) -> int:
+    """The table, and the exit status."""
+    rows = [(step, checks.ended(step.name)) for step in planned]
+    print(f"\n{checks.path}, code {checks.code}:")
+    for step, check in rows:
+        outcome = check["outcome"] if check else f"left out: {step.missing}" if step.missing else "left"
+        print(f"  {step.name:26}{outcome}")
+    if left:
+        print(f"left: {', '.join(left)}; the same command again goes on with them")
+    failed = any(check is not None and check["outcome"] != "passed" for _, check in rows)
+    return LEFT if left else int(failed)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import cupy
@@ -24,25 +22,13 @@ from cupy import cublas
 
 import fmm
 from benchmarks.gpu import environment, results_folder
-from benchmarks.gpu_random import ASPECT, LARGEST, SECONDS, compared, operands, paired_samples
+from benchmarks.gpu_random import LARGEST, SECONDS, compared, operands, paired_samples
+from benchmarks.structured_shapes import COUNT, QUICK_COUNT, random_sides, summary
 
 HALVES, COMPLEX = ("float32", "float64", "bfloat16"), {"complex64": "float32", "complex128": "float64"}
 KINDS = (*(f"half {t}" for t in HALVES), *(f"x @ x.T {t}" for t in HALVES), *COMPLEX)
-GOAL = 0.98  # of the vendor's speed, that no shape should be below
-COUNT, QUICK_COUNT = 60, 8
 LONGEST = 14000  # side of a complex product
 Calls = tuple[Callable[[], object], Callable[[], object], Any]  # the vendor's, fmm's, and what fmm decided
-
-
-def sides(count: int, number: int, largest: int, seed: int) -> list[tuple[int, ...]]:
-    """Random sides, spread evenly by logarithm, none more than ASPECT times another; every second shape is odd."""
-    rng = random.Random(seed)
-    found: list[tuple[int, ...]] = []
-    while len(found) < count:
-        size = [int(largest ** rng.random()) for _ in range(number)]
-        if max(size) <= ASPECT * min(size):
-            found.append(tuple(max(x - x % 2, 2) if len(found) % 2 else x | 1 for x in size))
-    return found
 
 
 def half_calls(dtype: str, rows: int, cols: int) -> Calls:
@@ -94,23 +80,6 @@ def measured(kind: str, size: tuple[int, ...], seconds: float) -> dict[str, Any]
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The slowest shapes, then a line for each kind."""
-    good = [row for row in rows if "ratio" in row]
-    for row in sorted(good, key=lambda row: row["ratio"])[:20]:
-        size = " x ".join(map(str, row["size"]))
-        yield f"{row['kind']:18}{size:22}{row['ratio']:7.3f} {median(row['vendor']):9.4f} ms  {row['plan']}"
-    for row in rows:
-        if "failure" in row:
-            yield f"{row['kind']:18}{row['size']}  {row['failure'][:100]}"
-    for kind in KINDS:
-        found = sorted(row["ratio"] for row in good if row["kind"] == kind)
-        if found:
-            below = sum(x < GOAL for x in found)
-            text = f"worst {found[0]:.3f}, median {median(found):.3f}, best {found[-1]:.3f}"
-            yield f"{kind:18}{len(found)} shapes, {below} below {GOAL}: {text}"
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} shapes of each kind instead of {COUNT}")
@@ -124,7 +93,7 @@ def main(arguments: list[str]) -> int:
     began, rows = time.perf_counter(), []
     count = QUICK_COUNT if options.quick else COUNT
     for pair, triple in zip(
-        sides(count, 2, LARGEST, options.seed), sides(count, 3, LONGEST, options.seed), strict=True
+        random_sides(count, 2, LARGEST, options.seed), random_sides(count, 3, LONGEST, options.seed), strict=True
     ):
         for kind in (kind for kind in KINDS if options.only in kind):
             if time.perf_counter() - began < options.time_limit:
@@ -132,7 +101,7 @@ def main(arguments: list[str]) -> int:
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "structured.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
-    print("\n".join(summary(rows)))
+    print("\n".join(summary(rows, KINDS)))
     return int(any("failure" in row for row in rows))
 
 

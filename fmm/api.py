@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.kinds import type_name
+from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
@@ -17,7 +18,7 @@ from fmm.runtime import matmul as library_matmul
 from fmm.runtime import routes
 from fmm.runtime.arguments.gemm import checked_gemm
 from fmm.runtime.arguments.gram import asks_half_alone, checked_gram
-from fmm.runtime.arguments.numbers import checked_side
+from fmm.runtime.arguments.numbers import checked_flag, checked_side
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
 from fmm.runtime.decisions.decide import Decision
@@ -26,6 +27,7 @@ from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 from fmm.runtime.semirings.path_request import Method, PathRequest
+from fmm.runtime.short_way import with_short_way
 
 ndarray = np.ndarray  # asked for at each call
 WISHED = "plan", "max_error_growth", "workspace"
@@ -33,6 +35,7 @@ OF_GRAM = "rows", "fill", "alpha", "beta"
 OF_GEMM = "alpha", "beta", "transpose_a", "transpose_b"
 
 
+@with_short_way
 def matmul(
     a: Any,
     b: Any,
@@ -91,7 +94,7 @@ def matmul(
     options = given_options(casting, order, dtype, more)
     if device is None:
         return routes.any_product(a, b, out, options, wishes)
-    return routes.product_on(device, a, b, out, options, wishes, bool(progress))
+    return routes.product_on(device, a, b, out, options, wishes, checked_flag("progress", progress))
 
 
 def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
@@ -139,11 +142,11 @@ def gram(
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
     usual = b is None and plan is None and max_error_growth is None and workspace is None
-    if usual and asks_half_alone(fill, alpha, beta):
-        known = PLAIN_TYPES.get(type(a))
+    if usual and asks_half_alone(rows, fill, alpha, beta):
+        known: Library | None = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
         if known is not None and (out is None or type(out) is type(a)):
             find = routes.known_half_product(known)  # type: ignore[arg-type]
-            found = find(known, a, out, bool(rows), fill)
+            found = find(known, a, out, rows, fill)
             if found is not None:
                 return found
     wished = plan, max_error_growth, workspace
@@ -219,7 +222,7 @@ def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin
         Return the pair of the result and, in int32, of the k that each number comes from: of several the first, as the
         sums are before they are saturated, and -1 where no sum is better than "none".
     """
-    return routes.minplus_product(a, b, out, bool(maximum), bool(argmin))
+    return routes.minplus_product(a, b, out, checked_flag("maximum", maximum), checked_flag("argmin", argmin))
 
 
 def shortest_paths(

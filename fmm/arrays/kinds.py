@@ -84,6 +84,13 @@ def mixed_kinds(a: Any, b: Any, out: Any) -> TypeError:
     return TypeError(f"{_named(a, b, out)}: fmm.matmul moves nothing between host and device, or between libraries")
 
 
+def check_dense(function: str, *arrays: Any) -> None:
+    """TypeError for sparse matrices of SciPy's and CuPy's, of which NumPy would make something else."""
+    for x in arrays:
+        if hasattr(x, "tocsr"):
+            raise TypeError(f"{function} takes dense matrices, not a {type(x).__name__}")
+
+
 def _named(a: Any, b: Any, out: Any) -> str:
     named = {"a": a, "b": b} | ({} if out is None else {"out": out})
     return ", ".join(f"{name} is {array_in_words(x)}" for name, x in named.items())

@@ -20,7 +20,7 @@ class NumpyLike(ABC):
     # ---- other arrays of an array
 
     def transposed(self, x: Any) -> Any:
-        return self.module.swapaxes(x, -1, -2)
+        return x.T if x.ndim == 2 else self.module.swapaxes(x, -1, -2)
 
     def adjoint(self, x: Any) -> Any:
         """The transpose, in the same memory; of complex numbers conjugated, in new memory."""
@@ -69,8 +69,10 @@ class NumpyLike(ABC):
         """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint. TypeError
         where out's type cannot hold that."""
         module = self.module
-        if product.dtype.kind in "iu":
-            alpha, beta = whole_factor(alpha), whole_factor(beta)
+        kind = product.dtype.kind
+        alpha, beta = (whole_factor(x) if kind in "iub" else float(x) for x in (alpha, beta))
+        if kind == "b" == out.dtype.kind:  # NumPy's or-and, of which there are no other multiples
+            alpha, beta = bool(alpha), bool(beta)
         value = product if alpha == 1 else product * alpha
         if beta:
             value = value + (out if beta == 1 else out * beta)
@@ -84,7 +86,7 @@ class NumpyLike(ABC):
 
 def whole_factor(x: float) -> float:
     """A factor of whole numbers, as one of those if it can be."""
-    return int(x) if x.is_integer() else x
+    return int(x) if isinstance(x, int) or x.is_integer() else x
 
 
 def on_host(x: Any) -> Any:

@@ -36,11 +36,12 @@ def _bits(*names: str) -> int:
 # what is done to the tensor: a transform, a trace, a mode.
 PLAIN_KEYS = _bits("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
 MARKED_KEYS = _bits("Conjugate", "Negative")
+_PLAIN_OR_MARKED = PLAIN_KEYS | MARKED_KEYS
 
 
 def plain_bits(keys: int) -> bool:
     """Of a plain tensor, which may be marked as a conjugate or a negative?"""
-    return not keys & ~(PLAIN_KEYS | MARKED_KEYS)
+    return not keys & ~_PLAIN_OR_MARKED
 
 
 def calls_are_watched() -> bool:
@@ -76,7 +77,7 @@ def plain_call(a: Any, b: Any, out: Any) -> bool:
             return False
         keys |= dispatch_keys(b).raw_repr()
     return (
-        plain_bits(keys)
+        not keys & ~_PLAIN_OR_MARKED
         and (out is None or writable(out, a))
         and forward_ad._current_level < 0
         and transform() is None
@@ -103,6 +104,22 @@ def refused_out(out: Any) -> bool:
     recorded = out.requires_grad and torch.is_grad_enabled()
     frozen = out.is_inference() and not torch.is_inference_mode_enabled()
     return recorded or frozen or bool(torch._debug_has_internal_overlap(out) == OVERLAPS)
+
+
+def as_read_elsewhere(x: Any) -> Any:
+    """A tensor as NumPy and CuPy can read it: without marks, and in a type that they have. TypeError for one whose
+    numbers do not lie in memory, or are not all there is to it: of transforms, forward gradients, other layouts."""
+    if not plain_bits(dispatch_keys(x).raw_repr()) or transform() is not None or _has_tangent(x):
+        raise TypeError(
+            "a plain tensor is wanted, not one that is sparse, on no device, or in the midst of a transform"
+        )
+    if x.is_conj() or x.is_neg():
+        x = x.resolve_conj().resolve_neg()
+    return x.double() if x.dtype is torch.bfloat16 else x
+
+
+def _has_tangent(x: Any) -> bool:
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 def without_marks(a: Any, b: Any) -> tuple[Any, Any]:

@@ -10,6 +10,8 @@ from typing import Any
 
 # Of tuning: use no config, use it, measure products in place too, use its alpha and pi for D'Alberto's rule.
 MODES = ("off", "cache", "online", "hasa")
+# What variables that are on or off may hold, in upper case too.
+SWITCHES = {"0": False, "1": True, "no": False, "yes": True, "off": False, "on": True, "false": False, "true": True}
 
 log = logging.getLogger("fmm")
 
@@ -17,6 +19,8 @@ log = logging.getLogger("fmm")
 _DATA: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
+# The same of all of them at once, as it stands there: None for what is not set.
+raw_value, RAW_NAMES = (os.environ if _DATA is None else _DATA).get, tuple(_KEYS.values())
 
 
 def environment_value(name: str) -> str:
@@ -28,18 +32,31 @@ def environment_value(name: str) -> str:
 
 
 def tuning_disabled() -> bool:
-    """Is every product to be left to the vendor?"""
-    return environment_value("FMM_DISABLE") not in ("", "0")
+    """Is every product to be left to the vendor? FMM_DISABLE says so, whatever it holds but a word for no."""
+    found = environment_value("FMM_DISABLE")
+    return bool(found) and SWITCHES.get(found.strip().casefold(), True)
 
 
 def emulation_allowed() -> bool:
     """May products be made of products in another type, such as float32 of float16? Unless FMM_EMULATION=0."""
-    return environment_value("FMM_EMULATION") != "0"
+    return _switched("FMM_EMULATION", True)
 
 
 def componentwise_wanted() -> bool:
     """Is every entry of every product to be right beside its own size? FMM_COMPONENTWISE=1 asks for it."""
-    return environment_value("FMM_COMPONENTWISE") not in ("", "0")
+    return _switched("FMM_COMPONENTWISE", False)
+
+
+def _switched(name: str, usual: bool) -> bool:
+    """What a variable that is on or off says; of a value that means neither, a line in the log."""
+    found = environment_value(name)
+    if not found:
+        return usual
+    known = SWITCHES.get(found.strip().casefold())
+    if known is None:
+        log_once(f"{name} is {found[:40]!r}; valid: {', '.join(SWITCHES)}; '{int(usual)}' is used")
+        return usual
+    return known
 
 
 def tuning_mode() -> str:

@@ -13,14 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fmm.config.document import read_document
-from fmm.config.environment import (
-    componentwise_wanted,
-    emulation_allowed,
-    environment_value,
-    log_once,
-    tuning_disabled,
-    tuning_mode,
-)
+from fmm.config.environment import RAW_NAMES, environment_value, log_once, raw_value
 from fmm.config.identity import Identity
 from fmm.config.locate import SHIPPED, search_path
 from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
@@ -45,12 +38,20 @@ def read_config(path: Path) -> dict[str, dict[str, Raw]]:
         raise ConfigError(f"it cannot be read: {error.strerror}{unless}") from None
 
 
-def circumstances() -> tuple[bool, bool, bool, str, Configs]:
+def circumstances() -> tuple[tuple[object, ...], Configs]:
     """What decisions depend on besides the product and the device; equal as long as they would be made alike."""
-    return tuning_disabled(), emulation_allowed(), componentwise_wanted(), tuning_mode(), configs_in_force()
+    return tuple(map(raw_value, RAW_NAMES)), configs_in_force()
 
 
 # ---- the configs in force
+
+
+_to_be_written: set[Path] = set()
+
+
+def expect_config(path: Path) -> None:
+    """This process is about to write this file: that there is none, or what is wrong with it, is not to be told now."""
+    _to_be_written.add(path)
 
 
 class Configs:
@@ -64,7 +65,8 @@ class Configs:
                 if required or path.exists():
                     self.files[path] = read_config(path)
             except (ConfigError, OSError) as error:
-                log_once(f"the config {str(path)!r} is not used: {error}")
+                if path not in _to_be_written:
+                    log_once(f"the config {str(path)!r} is not used: {error}")
 
     def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
         """What the first file that knows this type on this device says."""

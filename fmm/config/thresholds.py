@@ -5,6 +5,7 @@
     n1                the recursion point: the side of a cube from which one level pays, by their Equation 3 from alpha
                       and pi, and as it was measured
     epsilon           what must be added to alpha / pi so that their Equation 2 agrees with what was measured
+    one_level         what was measured: the best speedup by one level, by the side of the square
     tau1, tau2, tau3  the sides of squares up to which the tuned model takes no level, one, two (Li, Ranka and Sahni)
     block_strategy    of our own product kernel, by the side of the product (Huang, Yu and van de Geijn)
 
@@ -51,6 +52,7 @@ class Thresholds:
     tau2: Spread
     tau3: Spread
     block_strategy: Mapping[str, str] = field(default_factory=dict)  # side -> name; empty where there is no such kernel
+    one_level: Mapping[str, float] = field(default_factory=dict)  # side -> speedup; empty in older configs
 
     @property
     def recursion_points(self) -> tuple[float | None, ...]:
@@ -70,9 +72,10 @@ def read_thresholds(raw: Raw) -> Thresholds | None:
         n1, measured, epsilon = (_number(raw[name]) for name in ("n1", "n1_measured", "epsilon"))
         tau1, tau2, tau3 = (_spread(raw[name]) for name in ("tau1", "tau2", "tau3"))
         names = {str(side): str(name) for side, name in dict(raw["block_strategy"]).items()}
+        gains = {str(int(side)): _positive(gain) for side, gain in dict(raw.get("one_level") or {}).items()}
     except (KeyError, TypeError, ValueError):
         return None
-    return Thresholds(alpha, pi, n1, measured, epsilon, tau1, tau2, tau3, names)
+    return Thresholds(alpha, pi, n1, measured, epsilon, tau1, tau2, tau3, names, gains)
 
 
 def _spread(raw: Raw) -> Spread:

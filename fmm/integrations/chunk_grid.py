@@ -24,6 +24,8 @@ from fmm.kernels.plans.walk import PlainMachine, Triple
 Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet
 Key = Any
 
+ADDED_TOGETHER = 8  # chunks that one task adds up
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -36,10 +38,12 @@ class Cell:
 
 @dataclass
 class ChunkTasks(PlainMachine):
-    """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied."""
+    """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied, and
+    `together` how many such products, of one chunk of the result, are one task."""
 
     name: str
     chunk_plan: str | None = None
+    together: int = 1
     table: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
     leaf_updates: bool = True
     used: int = 0
@@ -73,10 +77,8 @@ class ChunkTasks(PlainMachine):
     ) -> None:
         for left, right, dest in products:
             for i, j in np.ndindex(dest.shape):
-                found, weight = (dest[i, j], beta) if beta else (None, 1)
-                for k in range(left.shape[1]):
-                    found, weight = self._product(left[i, k], right[k, j], found, alpha, weight), 1
-                dest[i, j] = found
+                pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
+                dest[i, j] = self._products(pairs, dest[i, j] if beta else None, alpha, beta)
 
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: object) -> None:
         raise NotImplementedError("half products of chunks")
@@ -122,14 +124,37 @@ class ChunkTasks(PlainMachine):
         weights = tuple(_number(c) for c, _ in terms)
         return self._task(rows, cols, combined_chunks, weights, [cell.key for _, cell in terms])
 
-    def _product(
-        self, left: Cell | None, right: Cell | None, before: Cell | None, alpha: Coefficient, beta: Coefficient
+    def _products(
+        self,
+        pairs: Sequence[tuple[Cell | None, Cell | None]],
+        before: Cell | None,
+        alpha: Coefficient,
+        beta: Coefficient,
     ) -> Cell | None:
-        """alpha left right + beta before."""
-        if left is None or right is None:
-            return before
+        """alpha times the sum of the products, + beta before; in groups, whose sums are added up."""
+        there = [(left, right) for left, right in pairs if left is not None and right is not None]
+        made = list[Cell]()
+        for first in range(0, len(there), self.together):
+            made.append(self._group(there[first : first + self.together], None if made else before, alpha, beta))
+        while len(made) > 1:
+            summed = (made[i : i + ADDED_TOGETHER] for i in range(0, len(made), ADDED_TOGETHER))
+            made = [self._added(cells) for cells in summed]
+        return made[0] if made else self._combined([] if before is None else [(beta, before)])
+
+    def _added(self, cells: Sequence[Cell]) -> Cell:
+        found = self._combined([(1, cell) for cell in cells])
+        assert found is not None, "there is a first one"
+        return found
+
+    def _group(
+        self, pairs: Sequence[tuple[Cell, Cell]], before: Cell | None, alpha: Coefficient, beta: Coefficient
+    ) -> Cell:
+        old = [] if before is None else [before]
+        rows = max(cell.rows for cell in (*(left for left, _ in pairs), *old))
+        cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
         update = (_number(alpha), _number(beta), None if before is None else before.key)
-        return self._task(left.rows, right.cols, multiplied_chunks, left.key, right.key, *update, self.chunk_plan)
+        lefts, rights = ([cell.key for cell in side] for side in zip(*pairs, strict=True))
+        return self._task(rows, cols, multiplied_chunks, lefts, rights, *update, self.chunk_plan)
 
     def _task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
         key = (self.name, len(self.table))
@@ -173,15 +198,45 @@ def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -
     return total
 
 
-def multiplied_chunks(left: Any, right: Any, alpha: complex, beta: complex, before: Any, plan: str | None) -> Any:
-    """alpha left right + beta before, as large as the product; `before` is left as it is."""
+def multiplied_chunks(
+    lefts: Sequence[Any],
+    rights: Sequence[Any],
+    alpha: complex,
+    beta: complex,
+    before: Any,
+    plan: str | None,
+) -> Any:
+    """alpha times the sum of the products + beta before, as large as the largest of them; `before` is left as it is.
+
+    One new chunk, to which the products are added one by one: each chunk more would be memory that is written first and
+    read once.
+    """
+    pairs = [_matching(left, right) for left, right in zip(lefts, rights, strict=True)]
+    others = [] if before is None else [before.shape]
+    shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
+    (left, right), rest = pairs[0], pairs[1:]
+    whole = (left.shape[0], right.shape[1]) == shape
+    if before is not None and whole:
+        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, plan=plan)
+    elif before is None and whole:
+        total = matmul(left, right, plan=plan)
+        total = total if alpha == 1 else total * total.dtype.type(alpha)
+    else:
+        dtype = np.result_type(left, right)
+        total = np.zeros_like(left, shape=shape, dtype=dtype)
+        if before is not None:
+            total[: before.shape[0], : before.shape[1]] = before * dtype.type(beta)
+        rest = pairs
+    for left, right in rest:
+        part = total[: left.shape[0], : right.shape[1]]
+        gemm(left, right, part, alpha=alpha, beta=1, out=part, plan=plan)
+    return total
+
+
+def _matching(left: Any, right: Any) -> tuple[Any, Any]:
+    """Of the inner dimension as much as both have."""
     inner = min(left.shape[1], right.shape[0])
-    left, right = left[:, :inner], right[:inner]
-    if before is None:
-        product = matmul(left, right, plan=plan)
-        return product if alpha == 1 else product * product.dtype.type(alpha)
-    before = resized_chunk(before, left.shape[0], right.shape[1])
-    return gemm(left, right, before, alpha=alpha, beta=beta, plan=plan)
+    return left[:, :inner], right[:inner]
 
 
 def resized_chunk(chunk: Any, rows: int, cols: int) -> Any:

@@ -23,7 +23,7 @@ def contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Con
     over, under = ([i % len(left) for i, _ in pairs], [j % len(right) for _, j in pairs])
     if len({*over}) < len(over) or len({*under}) < len(under):
         return None
-    if any(left[i] != right[j] for i, j in zip(over, under, strict=True)):
+    if any(left[i] != right[j] for i, j in pairs):
         return None
     rows = [i for i in range(len(left)) if i not in over]
     columns = [j for j in range(len(right)) if j not in under]

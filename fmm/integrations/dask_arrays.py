@@ -3,37 +3,40 @@
 Lazy like all of Dask: what comes back is an array whose graph holds the plan's sums and products as tasks on chunks. A
 task depends on its operands alone and changes none of them, so a lost worker's tasks are done again by another. What
 two chunks are multiplied by is chosen here, once: workers of one kind of processor give the same bits.
+
+Several products that are added up are one task, which makes one chunk, where Dask has a chunk for each and then sums.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import product
-from math import isnan, prod
+from math import isnan
 from typing import Any
 
+import dask
 import dask.array
 import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
+from dask.system import CPU_COUNT
 
 from fmm.api import plan as decided
 from fmm.dtypes import DTYPES
+from fmm.integrations.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
 from fmm.integrations.chunk_grid import Cell, ChunkTasks, Grid
 from fmm.kernels.distributed.levels_above import levels_over_blocks
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import usual_growth
-from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import expected_growth
 from fmm.runtime.devices import device_of
 
 da: Any = dask.array  # which has annotations here and there
 
-# Bytes a second at which a worker is given a chunk that another made, on one machine or a fast network; and plans for
-# the grid that are compared, with the multiplications of chunks that each saves.
-LINK = 1e9
-GRID_PLANS = ("winograd", "winograd^2")
+# Levels over the grid that are compared.
+GRID_PLANS = ("vendor", "winograd", "winograd^2")
 
 
 def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> Any:
@@ -41,8 +44,8 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
 
     plan
         Levels over the grid of chunks: "winograd" or any other scheme makes seven products of blocks of chunks for
-        eight, "vendor" none. Unless given, one or two levels where they are expected to save time. Grids need not be
-        even.
+        eight, "vendor" none. Unless given, one or two levels where they are expected to save a tenth of the time of
+        the workers that there are. Grids need not be even.
     max_error_growth
         As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
 
@@ -60,10 +63,10 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
         y = y.rechunk({0: x.chunks[1]})
     on_device = not isinstance(x._meta, np.ndarray)
     limit = usual_growth(on_device) if max_error_growth is None else max_error_growth
-    above = _grid_plan(plan) if plan is not None else _paying_plan(x, y, on_device, limit)
-    rest = limit / expected_growth(above, dtype.name)
+    way = _chosen_way(x, y, plan, on_device, limit)
+    rest = limit / expected_growth(way.above, dtype.name)
     inside = None if on_device else decided(*_largest_chunks(x, y), dtype=dtype, max_error_growth=rest).plan
-    return _tasks(x, y, dtype, above, None if inside is None else str(inside))
+    return _tasks(x, y, dtype, way, None if inside is None else str(inside))
 
 
 def _grid_plan(text: str) -> Plan:
@@ -74,36 +77,46 @@ def _largest_chunks(x: Any, y: Any) -> tuple[int, int, int]:
     return max(x.chunks[0]), max(x.chunks[1]), max(y.chunks[1])
 
 
-def _paying_plan(x: Any, y: Any, on_device: bool, limit: float) -> Plan:
-    """The levels over the grid that save most; none if they save no time."""
+def _chosen_way(x: Any, y: Any, asked: str | None, on_device: bool, limit: float) -> Way:
+    """The levels over the grid, those that are asked for or those that save most, and how many products are a task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
+    workers = workers_there()
     rates = device_of("cpu", 1).guess  # of one thread of BLAS, with which Dask starts a worker
     rate = rates.known_rate(x.dtype.name) if rates else None
-    if on_device or min(grid) < 2 or rates is None or rate is None:
-        return VENDOR
+    plans = [_grid_plan(text) for text in (GRID_PLANS if asked is None else (asked,))]
+    if on_device or rates is None or rate is None:
+        return Way(VENDOR if asked is None else plans[0], usual_together(grid, workers))
     (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
-    product_seconds, chunk = row.flops * m * k * n / rate.flops, max(m * k, k * n, m * n) * row.itemsize
-
-    def saved(plan: Plan) -> float:
-        """Seconds of products, without those that it takes to fetch and to add chunks."""
-        counts = cost(plan, *grid, 1)  # of chunks
-        fewer = prod(grid) - sum(prod(size) * times for size, times in counts.leaves)
-        # What a task reads may be another worker's, what it makes stays where it is; a product reads two chunks.
-        fetched = max(counts.bytes_read - 2 * fewer, 0) * chunk / LINK
-        return fewer * product_seconds - fetched - (counts.bytes_read + counts.bytes_written) * chunk / rates.stream
-
-    plans = [plan for plan in map(_grid_plan, GRID_PLANS) if expected_growth(plan, x.dtype.name) <= limit]
-    best = max(plans, key=saved, default=VENDOR)
-    return best if best != VENDOR and saved(best) > 0 else VENDOR
+    costs = ChunkCosts(row.flops * m * k * n / rate.flops, max(m * k, k * n, m * n) * row.itemsize, rates.stream)
+    if asked is None:
+        plans = [plan for plan in plans if plan == VENDOR or expected_growth(plan, x.dtype.name) <= limit]
+    return chosen_way(grid, plans, costs, workers)
 
 
-def _tasks(x: Any, y: Any, dtype: np.dtype[Any], above: Plan, inside: str | None) -> Any:
+def workers_there() -> tuple[int, int]:
+    """How many processes will do the tasks, and threads of each, as far as can be known now: those of the client that
+    is in force, else this process."""
+    distributed = sys.modules.get("distributed")
+    client = distributed.client._get_global_client() if distributed else None
+    if client is None:
+        return 1, dask.config.get("num_workers", None) or CPU_COUNT
+    try:
+        told = client.scheduler_info()
+    except OSError:  # the scheduler is gone
+        told = {}
+    workers = told.get("workers", {})
+    count = max(told.get("n_workers", len(workers)), 1)
+    threads = told.get("total_threads", sum(worker["nthreads"] for worker in workers.values()))
+    return count, max(threads // count, 1)
+
+
+def _tasks(x: Any, y: Any, dtype: np.dtype[Any], way: Way, inside: str | None) -> Any:
     """The array whose graph does the plan on chunks."""
-    name = "fmm-matmul-" + tokenize(x, y, str(above), inside)
-    tasks = ChunkTasks(f"{name}-part", inside)
+    name = "fmm-matmul-" + tokenize(x, y, str(way.above), way.together, inside)
+    tasks = ChunkTasks(f"{name}-part", inside, way.together)
     grids = _cells(x), _cells(y)
     result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
-    walk_plan(above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
+    walk_plan(way.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
     names: dict[Any, Any] = {}  # each chunk of the result is one that a step makes, and no other's
     for i, j in np.ndindex(result.shape):
         made: Any = result[i, j]

@@ -61,7 +61,8 @@ def product_of_blocks(found: Quadrants, plan: Plan, place: int, a: Any, b: Any, 
             blocks.keep(key, weighted_sum(arguments[0], [blocks.there[read] for read in arguments[1]]))
             continue
         assert function is multiplied_chunks, "a task that no level makes"
-        started = begin(found.block, blocks.there[arguments[0]], blocks.there[arguments[1]])
+        (left,), (right,) = arguments[:2]  # a block is no smaller than what a process multiplies at once
+        started = begin(found.block, blocks.there[left], blocks.there[right])
         if begun is not None:
             blocks.keep(begun[0], _finished(*begun, blocks, finish))
         begun = key, started
@@ -116,9 +117,10 @@ def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
 
 def _read_by(arguments: Sequence[Any]) -> list[Key]:
     """The blocks that a task reads."""
-    if isinstance(arguments[1], list):
+    if len(arguments) == 2:  # weights, blocks
         return list(dict.fromkeys(arguments[1]))
-    return list(dict.fromkeys(key for key in (arguments[0], arguments[1], arguments[4]) if key is not None))
+    left, right, _, _, before, _ = arguments
+    return list(dict.fromkeys(key for key in (*left, *right, before) if key is not None))
 
 
 # ---- what a process holds, block by block

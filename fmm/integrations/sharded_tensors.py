@@ -22,15 +22,17 @@ from fmm.arrays.torch_library import NAMES, torch_library_of
 from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
+from fmm.integrations.agreement import everybody_knows
 from fmm.integrations.product_of_blocks import product_of_blocks
 from fmm.integrations.shared_product import BegunProduct, Processes, told_of_loss
-from fmm.kernels.distributed.blocks import Cuts
+from fmm.kernels.distributed.blocks import Cuts, Holdings
 from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
 from fmm.kernels.distributed.quadrants import level_above, quadrants
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.decisions.sharing import Asked, SharedDecision, decide_sharing, growth_of
 from fmm.runtime.devices import Device, described_gpu, device_of
 
+NO_LEVEL = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
 KEPT = 256  # decisions for each mesh
 ROOM = 0.8  # of the free memory that panels and blocks may take
 PLACED = {M: Shard(0), N: Shard(1), K: Partial()}
@@ -55,15 +57,16 @@ class Way(NamedTuple):
 
 def matmul(a: Any, b: Any, wanted: Wanted) -> Any:
     """The product of two sharded matrices; torch's own for everything else."""
-    above = _above(wanted)
-    if not _ours(a, b):
-        if above not in (None, VENDOR):
-            raise PlanError(f"the plan {wanted.plan} is one for two matrices of one floating-point type on one mesh")
-        found = MATMUL(a, b)
-        return found if wanted.placements is None else found.redistribute(placements=wanted.placements)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return SharedProduct.apply(a, b, wanted)
-    return _product(a, b, wanted)
+    if _on_one_mesh(a, b):
+        way = _agreed(a, b, wanted)
+        if way is not None:
+            if any(_gradients_of(a, b)):
+                return SharedProduct.apply(a, b, wanted, way)
+            return _product(a, b, wanted, way)
+    elif _above(wanted) not in (None, VENDOR):
+        raise PlanError(NO_LEVEL.format(plan=wanted.plan))
+    found = MATMUL(a, b)
+    return found if wanted.placements is None else found.redistribute(placements=wanted.placements)
 
 
 def explained(a: Any, b: Any, wanted: Wanted) -> SharedDecision:
@@ -78,24 +81,24 @@ class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
     """The product as autograd knows it; its gradients are shared products too, sharded as the operands are."""
 
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, wanted: Wanted) -> Any:
+    def forward(ctx: Any, a: Any, b: Any, wanted: Wanted, way: Way) -> Any:
         ctx.save_for_backward(a, b)
         ctx.wanted = wanted
-        return _product(a.detach(), b.detach(), wanted)
+        return _product(a.detach(), b.detach(), wanted, way)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         a, b = ctx.saved_tensors
         (gradient,) = gradients
         plan, _, growth = ctx.wanted
-        need_a, need_b, _ = ctx.needs_input_grad
+        need_a, need_b, *_ = ctx.needs_input_grad
         of_a = matmul(gradient, _adjoint(b), Wanted(plan, a.placements, growth)) if need_a else None
         of_b = matmul(_adjoint(a), gradient, Wanted(plan, b.placements, growth)) if need_b else None
-        return of_a, of_b, None
+        return of_a, of_b, None, None
 
 
 def _adjoint(x: Any) -> Any:
-    turned = x.detach().transpose(0, 1)
+    turned = x.transpose(0, 1)
     return turned.conj().resolve_conj() if turned.is_complex() else turned
 
 
@@ -103,24 +106,36 @@ def _above(wanted: Wanted) -> Plan | None:
     return None if wanted.plan is None else level_above(wanted.plan)
 
 
+def _on_one_mesh(a: Any, b: Any) -> bool:
+    """Two sharded tensors, over one mesh of processes of which this is one? Then all of these are here."""
+    if is_compiling() or not (isinstance(a, DTensor) and isinstance(b, DTensor)):
+        return False
+    return bool(a.device_mesh == b.device_mesh and a.device_mesh.get_coordinate() is not None)
+
+
 def _ours(a: Any, b: Any) -> bool:
     """Two matrices of one type, sharded plainly over one mesh, of which this process is a part?"""
-    if is_compiling() or not (isinstance(a, DTensor) and isinstance(b, DTensor)) or (a.dim(), b.dim()) != (2, 2):
+    if not _on_one_mesh(a, b) or (a.dim(), b.dim()) != (2, 2):
         return False
     plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
-    alike = a.device_mesh == b.device_mesh and a.dtype is b.dtype and NAMES.get(a.dtype) in STORED
-    shapes = a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape)
-    return plain and alike and shapes and a.device_mesh.get_coordinate() is not None
+    alike = a.dtype is b.dtype and NAMES.get(a.dtype) in STORED
+    return bool(plain and alike and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape))
+
+
+def _gradients_of(a: Any, b: Any) -> tuple[bool, bool]:
+    """Are those of A wanted, and those of B?"""
+    wanted = torch.is_grad_enabled()
+    return bool(wanted and a.requires_grad), bool(wanted and b.requires_grad)
 
 
 # ---- the product
 
 
-def _product(a: Any, b: Any, wanted: Wanted) -> Any:
+def _product(a: Any, b: Any, wanted: Wanted, way: Way) -> Any:
     processes = processes_of(a.device_mesh)
     with told_of_loss(processes, "parts of A and B are added up"):
         a, b = _added_up(a), _added_up(b)
-    found = product_by(_agreed(a, b, wanted, processes), a, b)
+    found = product_by(way, a, b)
     return _placed(found, wanted.placements, processes)
 
 
@@ -193,46 +208,96 @@ def _placed(found: Any, placements: Sequence[Any] | None, processes: Processes) 
 
 # ---- agreeing on a way
 
-_groups: dict[Any, Processes] = {}
+_groups: dict[Any, tuple[Any, Processes]] = {}
 _ways: dict[Any, dict[str, Way]] = {}
 
 
 def processes_of(mesh: Any) -> Processes:
     """Those of a mesh, counted row by row."""
-    found = _groups.get(mesh)
-    if found is None:
+    world, found = _groups.get(mesh, (None, None))
+    if found is None or world is not dist.group.WORLD:  # an equal mesh may be one of groups that were ended since
         numbers = tuple(mesh.mesh.flatten().tolist())
         if mesh.ndim == 1:
             group = mesh.get_group()
         elif len(numbers) == dist.get_world_size():
             group = dist.group.WORLD
         else:
-            group = mesh._flatten().get_group()
-        found = _groups[mesh] = Processes(group, numbers, numbers.index(dist.get_rank()))
+            group = _own_group(numbers, mesh.device_type)
+        found = Processes(group, numbers, numbers.index(dist.get_rank()))
+        _groups[mesh] = dist.group.WORLD, found
+        _ways.pop(mesh, None)
     return found
 
 
-def _agreed(a: Any, b: Any, wanted: Wanted, processes: Processes) -> Way:
-    """As the first process decided at the first product like this one."""
-    asked = a.shape[0], *b.shape, a.dtype, _cuts(a), _cuts(b), wanted.plan, wanted.error_growth
-    question = " ".join(map(str, (*asked, tuning_mode(), tuning_disabled(), emulation_allowed())))
+def _own_group(numbers: tuple[int, ...], kind: str) -> Any:
+    """Of processes that are not all there are; with the time-out of the group of all."""
+    backend = dist.group.WORLD._get_backend(torch.device(kind))
+    return dist.new_group(list(numbers), timeout=backend.options._timeout, use_local_synchronization=True)
+
+
+def _agreed(a: Any, b: Any, wanted: Wanted) -> Way | None:
+    """As the first process decided at the first product like this one; None for torch's own products.
+
+    With gloo all processes compare what they ask for each time; with NCCL, where that would wait for the device, when a
+    process asks something for the first time.
+    """
+    question, complaint = _question(a, b, wanted)
+    processes = processes_of(a.device_mesh)
     known = _ways.setdefault(a.device_mesh, {})
-    if question in known:
+    on_gpu = a.device_mesh.device_type == "cuda"
+    if on_gpu and question in known:
         return known[question]
+    device = torch.device("cuda", a.to_local().get_device()) if on_gpu else None
+    answered = everybody_knows(processes, question, question in known, device)
+    if complaint is not None:
+        raise complaint
+    if not _ours(a, b):
+        return None
+    if not answered:
+        if len(known) >= KEPT:
+            known.clear()
+        known[question] = _told_way(question, a, b, wanted, processes, device)
+    return known[question]
+
+
+def _question(a: Any, b: Any, wanted: Wanted) -> tuple[str, Exception | None]:
+    """What this process asks for, in words; and why that cannot be."""
+    shapes = " times ".join(f"{tuple(x.shape)} of {x.dtype} as {tuple(x.placements)}" for x in (a, b))
+    placed = None if wanted.placements is None else tuple(wanted.placements)
+    asked = f"{shapes}, plan {wanted.plan}, placements {placed}, error growth {wanted.error_growth}"
+    settings = f"gradients {_gradients_of(a, b)}, {tuning_mode()} {tuning_disabled()} {emulation_allowed()}"
+    complaint = _complaint(a, b, wanted)
+    return f"{asked}, {settings}" + (f" ({complaint})" if complaint else ""), complaint
+
+
+def _complaint(a: Any, b: Any, wanted: Wanted) -> Exception | None:
+    """Why this process cannot take part."""
+    try:
+        above = _above(wanted)
+    except PlanError as error:
+        return error
+    if not _ours(a, b):
+        return PlanError(NO_LEVEL.format(plan=wanted.plan)) if above not in (None, VENDOR) else None
+    place, shape = processes_of(a.device_mesh).place, tuple(a.device_mesh.mesh.shape)
+    for name, x in (("A", a), ("B", b)):
+        cuts = tuple(int(p.dim) if type(p) is Shard else None for p in x.placements)
+        box, local = Holdings(tuple(x.shape), shape, cuts).box(place), tuple(x.to_local().shape)
+        wanted_shape = box.rows.size, box.cols.size
+        if local != wanted_shape and not (0 in local and 0 in wanted_shape):
+            return ValueError(f"this process has {local} of {name}, where torch.chunk would have {wanted_shape}")
+    return None
+
+
+def _told_way(question: str, a: Any, b: Any, wanted: Wanted, processes: Processes, device: Any) -> Way:
+    """As the first process of the mesh decides, who tells the others."""
     told: list[Any] = [None]
     if processes.place == 0:
         told[0] = _first_answer(question, a, b, wanted)
-    device = torch.device("cuda", a.to_local().get_device()) if a.device_mesh.device_type == "cuda" else None
     with told_of_loss(processes, "how to share the product"):
         dist.broadcast_object_list(told, processes.numbers[0], processes.group, device)
     if isinstance(told[0], Exception):
         raise told[0]
     way: Way = told[0]
-    if way.question != question:
-        raise ValueError(f"the processes of a mesh ask for different products: {way.question}; here {question}")
-    if len(known) >= KEPT:
-        known.clear()
-    known[question] = way
     return way
 
 

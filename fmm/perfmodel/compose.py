@@ -27,14 +27,15 @@ from fmm.perfmodel.work.estimate import estimated_work, estimated_workspace
 from fmm.perfmodel.work.product_work import level_footprint
 from fmm.problem import Problem
 
-MOST_LEVELS = 3  # above a plan
-FINALISTS = 8  # that are worth a closer look
-NEAR = 0.8  # from this share of the allowed workspace on, it is counted and no longer estimated
-ABOUT = 1.5  # the error growth of a composition is its parts' multiplied, or little less, by no more than this
+MOST_LEVELS = 3  # that are put above a plan
+FINALISTS = 8  # compositions whose time is then predicted by the whole formula
+NEAR = 0.8  # from this share of the allowed workspace on, the workspace is counted and no longer estimated
+# The error growths of a composition's parts, multiplied, may be more than its own by up to this factor.
+ABOUT = 1.5
 
 
 class Room(NamedTuple):
-    """What a plan may need."""
+    """Limits within which plans are composed."""
 
     workspace: float  # bytes
     error_growth: float
@@ -55,13 +56,13 @@ class Above:
     tables: bool = False
 
     def beaten_by(self, other: Above) -> bool:
-        """Is the other one as good in everything?"""
+        """Is the other one at least as good in everything?"""
         better = other.seconds <= self.seconds and other.held <= self.held and other.lanes <= self.lanes
         return better and other.error_growth <= self.error_growth and other.tables <= self.tables
 
 
 class End(NamedTuple):
-    """A plan for the products that are left: what it costs for each."""
+    """A plan for the products that the levels above leave, and what each of these costs by it."""
 
     plan: Plan
     seconds: float
@@ -71,7 +72,7 @@ class End(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """Levels above a plan, by guessed seconds; the number tells equally fast ones apart."""
+    """Levels above a plan. They are sorted by guessed seconds, equally fast ones by their number."""
 
     seconds: float
     number: int
@@ -107,7 +108,7 @@ def composed_plans(
 
 
 def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Calibration) -> Iterator[Above]:
-    """With one more level below, if that can stand there."""
+    """The same with one more level at the bottom, if that can stand there."""
     with suppress(PlanError):
         levels = (*above.levels, level)
         if (growth := _growth(levels, problem.dtype)) is None:

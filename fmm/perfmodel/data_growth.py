@@ -99,7 +99,7 @@ def _of_product(a: Array, b: Array, piece: int, rng: Any) -> float:
         return sum(_of_product(x, y, piece // 2, rng) for x, y in parts)
     k = a.shape[1]
     right = b @ rng.choice((-1.0, 1.0), (b.shape[1], VECTORS))
-    total = np.zeros((len(a), VECTORS), right.dtype)
+    total = np.zeros((len(a), VECTORS))
     found = 0.0
     for start in range(0, k, piece or k):
         part, before = np.zeros_like(total), 0.0

@@ -61,7 +61,7 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
 
 
 def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    """The same by estimates, in microseconds."""
+    """Predicted time of a plan, its counts estimated, which takes microseconds."""
     return predicted_seconds(plan, problem, estimated_work(plan, problem), calibration)
 
 
@@ -93,11 +93,12 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     time in which all lanes work, and the check for overflow, which reads A and B, counts as a sum.
     """
     lanes = _lanes(plan, problem, calibration)
-    products, begun, starts = _products(plan, problem, work, calibration, lanes)
+    products, calls_of_products, starts = _products(plan, problem, work, calibration, lanes)
     sums = _sums(plan, problem, work, calibration, lanes)
     hidden = calibration.overlap * min(products, sums * work.overlapped)
-    calls = starts + work.passes
-    launches = max(calibration.launch * calls, calibration.host * begun - (products + sums - hidden))
+    device_needs = calibration.launch * (starts + work.passes)
+    host_needs = calibration.host * calls_of_products - (products + sums - hidden)
+    launches = max(device_needs, host_needs)
     ends = 0.0
     if lanes > 1:
         ends = calibration.idle
@@ -108,40 +109,43 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 def _products(
     plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
 ) -> tuple[float, float, float]:
-    """Seconds of the leaf products, how many begin by themselves or as a batch, and in how many launches."""
+    """Seconds of the leaf products; how many calls they are, of one or of a batch; and how many launches."""
     dtype = DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
     tiles = work.tiles
-    aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
-    aside += 1 + work.copied * (rate.copied - 1)
+    # How many times as long as on aligned rows the vendor takes, and our own tiles.
+    unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
+    unaligned += 1 + work.copied * (rate.copied - 1)
+    unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     leaf = plan.leaf_use.leaf
     if leaf.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
         rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
     if leaf.sums_prepare and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _prepared_by_sums(rate, plan.levels[-1])
-    own = aside * leaf.relative_time
-    astray = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    seconds = begun = 0.0
+    seconds = calls = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
-            by_tiles = astray * tiles.slowdown(rate, m, k, n, together) if tiles else 0.0
-            slowdown = by_tiles or own * _vendors(rate, m, k, n, together)
+            if tiles:
+                slowdown = unaligned_tiles * tiles.slowdown(rate, m, k, n, together)
+            else:
+                slowdown = unaligned * leaf.relative_time * _vendors_slowdown(rate, m, k, n, together)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved) + count / batch * rate.start
-            begun += count / batch
-    more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
-    return seconds + more, begun + calls, begun * leaf.starts + calls
+            calls += count / batch
+    of_halves, half_calls = _halves(work, rate, dtype, calibration, lanes)
+    return seconds + of_halves, calls + half_calls, calls * leaf.starts + half_calls
 
 
 PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
 
 
 def _prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
-    """Where splits write the leaf's operands as it wants them: of what it does to prepare them one pass over the blocks
-    is left. (Left out: which layouts and coefficients splits cannot do that for.)"""
+    """The rate of a leaf whose operands the splits of the last level write as it wants them: of the passes by which the
+    leaf would prepare them, one over the blocks is left. (Left out: for which layouts and coefficients splits cannot do
+    so.)"""
     scheme = last.bilinear
     if not last.batched or scheme is None or last.itemsize_below(1) != 1:  # (parts of complex numbers are not read so)
         return rate
@@ -149,38 +153,37 @@ def _prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
-def _halves(
-    plan: Plan, work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int
-) -> tuple[float, float]:
-    """The same of products that are their own adjoints: where the leaf does one half alone a share of the whole's."""
-    seconds = starts = 0.0
+def _halves(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> tuple[float, float]:
+    """Seconds and calls of leaf products of which half is computed: a share of the whole product's time, where the leaf
+    has a function for one half."""
+    seconds = calls = 0.0
     for half in work.halves:
         m, k, count, batch, *_ = half
         if m and k:
             share = _share_of_half(half, work, rate, dtype, calibration.batches)
-            compute = dtype.flops * m * k * m / rate.flops * _vendors(rate, m, k, m, max(batch, lanes))
+            whole = dtype.flops * m * k * m / rate.flops * _vendors_slowdown(rate, m, k, m, max(batch, lanes))
             moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(share * compute, moved)
-            starts += count / batch
-    return seconds, starts
+            seconds += count * max(share * whole, moved)
+            calls += count / batch
+    return seconds, calls
 
 
 def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:
-    """What one half takes of the time of the whole product on rows that are aligned."""
+    """One half's time as a share of the time of the whole product on aligned rows."""
     m, k, _, batch, name, loose = half
     leaf = leaf_use(name).leaf
-    aligned = not work.halves_unaligned and not work.halves_odd  # else those types are the vendor's
-    known = dtype.name not in leaf.turned_halves or leaf_use(name).order != ""
-    if known and dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
+    aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
+    lies_as_wanted = dtype.name not in leaf.turned_halves or leaf_use(name).order != ""
+    if lies_as_wanted and dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
         # Tiles on the diagonal are whole.
         return leaf.relative_time * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
-    aside = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
-    if dtype.name not in leaf.rank_updates:
-        return leaf.relative_time * aside
+    unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
+    if dtype.name not in leaf.rank_updates:  # the whole product is computed
+        return leaf.relative_time * unaligned
     if batches and batch > 1 and m <= leaf.whole_halves:
         return leaf.relative_time
     apart = 1 + rate.half_apart / m if batch > 1 else 1.0
-    return leaf.relative_time * apart * (rate.half if k >= rate.half_least else rate.half_below * aside)
+    return leaf.relative_time * apart * (rate.half if k >= rate.half_least else rate.half_below * unaligned)
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
@@ -200,11 +203,11 @@ def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, la
     return (traffic * problem.itemsize + calibration.small * work.passes) / calibration.stream
 
 
-def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float:
+def _vendors_slowdown(rate: Rate, m: float, k: float, n: float, together: float) -> float:
     """How many times as long as flops / rate a product of the vendor's takes, where its rows are aligned."""
     if together * m * n < FEW_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
-        own = _in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n
-        return own * (rate.batch if together > 1 else 1.0)
+        slowdown = _in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n
+        return slowdown * (rate.batch if together > 1 else 1.0)
     slowdown, reading = 1 + rate.fill / (together * m * n) + rate.pipe / k, rate.rows / m + rate.cols / n
     if not rate.slots:
         slowdown, reading = slowdown + reading, 0.0
@@ -214,15 +217,19 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
     return (slowdown + reading) * (rate.batch if together > 1 else 1.0)
 
 
-# Sides of the tiles in which the vendor's ordinary cores compute C; what a tile of half the size takes longer for each
-# number. (Settled on the products of five H200s.)
-FEW_ROUNDS = 3  # of more of them, what the last one leaves idle is little, and `fill` says it better
+# The vendor's rounds of tiles are counted where they are fewer than these. Of more, the last one leaves little idle,
+# and `fill` describes that better.
+FEW_ROUNDS = 3
+# Sides of the tiles in which the vendor's ordinary cores compute C, and by what share a tile of half the size takes
+# longer for each number. (Settled on the products of five H200s.)
 ROUND_TILES, HALVED = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
 
 
 def _in_rounds(rate: Rate, m: float, k: float, n: float, together: float) -> float:
-    """The same where every multiprocessor computes a tile at a time: by tiles of the size with which it is done first.
-    If there are fewer than multiprocessors, each is cut along the inner dimension, as often as there are some to spare.
+    """That slowdown where every multiprocessor computes a tile at a time, in tiles of the size that is done first.
+
+    Where tiles are fewer than multiprocessors, each is cut along the inner dimension as often as there are some to
+    spare.
     """
     least = inf
     for rows, cols in ROUND_TILES:

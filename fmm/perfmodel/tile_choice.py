@@ -11,7 +11,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiles.tiled import TileOp, lower_tiles
 from fmm.kernels.cuda.products.tiles.tma_parts import ALONE, BEGIN, IN_TURN, Part, makespan, parts_of
-from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
+from fmm.kernels.cuda.target import ALIGNED, Alignment, Target
 from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launch_seconds, resident_blocks, tiles_made
 
 ENOUGH = 256  # threads that are enough to keep a multiprocessor busy in float64
@@ -78,7 +78,7 @@ def best_by_engine(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model as `fmm.kernels.cuda.select.TileModel`."""
+    """The block model as `fmm.kernels.cuda.target.TileModel`."""
 
     def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel

@@ -11,10 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fmm.arrays.library import Library, Setting
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.cpu.half_product import make_hermitian
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
+from fmm.runtime.calls.operands import spans_meet
 from fmm.runtime.calls.prepare import Ask, prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
@@ -59,28 +62,54 @@ def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> An
     call = prepared(library, a, None, out, KNOWN[rows, fill], _prepare_alone)
     if call.plan is None:
         return None
+    if out is not None and not _writes_beside(call, library.pointer(a), library.pointer(out)):
+        return None
     left, right = (a, library.transposed(a)) if rows else (library.transposed(a), a)
     target = library.transposed(out) if fill == "upper" else out
-    if out is not None and not writes_there(library, call, left, right, target):
-        return None
     c = by_plan(library, call, left, right, target, NO_WISHES)
     return c if out is None else None if c is None else out
+
+
+def _writes_beside(call: Call, a: int, out: int) -> bool:
+    """Can its plan write into `out` there, which begins at this address? Both factors are in a's memory."""
+    return call.direct and not spans_meet(a, call.spans[0], out, call.spans[2])
 
 
 KNOWN = {(rows, fill): HalfWishes(rows, fill) for rows in (False, True) for fill in HALVES}
 
 
 def _small_gram(library: Library, a: Any, out: Any, rows: bool) -> Any:
-    """A product of a few rows by the library itself, where that calls BLAS's function for halves."""
-    if type(a) is not np.ndarray or a.ndim != 2 or a.dtype not in REAL_BLAS or max(a.shape) > SMALL_SIDE:
+    """A product of a few rows by the library itself: of real numbers it calls BLAS's function for halves, of complex
+    ones its product is made Hermitian."""
+    if type(a) is not np.ndarray or a.ndim != 2 or max(a.shape) > SMALL_SIDE:
         return None
-    left, right = (a, a.T) if rows else (a.T, a)
-    if out is not None and (out.shape != (len(left), len(left)) or out.dtype != a.dtype):
+    side = a.shape[0 if rows else 1]
+    if out is not None and (out.shape != (side, side) or out.dtype != a.dtype):
         return None
-    return library.vendor(left, right, out)
+    if a.dtype in REAL_BLAS:
+        return library.vendor(a, a.T, out) if rows else library.vendor(a.T, a, out)
+    if not _is_mirrored_whole(a, rows):
+        return None
+    turned = a.T.conj()
+    c = library.vendor(a, turned) if rows else library.vendor(turned, a)
+    make_hermitian(c)
+    if out is None:
+        return c
+    library.copy(c, out)
+    return out
+
+
+def _is_mirrored_whole(a: Any, rows: bool) -> bool:
+    """Is it a complex matrix of NumPy's whose whole product takes less than BLAS's way to one half?"""
+    if type(a) is not np.ndarray or a.ndim != 2 or a.dtype not in COMPLEX_BLAS:
+        return False
+    side = a.shape[0 if rows else 1]
+    return bool(side <= SMALL_HERMITIAN and side * a.size <= SMALL_WORK)
 
 
 REAL_BLAS = (np.dtype("float32"), np.dtype("float64"))
+COMPLEX_BLAS = (np.dtype("complex64"), np.dtype("complex128"))
+SMALL_HERMITIAN, SMALL_WORK = 256, 1 << 21  # rows, and multiply-adds
 SMALL_SIDE = 1024  # no plan for halves was seen to win up to here, and to ask for one costs 50 microseconds
 
 
@@ -100,6 +129,10 @@ def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequ
     call, chosen = _chosen(library, found, wishes, prepare)
     if call.plan is None and _is_librarys_own(call, found):
         return replace(call.decision, kernels=(f"{library.vendor_name}: BLAS's syrk, one half, and NumPy's mirror",))
+    alone = b is None and wishes == NO_WISHES and request == GramRequest(request.rows)
+    if alone and _is_mirrored_whole(a, request.rows):
+        whole = f"{library.vendor_name}: a whole product, of which one half is mirrored"
+        return replace(call.decision, kernels=(whole,))
     decision = replace(call.decision, kernels=kernel_lines(library, call, chosen.left, chosen.right, chosen.out))
     if chosen is found:
         return decision
@@ -206,6 +239,11 @@ def _finished(library: Library, found: Operands, product: Any) -> Any:
     """What else is asked, done to a whole product."""
     asked = found.asked
     out = product if found.out is None else found.out
-    library.finish_half(product, out, complex(asked.alpha).real, complex(asked.beta).real, asked.fill)
+    library.finish_half(product, out, _real(asked.alpha), _real(asked.beta), asked.fill)
     library.written(out)
     return out
+
+
+def _real(factor: Coefficient) -> float:
+    """Whole numbers as they are: not all of them are floats."""
+    return factor if isinstance(factor, int) else complex(factor).real

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fmm.arrays.kinds import kind_of, on_device
+from fmm.arrays.kinds import check_dense, kind_of, on_device
 from fmm.arrays.library import DeviceLibrary, Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
@@ -48,6 +48,10 @@ class PreparedOperand:
     def ndim(self) -> int:
         return len(self.shape)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied, and prepared anew where the copy is made: what is kept stands behind the array, in its memory."""
+        return prepare_operand, (self._array, self.side)
+
     def __array__(self, *given: Any, **named: Any) -> Any:
         raise TypeError("a prepared operand is for fmm.matmul and fmm.explain: other functions want the array itself")
 
@@ -58,6 +62,7 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
     if getattr(x, "requires_grad", False):
         raise ValueError("a prepared operand gets no gradients: prepare x.detach()")
+    check_dense("fmm.prepare", x)
     library = library_of(x, x)
     own = library.adopted(x, x, None)
     x = own[0] if own else x
@@ -65,7 +70,9 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
     if found is not None:
         return found
     copy = _copied(library, x)
-    return PreparedOperand(side, tuple(copy.shape), _type_name(copy), int(copy.nbytes), "", copy, None)
+    if not copy.ndim:
+        raise ValueError(f"fmm.prepare wants a matrix, not {type(x).__name__}")
+    return PreparedOperand(side, tuple(copy.shape), _type_name(copy), _bytes_of(copy), "", copy, None)
 
 
 def unwrapped(a: Any, b: Any, wishes: Wishes) -> tuple[Any, Any, Wishes]:
@@ -81,6 +88,20 @@ def unwrapped(a: Any, b: Any, wishes: Wishes) -> tuple[Any, Any, Wishes]:
     return arrays[0], arrays[1], wishes if kept is None else wishes._replace(kept=kept)
 
 
+def side_note(a: Any, b: Any) -> str:
+    """What may be meant where a prepared operand stands on the other side, and does not fit there."""
+    for x, side, name in ((a, "left", "a"), (b, "right", "b")):
+        if isinstance(x, PreparedOperand) and x.side != side and not _inner_sides_fit(a, b):
+            call = "fmm.matmul(x, p)" if x.side == "right" else "fmm.matmul(p, x)"
+            return f"{name} was prepared for the other side, {call}; for this one: fmm.prepare(..., side={side!r})"
+    return ""
+
+
+def _inner_sides_fit(a: Any, b: Any) -> bool:
+    left, right = (tuple(getattr(x, "shape", ())) for x in (a, b))
+    return not left or not right or bool(left[-1] == right[-2:][0])
+
+
 def _copied(library: Library, x: Any) -> Any:
     """In the order in which it lies."""
     if kind_of(x) == "torch":
@@ -92,6 +113,13 @@ def _copied(library: Library, x: Any) -> Any:
     copy = x.copy(order="K") if own else np.array(x)
     copy.flags.writeable = False
     return copy
+
+
+def _bytes_of(x: Any) -> int:
+    """Of a sparse tensor those of its numbers and of where they stand."""
+    if not getattr(x, "is_sparse", False):
+        return int(x.nbytes)
+    return int(x._values().nbytes + x._indices().nbytes)
 
 
 def _type_name(x: Any) -> str:

@@ -28,7 +28,7 @@ from fmm.runtime.decisions.left_to_vendor import SMALL_BYTES, left_to_vendor, sm
 from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.gemm import gemm_explained, gemm_product
 from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
-from fmm.runtime.prepared_operand import unwrapped
+from fmm.runtime.prepared_operand import side_note, unwrapped
 from fmm.runtime.semirings.path_request import PathRequest
 
 if TYPE_CHECKING:
@@ -68,8 +68,15 @@ def plain_product(library: Library, a: Any, b: Any) -> Any:
 
 def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
     """The product of any arrays with any options."""
-    out = single(out)
-    a, b, wishes = unwrapped(a, b, wishes)
+    try:
+        return _product_of_arrays(*unwrapped(a, b, wishes), single(out), options)
+    except (ValueError, RuntimeError) as error:  # the library's own, for shapes that do not match
+        if note := side_note(a, b):
+            error.add_note(note)
+        raise
+
+
+def _product_of_arrays(a: Any, b: Any, wishes: Wishes, out: Any, options: Mapping[str, Any]) -> Any:
     library = library_of(a, b, out).with_options(options)
     if library.watched():
         return _recorded_product(a, b, out, wishes)
@@ -85,12 +92,13 @@ def product_on(
 ) -> Any:
     """The product on a device: arrays on the host are streamed through it, those that are there stay there."""
     out = single(out)
-    machine = _machine_for(device, a, b, out)
+    x, y, _ = unwrapped(a, b, wishes)
+    machine = _machine_for(device, x, y, out)
     if machine is None:
         return any_product(a, b, out, options, wishes)
     from fmm.runtime.out_of_core import product
 
-    return product.host_product(NUMPY.with_options(options), a, b, out, machine, wishes, progress)
+    return product.host_product(NUMPY.with_options(options), x, y, out, machine, wishes, progress)
 
 
 def product_explained(
@@ -98,12 +106,12 @@ def product_explained(
 ) -> Decision:
     """What `any_product` would do, or with a device `product_on`, and why."""
     out = single(out)
+    a, b, wishes = unwrapped(a, b, wishes)
     machine = None if device is None else _machine_for(device, a, b, out)
     if machine is not None:
         from fmm.runtime.out_of_core import product
 
         return product.explained(NUMPY.with_options(options), a, b, out, machine, wishes)
-    a, b, wishes = unwrapped(a, b, wishes)
     library = library_of(a, b, out).with_options(options)
     if library.differentiable:
         from fmm.runtime.tensors import gradients

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from fmm.config.certify import CONFIDENCE, GAIN, ROUNDS, entry_of_rounds, is_certified, median_interval
+from fmm.config.certify import CONFIDENCE, GAIN, ROUNDS, entry_of_rounds, is_certified, median_interval, paired_ratios
 
 CASES = [
     # (the vendor's seconds over the candidate's, noise floor, certified)
@@ -30,6 +30,15 @@ def test_a_plan_is_certified_only_above_each_bound(ratios: list[float], noise: f
     assert entry.rounds == len(ratios) and entry.vendor_seconds == sorted(ratios)[len(ratios) // 2]
     if not certified:
         assert entry.speedup == entry.low == entry.high == 1.0
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    """Neither of sorted seconds nor of medians: what disturbs a machine for a round disturbs both."""
+    assert paired_ratios([3.0, 8.0], [2.0, 4.0]) == (1.5, 2.0)
+    with pytest.raises(ValueError, match="shorter"):
+        paired_ratios([3.0, 8.0], [2.0])
+    disturbed = [1.0, 1.0, 1.0, 10.0, 1.0, 1.0]
+    assert is_certified([1.5 * x for x in disturbed], disturbed, 0.0)
 
 
 def covered(n: int, rank: int) -> float:

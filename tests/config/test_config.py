@@ -148,6 +148,49 @@ def test_an_unknown_mode_is_said_once_and_is_cache(
     assert said() == ["fmm: FMM_TUNING_MODE is 'sometimes'; valid: off, cache, online, hasa; 'cache' is used"]
 
 
+@pytest.mark.parametrize(
+    ("name", "read", "usual"),
+    [
+        ("FMM_EMULATION", environment.emulation_allowed, True),
+        ("FMM_COMPONENTWISE", environment.componentwise_wanted, False),
+    ],
+)
+def test_a_switch_is_on_or_off_and_says_so_of_anything_else(
+    name: str,
+    read: Callable[[], bool],
+    usual: bool,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[], list[str]],
+) -> None:
+    for value, expected in (("", usual), ("0", False), ("1", True), ("no", False), ("OFF", False), ("True", True)):
+        monkeypatch.setenv(name, value)
+        assert read() == expected, value
+    assert said() == []
+    for value in ("maybe", "2"):
+        monkeypatch.setenv(name, value)
+        assert read() == read() == usual
+    valid = "valid: 0, 1, no, yes, off, on, false, true"
+    assert said() == [f"fmm: {name} is {value!r}; {valid}; '{int(usual)}' is used" for value in ("maybe", "2")]
+
+
+def test_anything_but_a_word_for_no_disables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (("", False), ("0", False), ("no", False), ("Off", False), ("1", True), ("please", True)):
+        monkeypatch.setenv("FMM_DISABLE", value)
+        assert environment.tuning_disabled() == expected, value
+
+
+def test_a_config_that_is_being_made_is_not_missed(path: Path, said: Callable[[], list[str]]) -> None:
+    """The first line of a first tuning was a warning that there is no config."""
+    decided()
+    assert said() == [
+        f"fmm: the config '{path}' is not used: it cannot be read: No such file or directory; `fmm-tune` writes it"
+    ]
+    other = path.with_name("soon.json")
+    files.expect_config(other)
+    assert files.Configs((other,), True).files == {} and len(said()) == 1
+
+
 def test_a_new_config_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr("fmm.config.files.time.monotonic", lambda: now)

@@ -18,12 +18,15 @@ from fmm.kernels.plans.plan import Plan, PlanError
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
 products = import_module("fmm.dask")
+dask_arrays = import_module("fmm.integrations.dask_arrays")
 
 GRIDS = [
     ((64, 64, 64), (16, 16)),  # four by four equal chunks
     ((70, 53, 61), (16, 16)),  # the last ones smaller
     ((33, 70, 20), (7, 7)),  # odd grids
     ((64, 64, 64), ((20, 44), (20, 44))),  # unequal chunks
+    ((71, 71, 71), ((20, 44, 7), (20, 44, 7))),  # and an odd number of them
+    ((71, 71, 71), ((5, 9, 1, 56), (5, 9, 1, 56))),
     ((5, 5, 5), (9, 9)),  # one chunk
     ((3, 0, 4), (2, 2)),  # nothing to add up
 ]
@@ -49,49 +52,69 @@ def test_products_of_all_grids(size: tuple[int, int, int], chunks: Any, dtype: s
     np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("plan", ["winograd", "strassen", "strassen^2"])
+def test_sums_of_chunks_of_different_heights_are_as_high_as_the_highest(plan: str) -> None:
+    """What is added to them may be lower: nothing is cut off."""
+    rows, cols = (7, 20, 44), (20, 44, 7)
+    (a, x), (b, y) = drawn((71, 71), (rows, rows), "float64", 1), drawn((71, 71), (rows, cols), "float64", 2)
+    np.testing.assert_allclose(products.matmul(x, y, plan=plan).compute(scheduler="sync"), a @ b, atol=1e-11)
+
+
+def tasks_of(product: Any) -> list[int]:
+    """Of each task that multiplies: how many products of chunks it adds up."""
+    tasks = dict(product.__dask_graph__()).values()
+    return [len(task[1]) for task in tasks if isinstance(task, tuple) and task[0] is multiplied_chunks]
+
+
+def chosen(grid: int, chunk: int, **asked: Any) -> tuple[int, int]:
+    """Products of chunks, and tasks, of what is chosen for square chunks."""
+    x = da.zeros((grid * chunk, grid * chunk), chunks=chunk)
+    found = tasks_of(products.matmul(x, x, **asked))
+    return sum(found), len(found)
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tasks, in this process."""
+    monkeypatch.setattr(dask_arrays, "workers_there", lambda: (1, 2))
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_levels_over_the_grid_where_chunks_are_large() -> None:
-    """The products that they save take longer than fetching and adding chunks: more so the larger these are. A grid of
-    two by two has one level."""
+    """The products that they save take longer than what more chunks cost: more so the larger these are, and the more of
+    them there are. A product's terms are one task wherever that leaves enough of these."""
+    assert [chosen(4, chunk) for chunk in (64, 1024, 4096, 32768)] == [(64, 16), (64, 16), (64, 16), (49, 49)]
+    assert [chosen(8, chunk) for chunk in (64, 1024, 4096, 32768)] == [(512, 128), (512, 128), (512, 128), (392, 196)]
+    assert (chosen(2, 64), chosen(2, 32768), chosen(1, 32768)) == ((8, 8), (8, 4), (1, 1))
 
-    def products_of(chunk: int, grid: int = 4) -> int:
-        x = da.zeros((grid * chunk, grid * chunk), chunks=chunk)
-        graph = dict(products.matmul(x, x).__dask_graph__())
-        return sum("multiplied_chunks" in repr(task) for task in graph.values())
 
-    assert [products_of(chunk) for chunk in (64, 1024, 4096, 8192)] == [64, 64, 49, 49]
-    assert (products_of(64, 2), products_of(32768, 2)) == (8, 7)
+def test_more_workers_than_tasks_have_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for workers, expected in (((2, 1), 16), ((4, 2), 32), ((16, 4), 64)):
+        monkeypatch.setattr(dask_arrays, "workers_there", lambda workers=workers: workers)
+        assert chosen(4, 512) == (64, expected)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_long_inner_side_is_not_one_chain_of_tasks() -> None:
+    """One chunk of the result, of which 64 products are the sum: none of their tasks waits for another."""
+    (a, x), (b, y) = drawn((3, 128), (3, 2), "float64", 1), drawn((128, 5), (2, 5), "float64", 2)
+    found = products.matmul(x, y)
+    graph = dict(found.__dask_graph__())
+    made = {key for key, task in graph.items() if isinstance(task, tuple) and task[0] is multiplied_chunks}
+    assert len(made) >= 8
+    assert not any(before in made for key in made for before in (*graph[key][1], *graph[key][2], graph[key][5]))
+    np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=1e-12)
 
 
 def test_seven_products_of_chunks_for_eight() -> None:
     """Counted in the graph: (4/2)^3 products in each of seven blocks, for 4^3."""
     x = da.ones((64, 64), chunks=16)
-
-    def multiplied(plan: str) -> int:
-        graph = dict(products.matmul(x, x, plan=plan).__dask_graph__())
-        return sum("multiplied_chunks" in repr(task) for task in graph.values())
-
-    assert (multiplied("vendor"), multiplied("winograd"), multiplied("strassen^2")) == (64, 56, 49)
+    assert [sum(tasks_of(products.matmul(x, x, plan=p))) for p in ("vendor", "winograd", "strassen^2")] == [64, 56, 49]
 
 
-def test_a_level_is_chosen_for_large_chunks_alone() -> None:
-    def plan_of(side: int, chunk: int) -> bool:
-        x = da.ones((side, side), chunks=chunk)
-        graph = dict(products.matmul(x, x).__dask_graph__())
-        return any("combined_chunks" in repr(task) for task in graph.values())
-
-    assert plan_of(131072, 32768)
-    assert not plan_of(400, 100)
-    assert not plan_of(32768, 32768)  # a grid of one chunk
-
-
+@pytest.mark.usefixtures("two_threads")
 def test_the_error_limit_holds_for_the_grid_and_the_chunks_together() -> None:
-    x = da.ones((131072, 131072), chunks=32768)
-
-    def multiplied(limit: float) -> int:
-        graph = dict(products.matmul(x, x, max_error_growth=limit).__dask_graph__())
-        return sum("multiplied_chunks" in repr(task) for task in graph.values())
-
-    assert [multiplied(limit) for limit in (1.0, 3.0, 15.0)] == [64, 56, 49]
+    assert [chosen(8, 32768, max_error_growth=limit)[0] for limit in (1.0, 3.0, 15.0)] == [512, 448, 392]
 
 
 @pytest.mark.parametrize("plan", ["3m", "gram", "strassen.fused > tile", "no-such-scheme"])
@@ -115,7 +138,9 @@ def test_tasks_leave_their_operands_alone() -> None:
     a, b = np.arange(6.0).reshape(2, 3), np.ones((3, 3))
     before = a.copy(), b.copy()
     assert (combined_chunks((1.0, -2.0), [a, b]) == np.pad(a, ((0, 1), (0, 0))) - 2 * b).all()
-    assert (multiplied_chunks(a, b[:2], 2, -1, np.ones((1, 3)), None) == 2 * a[:, :2] @ b[:2] - [[1], [0]]).all()
+    one_row = np.ones((1, 3))
+    assert (multiplied_chunks([a], [b[:2]], 2, -1, one_row, None) == 2 * a[:, :2] @ b[:2] - [[1], [0]]).all()
+    assert (one_row == 1).all()
     assert (resized_chunk(a, 1, 4) == [[0, 1, 2, 0]]).all()
     assert (a == before[0]).all() and (b == before[1]).all()
 

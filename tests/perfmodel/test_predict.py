@@ -21,7 +21,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choosable import candidates
 from fmm.perfmodel.choose import Choice, Limits, choose, ranked_candidates
 from fmm.perfmodel.margins import few_tiles_doubt
-from fmm.perfmodel.predict import _vendors, predict, predict_vendor, predicted_seconds
+from fmm.perfmodel.predict import _vendors_slowdown, predict, predict_vendor, predicted_seconds
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.perfmodel.work.estimate import counted_work, estimated_work, estimated_workspace
@@ -77,8 +77,8 @@ def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -
 ])  # fmt: skip
 def test_whole_rounds_of_tiles(m: int, n: int, together: int, slowdown: float) -> None:
     rate = Rate(1e12, 1e9, 0.0, sms=132.0)
-    assert _vendors(rate, m, 1 << 20, n, together) == pytest.approx(slowdown)
-    assert _vendors(replace(rate, pipe=8.0), 256, 32, 128 * 132, 1) == pytest.approx(1 + 8 / 32)
+    assert _vendors_slowdown(rate, m, 1 << 20, n, together) == pytest.approx(slowdown)
+    assert _vendors_slowdown(replace(rate, pipe=8.0), 256, 32, 128 * 132, 1) == pytest.approx(1 + 8 / 32)
 
 
 def test_what_each_start_takes_beside_the_product() -> None:

@@ -439,6 +439,36 @@ def test_growth_on_data_is_that_of_all_sums(
     assert growth_on_data(Plan.parse(f"{name} > vendor"), a, b, piece) == pytest.approx(wanted, rel=0.05)
 
 
+def test_growth_on_data_of_three_real_products(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P - Q and R - P - Q: the errors of two of them count twice. Below, each is a fast real product."""
+    monkeypatch.setattr(data_growth, "VECTORS", 300)
+    a, b = (x + 1j * y for x, y in rng.standard_normal((2, 2, 96, 96)))
+    pairs = ((a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag))
+    of_products = {
+        "3m > vendor": [of_partial_sums(*pair, 48) for pair in pairs],
+        "3m > winograd > vendor": [of_all_sums("winograd", *pair, 48) for pair in pairs],
+    }
+    for plan, (p, q, r) in of_products.items():
+        classical = sum(of_partial_sums(x, y, 24) for x in (a.real, a.imag) for y in (b.real, b.imag))
+        wanted = np.sqrt((2 * p + 2 * q + r) / classical)
+        assert growth_on_data(plan, a, b, piece=48) == pytest.approx(wanted, rel=0.05)
+
+
+def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every partial sum is rounded once; a piece as long as all of k is rounded once more, into the whole."""
+    monkeypatch.setattr(data_growth, "VECTORS", 300)
+    monkeypatch.setattr(data_growth, "STEP", 1)
+    a, b = rng.standard_normal((2, 64, 64))
+    last = float(((a @ b) ** 2).sum())
+    whole = of_partial_sums(a, b, 64)
+    found = [data_growth._of_product(a, b, piece, rng) for piece in (0, 64)]
+    terms = sum(float(((a[:, :i] @ b[:i]) ** 2).sum()) for i in range(65)) - last / 2  # half of the first and last
+    assert found == pytest.approx([terms, terms + last], rel=0.05)
+    assert whole == pytest.approx(terms + 1.5 * last, rel=1e-9)
+
+
 def test_types_grow_differently() -> None:
     """By three levels: a limit of 10 is one for float32, and no longer one for bfloat16."""
     plan = Plan.parse("strassen^3.batched.pad16 > vendor")

@@ -1,24 +1,49 @@
-"""`make gpu-check` without a device: which steps it takes, and what it says of them."""
+"""`make gpu-check` without a device: which steps it takes, in what time, and what it says of them."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.compile_ahead import processes, with_cache
-from benchmarks.gpu_check import FEW, GATED, SEVERAL, TIMED, Step, joined, outcome, several_steps, side_by_side, steps
+from benchmarks.gpu_check import LEFT, Checks, arguments_of, batches, chosen, code_digest, joined, run_steps, told
+from benchmarks.gpu_steps import FEW, GATED, SEVERAL, TIMED, Places, Step, several_steps, side_by_side, steps
+from benchmarks.step_runs import GRACE, ROUNDED_OFF, Ended, run_together
+
+PLACES = Places(Path("results/device"), Path("notes"))
+CHECKS = ["tests", "hostile use", "random integers", "memcheck", "racecheck", "torch's tests", "cupy's tests"]
+MEASURED = ["regret", "default calls", "halves", "random structures", "complex", "integers", "out of core", "training"]
 
 
-def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
-    found = list(steps(["--quick"], "/opt/compute-sanitizer"))
-    names = ["kernels", "tests", "timed tests", "hostile use", "random integers", "memcheck", "racecheck", "benchmark"]
-    assert [step.name for step in found] == names
-    assert found[5].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
-    assert found[6].command[-len(FEW) :] == FEW
-    assert found[7].command[1:] == ("-m", "benchmarks.gpu", "--quick")
-    assert not any(step.missing for step in found)
+def found_steps(*arguments: str, sanitizer: str | None = None, **given: Any) -> dict[str, Step]:
+    return {step.name: step for step in steps(arguments, sanitizer, PLACES, **{"checkouts": {}, **given})}
+
+
+# ---- which steps
+
+
+def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alone() -> None:
+    found = found_steps("--quick", sanitizer="/opt/compute-sanitizer")
+    assert [*found] == ["kernels", *CHECKS, "timed tests", *MEASURED, "kernels of papers", "papers", "benchmark"]
+    assert [name for name, step in found.items() if not step.alone] == CHECKS
+    together = next(batch for batch in batches(found.values()) if len(batch) > 1)
+    assert [step.name for step in together] == CHECKS
+    assert found["memcheck"].command == (
+        *("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"),
+        *(*FEW, *GATED),
+    )
+    assert found["racecheck"].command[-len(FEW) :] == FEW
+    assert found["benchmark"].command[-1] == "--quick"
+    assert {name for name, step in found.items() if step.missing} == {"torch's tests", "cupy's tests"}
 
 
 @pytest.mark.parametrize(
@@ -34,9 +59,11 @@ def test_tests_run_side_by_side_but_for_those_that_measure(
 ) -> None:
     together = processes(lambda name: name in packages, cores)
     assert together == options
-    _, many, alone, *_ = steps([], None, together)
-    assert many.command[-len(options) - 3 :] == (*options, f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests")
-    assert alone.command[-1] == TIMED and "-n" not in alone.command
+    found = found_steps(together=together)
+    many, alone = found["tests"].command, found["timed tests"].command
+    assert many[-3:] == (f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests")
+    assert options == many[6 : 6 + len(options)] and str(PLACES.ended_tests) in many
+    assert alone[-1] == TIMED and "-n" not in alone
 
 
 def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
@@ -44,41 +71,222 @@ def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
     assert not options or 1 <= int(options[1]) <= 14
 
 
+def test_other_projects_tests_run_where_their_checkouts_are_named() -> None:
+    found = found_steps(together=("-n", "14"), checkouts={"FMM_CUPY_TESTS": "cupy-sources"})
+    command = found["cupy's tests"].command
+    assert command[2:5] == ("benchmarks.outside", "cupy", "cupy-sources") and command[-3:-1] == ("--pytest", "-n")
+    assert not found["cupy's tests"].missing and "FMM_TORCH_TESTS" in found["torch's tests"].missing
+
+
 def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
-    tests, benchmark = several_steps(2, "results/device-x2")
+    tests, benchmark = several_steps(2, PLACES._replace(results=Path("results/device-x2")))
     assert tests.command[-1] == SEVERAL and not tests.missing
     assert benchmark.command[4:6] == ("--nproc-per-node", "2") and not benchmark.missing
-    assert benchmark.command[-1] == "results/device-x2/distributed.json"
-    assert {step.missing for step in several_steps(1, "")} == {"there is one device"}
+    assert benchmark.command[-1] == os.path.join("results", "device-x2", "distributed.json")
+    assert {step.missing for step in several_steps(1, PLACES)} == {"there is one device"}
+
+
+@pytest.mark.parametrize("name", [*MEASURED, "papers", "benchmark"])
+def test_commands_of_benchmarks_are_understood(name: str) -> None:
+    """Their own parsers take what they are told, without a device."""
+    step = found_steps()[name]
+    assert step.command[1] == "-m" and Path(*step.command[2].split(".")).with_suffix(".py").exists()
+    text = Path(*step.command[2].split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    if name != "papers":
+        options = [x for x in (*step.command[3:], step.told) if x.startswith("--")]
+        assert all(f'"{option}"' in text for option in options), options
 
 
 def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
-    first = next(steps([], None))
+    first = next(steps([], None, PLACES))
     assert first.command[1:] == ("-m", "benchmarks.compile_ahead")
     assert with_cache({})["CUPY_CACHE_DIR"].endswith(".cupy-cache")
     assert with_cache({"CUPY_CACHE_DIR": "elsewhere"}) == {"CUPY_CACHE_DIR": "elsewhere"}
 
 
-def test_a_sanitizer_that_is_absent_is_named_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    def run(command: tuple[str, ...]) -> int:
-        raise AssertionError(command)
-
-    step = list(steps([], None))[6]
-    assert outcome(step, run) == {"step": "racecheck", "outcome": "left out: compute-sanitizer is not on PATH"}
-    assert "racecheck: left out: compute-sanitizer is not on PATH" in capsys.readouterr().out
+# ---- how a step ends
 
 
-@pytest.mark.parametrize(("status", "text"), [(0, "passed"), (3, "failed with status 3")])
-def test_a_step_says_how_it_ended(status: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = outcome(Step("tests", ("python", "-m", "pytest")), lambda command: status)
-    assert (found["outcome"], found["command"]) == (text, "-m pytest")
-    assert f"tests: {text}" in capsys.readouterr().out
+def ended(step: Step, status: int = 0, seconds: float = 5, allowed: float = 100, stopped: bool = False) -> Ended:
+    return Ended(step, status, seconds, allowed, stopped, Path("log"))
+
+
+ALONE = Step("alone", (), most=100, told="--time-limit")
+RESUMED = ALONE._replace(goes_on=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "whole", "outcome"),
+    [
+        (ended(ALONE), 500, "passed"),
+        (ended(ALONE, 3), 500, "failed with status 3"),
+        (ended(ALONE, -9, 100, 100, stopped=True), 500, "failed: stopped after 100 s"),
+        # It had less time than it may take, since others came first; or all that there ever is.
+        (ended(ALONE, -9, 50, 50, stopped=True), 500, "time was up after 50 s"),
+        (ended(ALONE, -9, 50, 50, stopped=True), 50, "failed: stopped after 50 s"),
+        (ended(ALONE, 0, 95), 500, "passed"),
+        # What goes on has ended when it does so before its time.
+        (ended(RESUMED, 0, 95), 500, "time was up after 95 s"),
+        (ended(RESUMED, 0, 20), 500, "passed"),
+        (ended(RESUMED, 2, 100, 100, stopped=True), 500, "time was up after 100 s"),
+        (ended(RESUMED, 1, 20), 500, "failed with status 1"),
+    ],
+)
+def test_a_step_says_how_it_ended(found: Ended, whole: float, outcome: str) -> None:
+    assert found.outcome(whole) == outcome
+
+
+def python(text: str) -> tuple[str, ...]:
+    return sys.executable, "-c", text
+
+
+def test_steps_run_beside_each_other_and_keep_what_they_say(tmp_path: Path) -> None:
+    """Each waits until the other has begun."""
+    wait = "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:3])\nmine.touch()\n"
+    wait += "while not other.exists(): time.sleep(0.01)\nprint('met', *sys.argv[3:])"
+    places = [str(tmp_path / name) for name in "ab"]
+    both = [Step(f"step {i}", (*python(wait), *places[:: 1 - 2 * i]), told="--limit") for i in range(2)]
+    found = run_together(both, 40, tmp_path / "notes")
+    assert sorted(x.step.name for x in found) == ["step 0", "step 1"] and all(x.status == 0 for x in found)
+    assert (tmp_path / "notes" / "step-0.txt").read_text() == f"met --limit {ROUNDED_OFF * 40:.0f}\n"
+
+
+def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
+    child = (
+        f"import subprocess, sys, time\nx = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])"
+    )
+    child += "\nprint(x.pid, flush=True)\ntime.sleep(60)"
+    began = time.monotonic()
+    (found,) = run_together([Step("hangs", python(child))], 1.0, tmp_path)
+    assert found.stopped and found.status != 0 and time.monotonic() - began < 1 + GRACE
+    number = int((tmp_path / "hangs.txt").read_text().split()[0])
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(number, 0)
+            state = Path(f"/proc/{number}/stat")
+            if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
+                raise ProcessLookupError  # ended; whoever inherited it has not looked yet
+            time.sleep(0.02)
+
+
+def test_what_hears_no_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.step_runs.GRACE", 0.3)
+    deaf = (
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)"
+    )
+    (found,) = run_together([Step("deaf", python(deaf))], 1.0, tmp_path)
+    assert found.stopped and found.status == -signal.SIGKILL
+
+
+# ---- a call, and the next one
+
+
+class Fakes:
+    """In the place of processes: how steps end, by their names; it notes what was begun with how much time."""
+
+    def __init__(self, clock: Any = None, **found: dict[str, Any]) -> None:
+        self.found, self.begun, self.clock = found, list[str](), clock
+
+    def __call__(self, batch: Sequence[Step], left: float, notes: Path) -> list[Ended]:
+        notes.mkdir(parents=True, exist_ok=True)
+        made = []
+        for step in batch:
+            self.begun.append(step.name)
+            log = notes / f"{step.name}.txt"
+            log.write_text(f"{step.name} says so\n")
+            given = {"seconds": 1.0, "allowed": min(step.most, left), "status": 0, "stopped": False}
+            made.append(Ended(step, log=log, **(given | self.found.get(step.name, {}))))
+        return made
+
+
+def begun_checks(folder: Path, code: str = "code", **more: Any) -> tuple[Checks, Places]:
+    order = ["first", "second", "third", "fourth"]
+    places = Places(folder / "results", folder / "notes")
+    return Checks(places.results / "checks.json", {"commit": "abc"}, code, order, **more), places
+
+
+FOUR = [
+    Step("first", ("python", "first")),
+    Step("second", ("python",), alone=False, goes_on=True),
+    Step("third", ("python",), alone=False),
+    Step("fourth", ("python",), least=50),
+]
+
+
+def test_a_step_that_fails_keeps_none_from_being_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checks, places = begun_checks(tmp_path)
+    run = Fakes(first={"status": 7})
+    assert run_steps(FOUR, checks, places, 1000, run) == []
+    assert run.begun == ["first", "second", "third", "fourth"]
+    content = json.loads(checks.path.read_text())
+    assert content["environment"] == {"commit": "abc"}
+    assert [x["outcome"] for x in content["checks"]] == ["failed with status 7", *["passed"] * 3]
+    assert content["checks"][0]["command"] == "first" and content["checks"][0]["commit"] == "abc"
+    assert told(FOUR, [], checks) == 1
+    assert "first says so" in capsys.readouterr().out
+    # Nothing of it is done again, unless somebody asks.
+    assert chosen(FOUR, [], False, checks) == [] and chosen(FOUR, [], True, checks) == FOUR
+    assert [step.name for step in chosen(FOUR, ["third"], False, checks)] == ["third"]
+
+
+def test_the_next_call_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    checks, places = begun_checks(tmp_path)
+    run = Fakes(second={"stopped": True, "status": 2})
+    left = run_steps(FOUR, checks, places, 40, run)
+    assert left == ["second", "fourth"] and run.begun == ["first", "second", "third"]
+    assert told(FOUR, left, checks) == LEFT
+    again = chosen(FOUR, [], False, checks)
+    assert [step.name for step in again] == left
+    assert run_steps(again, checks, places, 40, second := Fakes()) == ["fourth"] and second.begun == ["second"]
+    # What comes first is begun, however little time there is: else it never would be.
+    last = chosen(FOUR, [], False, checks)
+    assert run_steps(last, checks, places, 40, third := Fakes()) == [] and third.begun == ["fourth"]
+    assert told(FOUR, [], checks) == 0
+
+
+def test_other_code_is_checked_anew(tmp_path: Path) -> None:
+    checks, places = begun_checks(tmp_path)
+    run_steps(FOUR, checks, places, 1000, Fakes())
+    later, _ = begun_checks(tmp_path, code="changed")
+    assert chosen(FOUR, [], False, later) == FOUR
+    tree = tmp_path / "fmm"
+    tree.mkdir()
+    (tree / "x.py").write_text("1")
+    first = code_digest(tmp_path)
+    (tmp_path / "results" / "new.json").write_text("{}")
+    assert code_digest(tmp_path) == first
+    (tree / "x.py").write_text("2")
+    assert code_digest(tmp_path) != first
+
+
+def test_what_is_missing_is_said_each_time_and_never_done(tmp_path: Path) -> None:
+    checks, places = begun_checks(tmp_path)
+    planned = [FOUR[0]._replace(missing="no such tool"), FOUR[3]]
+    assert run_steps(planned, checks, places, 1000, run := Fakes()) == [] and run.begun == ["fourth"]
+    assert checks.known[0] == {"step": "first", "outcome": "left out: no such tool", "commit": "abc", "code": "code"}
+    assert chosen(planned, [], False, checks) == planned[:1] and told(planned, [], checks) == 0
+
+
+def test_what_was_written_is_copied_after_each_step(tmp_path: Path) -> None:
+    to = tmp_path / "fetched"
+    checks, places = begun_checks(tmp_path, copy_to=to)
+    places.results.mkdir()
+    (places.results / "old.json").write_text("{}")
+    os.utime(places.results / "old.json", (0, 0))
+    run_steps(FOUR[:1], checks, places, 1000, Fakes())
+    found = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
+    assert found == [os.path.join("notes", "first.txt"), os.path.join("results", "checks.json")]
+
+
+def test_arguments_are_the_checks_own_or_the_benchmarks() -> None:
+    options, others = arguments_of(["--time-limit", "570", "--quick", "--steps", "tests,papers", "--rounds", "3"])
+    assert (options.time_limit, options.steps, others) == (570, "tests,papers", ["--quick", "--rounds", "3"])
 
 
 def test_some_steps_again_leave_what_is_known_of_the_others() -> None:
-    known = [{"step": name, "commit": "old"} for name in ("tests", "memcheck", "benchmark")]
-    found = joined(known, [{"step": name, "commit": "new"} for name in ("racecheck", "tests")])
-    order = ["tests", "memcheck", "racecheck", "benchmark"]
+    known = [{"step": name, "commit": "old"} for name in ("tests", "memcheck", "benchmark", "of another day")]
+    found = joined(known, [{"step": name, "commit": "new"} for name in ("racecheck", "tests")], [*CHECKS, "benchmark"])
+    order = ["tests", "memcheck", "racecheck", "benchmark", "of another day"]
     assert found == [{"step": s, "commit": "new" if s in ("tests", "racecheck") else "old"} for s in order]
 
 

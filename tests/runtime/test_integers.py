@@ -286,3 +286,84 @@ def test_the_command_finds_a_wrong_entry(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(random_integers, "multiply_on_host", wrong)
     assert random_integers.main(["--device", "cpu", "--count", "9"]) == 1
     assert "seed 0: " in capsys.readouterr().out
+
+
+# ---- factors
+
+
+@pytest.mark.parametrize("alpha", [2, 2.0, np.float32(2), np.int8(2), -3.0])
+def test_factors_are_whole_however_they_are_written(alpha: Any) -> None:
+    a = spread(np.random.default_rng(9), "int64", (20, 20))
+    whole = int(alpha)
+    np.testing.assert_array_equal(fmm.gemm(a, a, a, alpha=alpha, beta=alpha), np.matmul(a, a) * whole + a * whole)
+    symmetric = a.T @ a
+    np.testing.assert_array_equal(fmm.gram(a, alpha=alpha), symmetric * whole)
+    np.testing.assert_array_equal(fmm.gram(a, None, symmetric.copy(), alpha=alpha, beta=alpha), symmetric * whole * 2)
+
+
+def test_a_factor_that_is_no_float() -> None:
+    a, most = np.ones((3, 3), np.int64), 2**53 + 1
+    assert (fmm.gemm(a, a[:, :1], alpha=most) == 3 * most).all() and (fmm.gram(a, alpha=most) == 3 * most).all()
+    assert (fmm.gram(a.astype(float), alpha=2**70) == 3.0 * 2**70).all()
+
+
+OUTSIDE: tuple[tuple[str, Any, type[Exception], str], ...] = (
+    ("uint8", -1, ValueError, "alpha must be a number that uint8 holds, 0 to 255, not -1"),
+    ("int8", 128, ValueError, "alpha must be a number that int8 holds, -128 to 127, not 128"),
+    ("uint64", -2.0, ValueError, "alpha must be a number that uint64 holds, .* not -2"),
+    ("int64", 1e300, ValueError, "alpha must be a number that int64 holds"),
+    ("bool", 2, ValueError, "alpha must be a number that bool holds, 0 to 1, not 2"),
+    ("int32", 0.5, TypeError, "alpha must be a whole number, not 0.5: cannot cast such multiples to int32"),
+    ("int32", float("nan"), TypeError, "alpha must be a whole number"),
+)
+
+
+@pytest.mark.parametrize(("dtype", "factor", "error", "message"), OUTSIDE)
+def test_factors_that_the_type_does_not_hold(dtype: str, factor: Any, error: type[Exception], message: str) -> None:
+    """Refused by the argument's name, before anything is written."""
+    a, out = np.ones((4, 4), dtype), np.ones((4, 4), dtype)
+    for call in (
+        lambda: fmm.gemm(a, a, alpha=factor),
+        lambda: (
+            fmm.gemm(a.tolist(), a, a, alpha=factor, beta=1, out=out)
+            if dtype == "int64"
+            else fmm.gemm(a, a, a, alpha=factor, beta=1, out=out)
+        ),
+        lambda: fmm.explain_gemm(a, a, alpha=factor),
+        lambda: fmm.gram(a, None, out, alpha=factor),
+        lambda: fmm.explain_gram(a, alpha=factor),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    with pytest.raises(error, match=message.replace("alpha", "beta")):
+        fmm.gemm(a, a, a, beta=factor)
+    assert (out == 1).all()
+
+
+def test_a_result_in_floats_takes_any_factor() -> None:
+    a, out = np.arange(6).reshape(2, 3), np.zeros((3, 3))
+    np.testing.assert_array_equal(fmm.gram(a, None, out, alpha=0.5), a.T @ a / 2)
+    np.testing.assert_array_equal(fmm.gemm(a, a.T, np.ones((2, 2)), alpha=0.5, beta=0.5), a @ a.T / 2 + 0.5)
+    both = fmm.gemm(a, a.T.astype(np.uint64), alpha=0.5)  # no integer type holds both
+    np.testing.assert_array_equal(both, a @ a.T / 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dtype", "said"),
+    [
+        (
+            "winograd > vendor",
+            "int32",
+            "float64, float32, complex64, complex128 there, not int32; winograd > digits does",
+        ),
+        ("winograd > digits", "float32", "there, not float32; winograd > vendor does"),
+        ("strassen > digits", "bool", "there, not bool$"),
+    ],
+)
+def test_the_leaf_that_multiplies_them_is_named(plan: str, dtype: str, said: str) -> None:
+    x = np.ones((8, 8), dtype)
+    for call in (fmm.matmul, fmm.explain):
+        with pytest.raises(PlanError, match=said):
+            call(x, x, plan=plan)
+    with pytest.raises(PlanError, match=said):
+        fmm.plan(8, 8, 8, dtype=dtype, plan=plan)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import multiprocessing
+import os
 import pickle
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -29,6 +33,7 @@ from fmm.runtime import matmul as calls
 from fmm.runtime.calls.question import Call as Prepared
 from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.decisions.limits import Wishes
+from tests.support import ROOT
 from tests.support import configs as tuned
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -742,6 +747,7 @@ PROBLEMS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"m": 2, "k": 2, "n": "2"}, ValueError, "n must be a whole number, 0 or more, not '2'"),
     ({"m": 2, "k": 2, "n": 2, "device": "gpu"}, ValueError, "unknown device 'gpu'; valid: 'cpu'"),
     ({"m": 2, "k": 2, "n": 2, "device": 10**400}, ValueError, "unknown device 10000"),
+    ({"m": 3, "k": 3, "n": True}, ValueError, "n must be a whole number, 0 or more, not True"),
     ({"m": 10**400, "k": 2, "n": 2}, ValueError, f"m must be at most {sys.maxsize}, .* not a number of 1329 bits"),
     ({"m": 2, "k": 2, "n": 10**9999}, ValueError, "n must be at most .* not a number of 33216 bits"),
     ({"m": 2, "k": sys.maxsize + 1, "n": 2}, ValueError, f"k must be at most {sys.maxsize}, .* not {sys.maxsize + 1}"),
@@ -949,6 +955,71 @@ def test_what_plan_returned_can_be_sent_to_other_processes(monkeypatch: pytest.M
             sent = pickle.loads(pickle.dumps(found))
             assert (sent.plan, sent.problem, str(sent), sent.trial) == (found.plan, found.problem, str(found), None)
     np.testing.assert_array_equal(fmm.matmul(a, a.T, plan=sent), fmm.matmul(a, a.T, plan=found))
+
+
+@pytest.mark.parametrize(
+    "plan", ["winograd^2 > vendor", "gram.tile.outer > strassen > vendor", "3m > residues(14) > bytes"]
+)
+def test_plans_are_what_they_were_wherever_they_are_copied(plan: str) -> None:
+    found = fmm.Plan.parse(plan)
+    for copied in (copy.copy(found), copy.deepcopy(found), *(pickle.loads(pickle.dumps(found, p)) for p in range(6))):
+        assert copied == found and str(copied) == plan and hash(copied) == hash(found)
+        assert copied.leaf_use == found.leaf_use and copied.levels == found.levels
+
+
+@pytest.mark.parametrize("mode", ["cache", "online"])
+def test_decisions_are_what_they_were_wherever_they_are_copied(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that knows nothing yet reads them, too."""
+    monkeypatch.setenv("FMM_TUNING_MODE", mode)
+    decisions = [
+        fmm.plan(3000, 3000, 3000),
+        fmm.plan(64, 48, 64, plan="winograd > vendor"),
+        fmm.plan(9, 9, 9, op="gram"),
+    ]
+    decisions += [fmm.plan(9, 9, 9, op="gram"), fmm.plan(300, 300, 300, dtype="int32")]
+    for found in decisions:
+        for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+            assert copied == found and hash(copied) == hash(found) and str(copied) == str(found)
+    read = "import pickle, sys; print(*map(str, pickle.load(sys.stdin.buffer)), sep='')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", read], input=pickle.dumps(decisions), capture_output=True, env=environment, check=True
+    )
+    assert done.stdout.decode().removesuffix("\n") == "".join(map(str, decisions))
+
+
+def test_a_plan_is_sent_to_the_processes_of_a_pool() -> None:
+    a, found = np.arange(16.0).reshape(4, 4), fmm.Plan.parse("winograd > vendor")
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        for plan in (found, fmm.plan(4, 4, 4, plan=found)):
+            np.testing.assert_array_equal(pool.apply(fmm.matmul, (a, a), {"plan": plan}), fmm.matmul(a, a, plan=plan))
+
+
+# ---- arguments that say something else than they seem to
+
+
+@pytest.mark.parametrize("value", ["yes", "False", 2, 0.5, [True]])
+def test_what_is_neither_yes_nor_no(value: Any) -> None:
+    a = np.ones((4, 4))
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("componentwise", lambda: fmm.matmul(a, a, componentwise=value)),
+        ("componentwise", lambda: fmm.explain(a, a, componentwise=value)),
+        ("rows", lambda: fmm.gram(a, rows=value)),
+        ("rows", lambda: fmm.explain_gram(a, rows=value)),
+        ("maximum", lambda: fmm.minplus(a, a, maximum=value)),
+        ("argmin", lambda: fmm.minplus(a, a, argmin=value)),
+    ]
+    for name, call in calls:
+        with pytest.raises(ValueError, match=f"{name} must be True or False, not "):
+            call()
+
+
+@pytest.mark.parametrize("value", [True, 1, np.True_, np.int64(1)])
+def test_what_is_yes(value: Any) -> None:
+    a = np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal(fmm.matmul(a, a.T, componentwise=value), a @ a.T)
+    np.testing.assert_array_equal(fmm.gram(a, rows=value), a @ a.T)
+    assert fmm.minplus(a, a.T, maximum=value)[0, 0] == 6
 
 
 TABLES = ("li-fig2", "li-fig12", "li-fig16")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +21,7 @@ from fmm.perfmodel.stability import bounds_entries
 from fmm.perfmodel.tile_choice import target_on
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Layout, Problem
-from fmm.runtime import devices
+from fmm.runtime import devices, prepared_operand
 from fmm.runtime.calls.answer import answer_question
 from fmm.runtime.calls.question import Question
 from fmm.runtime.decisions.limits import NO_WISHES, Kept
@@ -247,3 +249,62 @@ def test_componentwise_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fmm.explain(a, a).plan.levels
     with pytest.raises(fmm.PlanError, match="entry by entry"):
         fmm.matmul(a, a, plan="strassen > vendor")
+
+
+# ---- the wrong side, a device, other processes
+
+
+def test_who_gives_it_on_the_wrong_side_is_told_so() -> None:
+    """By a note: the exception is the library's own."""
+    a, b = np.ones((30, 40)), np.ones((40, 20))
+    with pytest.raises(ValueError, match="mismatch") as caught:
+        fmm.matmul(fmm.prepare(b), a)
+    assert caught.value.__notes__ == [
+        "a was prepared for the other side, fmm.matmul(x, p); for this one: fmm.prepare(..., side='left')"
+    ]
+    with pytest.raises(ValueError, match="mismatch") as caught:
+        fmm.matmul(b, fmm.prepare(a, side="left"))
+    assert "b was prepared for the other side, fmm.matmul(p, x)" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match="mismatch") as caught:  # on its own side, and of another shape
+        fmm.matmul(b, fmm.prepare(b))
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_device_reads_it_as_it_reads_the_array() -> None:
+    """Where there is none that is the error, not what the operand is."""
+    a = np.ones((4, 4))
+    np.testing.assert_array_equal(fmm.matmul(a, fmm.prepare(a), device="cpu"), a @ a)
+    with pytest.raises((ImportError, ValueError), match=r"device=0|no device|cupy") as caught:
+        fmm.matmul(a, fmm.prepare(a), device=0)
+    assert "prepared operand" not in str(caught.value)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_copies_are_prepared_anew(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept stands behind the array in its memory, and does not come with it."""
+    b = np.arange(12.0).reshape(3, 4)
+    p = fmm.prepare(b, side="left")
+    made, prepared_copy = [0], prepared_operand._copied
+
+    def counted(*given: Any) -> Any:
+        made[0] += 1
+        return prepared_copy(*given)
+
+    monkeypatch.setattr(prepared_operand, "_copied", counted)
+    q = copied(p)
+    assert made == [1] and (q.side, q.shape, q.dtype, q.keeps) == (p.side, p.shape, p.dtype, "")
+    assert not q._array.flags.writeable and q._array is not p._array
+    np.testing.assert_array_equal(fmm.matmul(q, b.T), b @ b.T)
+
+
+def test_what_is_no_matrix_is_not_prepared() -> None:
+    for x in (None, 3.0, "ab", object()):
+        with pytest.raises(ValueError, match=r"fmm\.prepare wants a matrix, not"):
+            fmm.prepare(x)
+
+
+def test_sparse_tensors_are_prepared() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.eye(6, dtype=torch.float64)
+    p = fmm.prepare(a.to_sparse(), side="left")
+    assert p.nbytes == 6 * 8 + 2 * 6 * 8 and torch.equal(fmm.matmul(p, 2 * a), 2 * a)

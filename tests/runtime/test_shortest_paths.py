@@ -466,6 +466,26 @@ def test_what_is_masked_is_none(dtype: str, none: float) -> None:
     assert fmm.minplus(a, a, maximum=True)[0, 0] == (-np.inf if dtype == "float64" else -(2**31))
 
 
+@pytest.mark.parametrize(("small", "large"), [("int16", "int32"), ("int32", "float64"), ("int16", "float32")])
+def test_none_of_one_type_is_none_of_the_other(small: str, large: str) -> None:
+    """The largest number of a type is a number like others in a wider one."""
+    none, other = none_of(small, False), none_of(large, False)
+    a, b = np.array([[none, 5]], small), np.array([[1], [other]], large)
+    zeros = np.zeros_like(b)
+    for found, expected in ((fmm.minplus(a, b), other), (fmm.minplus(b.T, a.T), other), (fmm.minplus(a, zeros), 5)):
+        assert found.dtype == large and found[0, 0] == expected
+    least = none_of(small, True)
+    greatest = fmm.minplus(np.array([[least, least]], small), zeros, maximum=True)
+    assert greatest[0, 0] == none_of(large, True)
+
+
+def test_sparse_matrices_have_no_product() -> None:
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(3))
+    for call in (fmm.minplus, fmm.gemm, lambda a, b: fmm.gram(a), lambda a, b: fmm.prepare(a)):
+        with pytest.raises(TypeError, match="takes dense matrices, not a csr_matrix"):
+            call(sparse, np.eye(3))
+
+
 def test_out_may_overlap_the_operands() -> None:
     rng = np.random.default_rng(17)
     a = rng.random((20, 20))
@@ -560,6 +580,41 @@ def test_torchs_tensors() -> None:
     out = torch.empty(30, 30, dtype=torch.float64)
     assert fmm.minplus(given, given, out) is out
     np.testing.assert_array_equal(out.numpy(), fmm.minplus(edges, edges))
+
+
+def test_tensors_that_numpy_does_not_read() -> None:
+    """Marks are applied, a type that NumPy does not have is converted; `out` and d itself are not such."""
+    torch = pytest.importorskip("torch")
+    edges = torch.arange(9.0, dtype=torch.float64).reshape(3, 3)
+    marked = torch.complex(edges, -edges).conj().imag
+    assert marked.is_neg() and torch.equal(fmm.minplus(marked, marked), fmm.minplus(edges, edges))
+    assert torch.equal(fmm.shortest_paths(marked, overwrite=True), fmm.shortest_paths(edges))
+    half = edges.bfloat16()
+    assert torch.equal(fmm.minplus(half, half), fmm.minplus(edges, edges))
+    assert fmm.shortest_paths(half, overwrite=True).dtype is torch.float64 and torch.equal(half, edges.bfloat16())
+    with pytest.raises(ValueError, match=r"out is .* of bfloat16, the result .* of float64"):
+        fmm.minplus(half, half, torch.zeros_like(half))
+
+
+def test_tensors_of_which_the_numbers_are_not_all() -> None:
+    """No derivative is lost without a word, and nothing is read where there is no memory."""
+    torch = pytest.importorskip("torch")
+    a, ahead = torch.rand(4, 4, dtype=torch.float64), torch.autograd.forward_ad
+    for x in (a.to("meta"), a.to_sparse()):
+        with pytest.raises(TypeError, match="a plain tensor is wanted"):
+            fmm.shortest_paths(x)
+        with pytest.raises(TypeError, match="a plain tensor is wanted"):
+            fmm.minplus(x, a)
+    with pytest.raises(TypeError, match="a plain tensor is wanted"):
+        torch.vmap(fmm.shortest_paths)(a[None])
+    with pytest.raises(TypeError, match="a plain tensor is wanted"):
+        torch.func.jvp(fmm.shortest_paths, (a,), (a,))
+    with ahead.dual_level():
+        assert torch.equal(fmm.minplus(a, a), fmm.minplus(a, a))
+        with pytest.raises(TypeError, match="a plain tensor is wanted"):
+            fmm.minplus(ahead.make_dual(a, a), a)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        fmm.minplus(a.clone().requires_grad_(), a)
 
 
 def test_nothing_is_no_graph() -> None:

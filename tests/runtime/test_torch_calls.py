@@ -20,6 +20,7 @@ from tests.support import ROOT
 from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
 
 torch: Any = pytest.importorskip("torch")
+from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
 
 
 @pytest.fixture(params=DEVICES)
@@ -322,7 +323,7 @@ def test_checkpoints_and_hooks_see_what_is_saved(device: str, plans_run: list[Pl
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        fmm.matmul(a, b)
+        fmm.matmul(a, b.clone().requires_grad_())
     assert len(saved) == 2 and len(plans_run) >= 4
 
 
@@ -453,3 +454,37 @@ def test_a_replaced_matmul_of_torch_does_not_call_itself(
     same(torch.matmul(a, a), a @ a)
     same(torch.matmul(a[:4, :4], a[:4, :4]), a[:4, :4] @ a[:4, :4])
     assert plans_run == [LEVEL]
+
+
+# ---- what is kept for gradients
+
+
+SAVING: list[tuple[str, Callable[[Any, Any], Any]]] = [
+    ("matmul", lambda a, b: fmm.matmul(a, b, plan=LEVEL)),
+    ("gemm", lambda a, b: fmm.gemm(a, b, alpha=2, plan=LEVEL)),
+    ("gram", lambda a, b: fmm.gram(a, b, plan="gram > vendor")),
+    ("operator", lambda a, b: graph_operator.OPERATOR(a, b, str(LEVEL))),
+]
+
+
+@pytest.mark.parametrize("call", [call for _, call in SAVING], ids=[name for name, _ in SAVING])
+def test_only_what_gradients_need_is_kept(call: Any, device: str) -> None:
+    """As of torch's own product: a factor of which no gradient is asked is kept, and the other one is not. So that may
+    be written over, and its memory is not held."""
+    for right in (False, True):
+        x, w = drawn(device).requires_grad_(), drawn(device)
+        y = x * 1
+        kept: list[Any] = []
+
+        def noted(saved: Any, kept: list[Any] = kept) -> Any:
+            kept.append(saved.data_ptr())
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(noted, lambda saved: saved):
+            c = call(w, y) if right else call(y, w)
+        assert kept == [w.data_ptr()]
+        y.add_(1)
+        (found,) = torch.autograd.grad(c.sum(), x)
+        z = x.detach().clone().requires_grad_()
+        (expected,) = torch.autograd.grad((call(w, z) if right else call(z, w)).sum(), z)
+        same(found, expected)

@@ -175,6 +175,7 @@ LISTS = [
     ("li-fig3.peel > vendor", "float32"),
     ("strassen-huang.fused > tile.medium", "float32"),
     ("vendor", "float64"),
+    ("vendor", "tf32"),
 ]
 BASES = [(i << 30, 2 * i << 30, 3 * i << 30, 5 * i << 30) for i in (1, 2, 3)]
 

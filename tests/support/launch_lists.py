@@ -17,8 +17,10 @@ from fmm.kernels.cuda.products.tiles.tiled_source import Scalar as Given
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.rescale import ExponentsOp, RescaleOp
-from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
-from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
+from fmm.kernels.cuda.sums.sum_arrays import Array
+from fmm.kernels.cuda.sums.sum_kernel import Spot
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.sums.sum_order import Scalar
 from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 from fmm.problem import Problem
 
@@ -101,7 +103,7 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
         wanted: Any = np.tri(op.n, dtype=bool).T if op.half else np.ones(found.shape, bool)
         np.copyto(dest, found, where=wanted)
-        if op.half == "loose":
+        if op.extent == "loose":
             np.copyto(dest, np.nan, where=~wanted)
 
 

@@ -5,6 +5,7 @@ Nothing of it computes on a device: plans cannot run, and the library's own prod
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+ALIGNED = 512  # bytes, to which CuPy aligns what it allocates
 # What is loaded anew when the module `cupy` is another one.
 ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library")
 
@@ -53,6 +55,14 @@ class PinnedMemory(bytearray):
         return id(self)
 
 
+def allocated(shape: Any, dtype: Any) -> Any:
+    """An array where CuPy's memory would begin."""
+    count, kind = math.prod(np.atleast_1d(shape)), np.dtype(dtype)
+    memory = np.empty(count * kind.itemsize + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED
+    return memory[start : start + count * kind.itemsize].view(kind).reshape(shape)
+
+
 def fake_modules() -> dict[str, ModuleType]:
     """The modules of a fake CuPy, by name; `calls` of `cupy` notes each call of its own product and its options."""
     made = {name: ModuleType(name) for name in ("cupy", "cupy.linalg._product")}
@@ -65,13 +75,17 @@ def fake_modules() -> dict[str, ModuleType]:
         __array_ufunc__ = None
 
         def __init__(self, shape: Any, dtype: Any = float, device: int = 0) -> None:
-            self.host = shape if isinstance(shape, np.ndarray) else np.empty(shape, dtype)
+            self.host = shape if isinstance(shape, np.ndarray) else allocated(shape, dtype)
             self.data = SimpleNamespace(ptr=self.host.ctypes.data, device_id=device)
 
         def __getattr__(self, name: str) -> Any:
             if name in ("shape", "strides", "dtype", "ndim", "size", "nbytes", "itemsize", "flags"):
                 return getattr(self.host, name)
             raise AttributeError(name)
+
+        @property
+        def T(self) -> Any:  # noqa: N802 - as CuPy names it
+            return ndarray(self.host.T, device=self.data.device_id)
 
         @property
         def _c_contiguous(self) -> bool:

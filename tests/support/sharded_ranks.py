@@ -27,6 +27,7 @@ from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.plans.plan import PlanError
 from fmm.perfmodel.sharing import in_pieces
+from tests.support.hostile_ranks import HOSTILE
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 TOLERANCE[torch.complex64] = 1e-5
@@ -221,18 +222,6 @@ def relative(found: Any, expected: Any) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-def different(device: str) -> None:
-    """The processes ask for different products: the second one is told so, and the first one that it is alone."""
-    mesh = next(meshes(device))
-    a = distribute_tensor(drawn(64, 64, torch.float32, device, 8), mesh, [Shard(0)])
-    try:
-        fmm.distributed.matmul(a, a, plan=("winograd", "vendor")[dist.get_rank()])
-    except (ValueError, RuntimeError) as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-        os._exit(3)
-    os._exit(0)
-
-
 def lost(device: str) -> None:
     """The second process ends in the midst of it; the first one is told so."""
     mesh = next(meshes(device))
@@ -251,7 +240,7 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-EVERY = (products, explained, hooked, large, fully_sharded, of_cupy, different, lost)
+EVERY = (products, explained, hooked, large, fully_sharded, of_cupy, lost, *HOSTILE)
 CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in EVERY}
 
 

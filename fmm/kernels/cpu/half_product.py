@@ -167,3 +167,14 @@ def _update(step: Mirror, source: Array, dest: Array, where: Array | None) -> No
 def _copy_adjoint(source: Array, dest: Array, where: Array | None) -> None:
     turned = source.T.conj() if source.dtype.kind == "c" else source.T
     np.copyto(dest, turned, where=True if where is None else where)
+
+
+def make_hermitian(c: Array) -> None:
+    """The upper half of a few rows becomes the adjoint of the lower one, the diagonal real."""
+    np.copyto(c, c.conj().T, where=_above_diagonal(len(c)))
+    np.einsum("ii->i", c).imag[...] = 0
+
+
+@lru_cache(maxsize=64)
+def _above_diagonal(rows: int) -> Array:
+    return ~np.tri(rows, dtype=bool)

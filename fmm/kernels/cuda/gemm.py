@@ -11,13 +11,39 @@ from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.views import Factor, View, columns_contiguous, constant_distance, transposed_view
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 
+HalfExtent = Literal["loose", "lower", "full"]
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class WantedHalf:
+    """What a product must write of a result that is its own adjoint and lies row by row.
+
+    `loose`: the lower half, and the other half may get anything; `lower`: the lower half, and the other half stays as
+    it is; `full`: the lower half and its mirror.
+    """
+
+    extent: HalfExtent
+    gram: bool = False  # is the right operand the left one's transpose?
+
+
+@dataclass(frozen=True)
+class ReadyOperands:
+    """Operands of which that stands ready which the leaf makes of them before it multiplies: planes, say."""
+
+    kept_of: Literal["A", "B"] | None = None  # the matrix behind which it was kept by an earlier call
+    from_sums: frozenset[Side] = frozenset()  # operands of the kernel's for which the sums before have written it
+
+
+NOTHING_READY = ReadyOperands()
+
 
 @dataclass(frozen=True)
 class GemmOp:
     """`count` products dest = alpha left right + beta dest, in BLAS's column-major terms."""
 
     leaf: str
-    dtype: str  # that is multiplied
+    dtype: str  # the type that is multiplied
     m: int
     n: int
     k: int
@@ -27,24 +53,21 @@ class GemmOp:
     count: int = 1
     alpha: complex = 1
     beta: complex = 0
-    scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
-    # How much is wanted of a dest that is its own adjoint and lies row by row: its lower half, the other one may get
-    # anything (`loose`) or must stay as it is (`lower`); or the lower half and its mirror (`full`).
-    half: Literal["", "loose", "lower", "full"] = ""
-    gram: bool = False  # is the right operand the left one's transpose?
-    checked: bool = False  # is every entry to be right beside its own size, or the flag to be raised?
-    kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
-    by_sums: str = ""  # operands, L and R, whose planes the sums before it have written
-    dest_dtype: str = ""  # of dest, where it is not that of the operands
-    added: View | None = None  # to beta times which the product is added, if not to what dest holds; it lies as dest
+    scratch: int = 0  # where the leaf's scratch begins in the workspace
+    half: WantedHalf | None = None  # None: the whole result is wanted
+    checked: bool = False  # must every entry be right beside its own size, or else the flag be raised?
+    ready: ReadyOperands = NOTHING_READY
+    dest_dtype: str | None = None  # the type of dest, if it is not that of the operands
+    added: View | None = None  # the matrix to beta times which the product is added, if it is not dest; it lies as dest
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:
-        """Everything that it is given."""
+        """The operands and the result: every matrix that it is given."""
         return self.left, self.right, self.dest
 
     @property
     def writes_result(self) -> bool:
+        """Does it write C, and not a temporary?"""
         return self.dest.base == "C"
 
     @property
@@ -54,32 +77,39 @@ class GemmOp:
         return View(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property
+    def extent(self) -> HalfExtent | None:
+        """How much is wanted of a result that is its own adjoint; None if the whole product is computed."""
+        return self.half.extent if self.half else None
+
+    @property
     def one_by_one(self) -> tuple[GemmOp, ...]:
         """The products of a batch, each by itself."""
-        item = DTYPES[self.dtype].itemsize
+        itemsize = DTYPES[self.dtype].itemsize
 
-        def of(x: Factor, i: int) -> Factor:
-            return x._replace(offset=x.offset + i * x.stride * item, stride=0)
+        def factor_of(x: Factor, i: int) -> Factor:
+            return x._replace(offset=x.offset + i * x.stride * itemsize, stride=0)
 
-        parts = [tuple(of(x, i) for x in self.pieces) for i in range(self.count)]
-        return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in parts)
+        factors = [tuple(factor_of(x, i) for x in self.pieces) for i in range(self.count)]
+        return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in factors)
 
     @property
     def use(self) -> LeafUse:
+        """The registered leaf that multiplies."""
         return leaf_use(self.leaf)
 
     @property
     def by_vendor(self) -> GemmOp:
-        """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor", half="", gram=False, checked=False, kept="", by_sums="")
+        """The same product by the vendor's usual call, which computes all of it from the operands themselves."""
+        return replace(self, leaf="vendor", half=None, checked=False, ready=NOTHING_READY)
 
     @property
     def by_rank_update(self) -> RankOp:
-        """One half of a matrix's product with its own transpose by the vendor's function for that."""
+        """The wanted half of a matrix's product with its own transpose, by the vendor's function for that."""
+        assert self.half is not None and self.half.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
-        factor, real = x._replace(transposed=self.left.transposed, stride=0), (complex(self.alpha), complex(self.beta))
-        assert self.gram and self.count == 1
-        return RankOp("vendor", self.dtype, self.n, self.k, factor, self.dest, True, *(number.real for number in real))
+        factor = x._replace(transposed=self.left.transposed, stride=0)
+        alpha, beta = complex(self.alpha).real, complex(self.beta).real
+        return RankOp("vendor", self.dtype, self.n, self.k, factor, self.dest, True, alpha, beta)
 
 
 def gemm_op(
@@ -91,7 +121,7 @@ def gemm_op(
     scratch: int = 0,
     added: View | None = None,
 ) -> GemmOp:
-    """Products of one size and this type, at constant distances: a batch."""
+    """The operation of products (left, right, dest) of one size, at constant distances from each other: a batch."""
     lefts, rights, dests = zip(*products, strict=True)
     m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
     if not columns_contiguous(dests[0]):
@@ -102,6 +132,7 @@ def gemm_op(
 
 
 def _batch_factor(views: Sequence[View]) -> Factor:
+    """The same operand of all products of a batch."""
     x, distance = views[0], constant_distance(views)
     assert distance is not None and 1 in x.strides
     columns = columns_contiguous(x)

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp, WantedHalf
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.views import View
 
 
 @dataclass(frozen=True)
 class MirroredOp:
-    """All of a C that is its own adjoint, of which `product` makes the lower half."""
+    """A product that makes the lower half of a matrix that is its own adjoint, and the mirror that makes the rest."""
 
-    product: GemmOp  # after which the other half has anything
+    product: GemmOp  # it leaves arbitrary numbers in the other half
     mirror: MirrorOp
 
     @property
     def writes_result(self) -> bool:
+        """Does it write C, and not a temporary?"""
         return self.product.writes_result
 
     @property
     def whole(self) -> GemmOp:
-        """The same by the kernel alone."""
-        return replace(self.product, half="full")
+        """The same by one kernel that writes both halves."""
+        assert self.product.half is not None
+        return replace(self.product, half=WantedHalf("full", self.product.half.gram))
 
 
 def mirrored_op(op: object, source: View, mirror: MirrorOp) -> MirroredOp | None:
-    """Of the operation before a mirror in place, if that makes all of the half and nothing else."""
-    if not (isinstance(op, GemmOp) and op.half == "loose" and op.count == 1 and mirror.in_place and mirror.full):
+    """An operation and the mirror in place that follows it, as one; None if it makes more or less than that half."""
+    if not (isinstance(op, GemmOp) and op.extent == "loose" and op.count == 1 and mirror.in_place and mirror.full):
         return None
     here = (op.dest.base, op.dest.offset, op.dest.leading) == (source.base, source.offset, source.down)
     return MirroredOp(op, mirror) if here and op.m == op.n == source.rows else None

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.cuda.gemm import GemmOp, gemm_op
+from fmm.kernels.cuda.gemm import NOTHING_READY, GemmOp, ReadyOperands, WantedHalf, gemm_op
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.mirrored import mirrored_op
 from fmm.kernels.cuda.operations import Operation
@@ -36,7 +36,15 @@ from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
 from fmm.kernels.plans.walk import Operands, Triple
 from fmm.kernels.plans.workspace import workspace
 
-Origins = dict[str, int]  # by base: where the first view of a step begins
+Origins = dict[str, int]  # by base, where the first view of a step begins
+
+
+class _RecordedSum(NamedTuple):
+    """A step of sums, where it was first met, and its launch there; None if there is nothing to do."""
+
+    step: Sum  # held so that its id, by which it is found again, stays its own
+    origins: Origins
+    op: SumOp | None
 
 
 class Recorder:
@@ -44,23 +52,26 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self, componentwise: bool = False, kept: str = "") -> None:
-        self.componentwise, self.kept = componentwise, kept
+    def __init__(self, componentwise: bool = False, kept_of: Literal["A", "B"] | None = None) -> None:
+        """`componentwise`: must every entry be right beside its own size? `kept_of`: behind which matrix stands what
+        the leaf has made of it."""
+        self.componentwise = componentwise
+        self.ready = ReadyOperands(kept_of) if kept_of else NOTHING_READY
         self.ops: list[Operation] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
-        self._sums: dict[Hashable, tuple[Sum, Origins, SumOp | None]] = {}
+        self._sums: dict[Hashable, _RecordedSum] = {}
 
     def _note(self, *ops: Operation) -> None:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
     def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
-        kind = DTYPES[DTYPES[dtype].stored]
-        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, kind.itemsize)
+        stored = DTYPES[DTYPES[dtype].stored]
+        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, stored.itemsize)
         self.peak = max(self.peak, self.used)
-        step = leading_dimension(rows if fortran else cols, kind.itemsize, spaced=False)
-        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), kind.name)
+        step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
+        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
     def release(self, mark: int) -> None:
         self.used = mark
@@ -78,19 +89,22 @@ class Recorder:
             self._note(op)
 
     def _sum_op(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> SumOp | None:
-        """The launch of a step; where the same one was met elsewhere in memory, that one moved (levels below others
-        repeat theirs hundreds of times, and to find the arrays of hundreds of blocks takes milliseconds)."""
+        """The launch of a step of sums; if the same step was met elsewhere in memory, the launch made there, moved.
+
+        Levels below others repeat their steps hundreds of times, and to find the arrays of hundreds of blocks takes
+        milliseconds.
+        """
         origins: Origins = {}
         for view in (*reads, *writes):
             origins.setdefault(view.base, view.offset)
         key = id(step), *((v.base, v.offset - origins[v.base], v[2:]) for v in (*reads, *writes))
         if key not in self._sums:
             placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
-            self._sums[key] = step, origins, sum_op(step.label, step.program, *placed)
-        _, known, op = self._sums[key]
-        if op is None or known == origins:
+            self._sums[key] = _RecordedSum(step, origins, sum_op(step.label, step.program, *placed))
+        _, first_origins, op = self._sums[key]
+        if op is None or first_origins == origins:
             return op
-        moved = (x._replace(offset=x.offset + origins[x.base] - known[x.base]) for x in op.arrays)
+        moved = (x._replace(offset=x.offset + origins[x.base] - first_origins[x.base]) for x in op.arrays)
         return replace(op, arrays=tuple(moved))
 
     def multiply(
@@ -103,12 +117,9 @@ class Recorder:
             for _, _, dest in products:
                 self._scale(dest, beta)
             return
-        alike = all(constant_distance(x) is not None for x in zip(*products, strict=True))
-        scratch = self.used
-        for batch in [products] if alike else [[p] for p in products]:
-            self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, len(batch)))
-            op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch)
-            self._note(replace(op, checked=self.componentwise, kept=self.kept))
+        evenly_spaced = all(constant_distance(x) is not None for x in zip(*products, strict=True))
+        for batch in [products] if evenly_spaced else [[p] for p in products]:
+            self._note_product(leaf, batch, dtype, alpha, beta)
 
     def multiply_apart(
         self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
@@ -120,17 +131,28 @@ class Recorder:
             self.begin(added, dest)
             self._scale(dest, beta)
             return
-        self.peak = max(self.peak, self.used + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, 1))
-        op = gemm_op(leaf, [product], dtype, complex(alpha), complex(beta), self.used, added)
-        self._note(replace(op, checked=self.componentwise, kept=self.kept))
+        self._note_product(leaf, [product], dtype, alpha, beta, added)
+
+    def _note_product(
+        self, leaf: str, batch: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient,
+        added: View | None = None,
+    ) -> None:  # fmt: skip
+        """Note a batch by a leaf, whose scratch stands behind the temporaries."""
+        (m, k), n = batch[0][0].shape, batch[0][1].cols
+        self.peak = max(self.peak, self.used + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, len(batch)))
+        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, added)
+        self._note(replace(op, checked=self.componentwise, ready=self.ready))
 
     def begin(self, added: View, dest: View) -> None:
-        """Where it cannot be read elsewhere: what is added, copied to where the result will stand."""
+        """Copy what is added to where the result will stand, if it cannot be read where it lies."""
         if (op := copy_op("begin C", added, dest)) is not None:
             self._note(op)
 
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
-        """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""
+        """Halves by BLAS's function for them, one after the other, or by the leaf's kernel; else by way of temporaries.
+
+        A batch of small ones is a batch of whole products, which is faster.
+        """
         dest, k = products[0][2], products[0][0].cols
         alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
         if not dest.rows:
@@ -140,33 +162,41 @@ class Recorder:
                 self._note(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        small = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
-        if asked.op == "gram" and dtype in row.rank_updates and not small:
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
+        if asked.op == "gram" and dtype in row.rank_updates and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._note(*(op for op in ranks if op))
                 return
-        of_rows = not columns_contiguous(dest)
-        if asked.fill == "loose" or (dtype in row.halves and of_rows):
-            begun = len(self.ops)
+        row_by_row = not columns_contiguous(dest)
+        if asked.fill == "loose" or (dtype in row.halves and row_by_row):
+            first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
-            self.ops[begun:] = [_half_enough(op, asked) if of_rows else op for op in self.ops[begun:]]
+            if row_by_row:
+                self._want_halves(first, asked)
         else:
-            self._halves_apart(leaf, products, dtype, asked)
+            self._halves_by_temporaries(leaf, products, dtype, asked)
 
-    def _halves_apart(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
-        """Into a temporary each, of which only the lower half is taken. It lies row by row where the leaf has a kernel
-        for halves."""
+    def _halves_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """Each product into a temporary, whose lower half is then taken.
+
+        The temporary lies row by row if the leaf has a kernel for halves, which wants that.
+        """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
-        by_half = dtype in (*row.halves, *row.loose_halves)
+        has_kernel = dtype in (*row.halves, *row.loose_halves)
         for left, right, dest in products:
-            mark, begun = self.used, len(self.ops)
-            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest) and not by_half, dtype)
-            self.multiply(leaf, [(left, right, whole)], dtype, 1, 0)
-            if by_half:
-                self.ops[begun:] = [_half_enough(op, asked._replace(fill="loose")) for op in self.ops[begun:]]
-            self._note(MirrorOp(whole, dest, alpha, beta, full=False))
+            mark, first = self.used, len(self.ops)
+            temporary = self.take(dest.rows, dest.cols, columns_contiguous(dest) and not has_kernel, dtype)
+            self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
+            if has_kernel:
+                self._want_halves(first, asked._replace(fill="loose"))
+            self._note(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.release(mark)
+
+    def _want_halves(self, first: int, asked: Asked) -> None:
+        """Tell the products noted from number `first` on that the lower half of their results is enough."""
+        half = WantedHalf("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
+        self.ops[first:] = [replace(op, half=half) if isinstance(op, GemmOp) else op for op in self.ops[first:]]
 
     def mirror(self, step: Mirror, source: View, dest: View) -> None:
         if not dest.rows:
@@ -189,16 +219,16 @@ class Recorder:
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """A scheme's products, each with its sums inside: the steps of a sequential level, without temporaries."""
+        """The products of a fused level, each with its sums inside, and no temporaries."""
         level, strategy = plan.levels[0].fused_products, strategy_of(plan.leaf_use)
         if level is None:
             return False
         if APART in operands:
             self.begin(operands[APART], operands["C"])
         m, k, n = level.scheme.size
-        parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
-        places = [operand_blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
-        views = [[self.part(operands[p.name], p) for p in found] for found in places]
+        grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
+        places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
+        views = [[self.part(operands[p.name], p) for p in blocks] for blocks in places]
         dtype = operands["C"].dtype
         fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
@@ -206,7 +236,7 @@ class Recorder:
         for lanes in fused.stages() if alpha else ():
             self._on_lanes(lanes)
         for i, block in enumerate(() if fused.atomic else views[2]):
-            if i not in fused.begun:
+            if i not in fused.written:
                 self._scale(block, beta)
         return True
 
@@ -223,7 +253,7 @@ class Recorder:
         self._note(Turn.JOIN)
 
     def _on_lanes(self, lanes: Sequence[Sequence[Operation]]) -> None:
-        """Each lane's launches in order; those of different lanes in any."""
+        """Note each lane's operations in order; those of different lanes may run in any order."""
         if len(lanes) > 1:
             self._note(Turn.FORK)
         for launches in zip_longest(*lanes):
@@ -234,7 +264,7 @@ class Recorder:
             self._note(Turn.JOIN)
 
     def _scale(self, dest: View, beta: Coefficient) -> None:
-        """dest = beta dest: a product of nothing."""
+        """Note dest = beta dest: what is left of a product without terms."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
@@ -242,18 +272,13 @@ class Recorder:
             self._note(op)
 
 
-def _half_enough(op: Operation, asked: Asked) -> Operation:
-    """A product of whose result, which lies row by row, the lower half is enough, for kernels that can make use of
-    it."""
-    half: Literal["loose", "lower"] = "loose" if asked.fill == "loose" else "lower"
-    return replace(op, half=half, gram=asked.op == "gram") if isinstance(op, GemmOp) else op
-
-
 def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
-    """Do sums of A, of B lie column by column? Where the leaf of all products says how it wants its operands.
+    """Whether sums of A, and of B, are to lie column by column, where the leaf of the products has a wish.
 
-    Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.
+    Along the inner dimension A is to lie row by row and B column by column; along the outer ones it is the reverse.
     """
     plans = {p.plan for p in steps.products}
-    wish = "" if any(plan.levels for plan in plans) else plans.pop().leaf_use.order
+    if any(plan.levels for plan in plans):
+        return {}
+    wish = plans.pop().leaf_use.order
     return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})

@@ -1,8 +1,8 @@
-"""Candidates: which plans are worth a comparison, made from the levels and leaves that are registered.
+"""Candidates: the plans that are compared though nobody names them, made from the registered levels and leaves.
 
-A form says how a level and a leaf become plans. Each level says in which forms it is worth considering (an algorithm's
-file, in its line `consider`), and each leaf in which it may end a plan: so what is added is considered, without anybody
-else's having to know of it.
+A form says how plans are made of a level and a leaf. Each level says for which forms it is worth considering (an
+algorithm in the line `consider` of its file), and each leaf which forms of plans it may end. So a new level or leaf is
+compared without anybody else's having to know of it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from fmm.kernels.registry import depends_on_rows
 
 @dataclass(frozen=True)
 class CandidateForm:
-    """Plans of one form: `{a}` in a pattern is the level, and the leaf follows. What cannot be parsed is left out."""
+    """A way to make plans of a level and a leaf: `{a}` in a pattern stands for the level, and the leaf follows.
+
+    Whatever is no valid plan is left out.
+    """
 
     name: str
     device: str  # cpu or cuda
     patterns: tuple[str, ...]
-    most_products: int  # that a plan of the form may make
-    reason: str
-    needs: str = ""  # a library without which it is not worth considering
+    most_products: int  # plans that would make more are left out
+    reason: str  # why such plans are worth a comparison
+    needs: str | None = None  # a library without which they are not
 
     def plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
-        """What the form makes of a level and a leaf. Too large compositions are not even tried: they take seconds."""
+        """The plans of this form. Too large compositions are not even parsed: that would take seconds."""
         for pattern in self.patterns if self.name in level.forms else ():
             power = sum(int(p or 1) for p in re.findall(r"\{a\}(?:\^(\d))?", pattern))
             if level.products**power <= self.most_products:
@@ -117,50 +120,53 @@ PATTERNS_ABOVE: Final = (
 @depends_on_rows
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
-    """What is compared on such a device (`cpu`, `cuda`): the vendor's product first, then what a tuning probes too."""
+    """The plans that are compared on a device (`cpu`, `cuda`): first those that a tuning probes, with the vendor's."""
     more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
-    found = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
-    above = [plan for level in considered_levels() if level.above for plan in _with_above(level, found, device)]
-    return tuple(dict.fromkeys([*found, *above]))
+    plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
+    above = [plan for level in considered_levels() if level.above for plan in _plans_below(level, plain, device)]
+    return tuple(dict.fromkeys([*plain, *above]))
 
 
-def _with_above(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
-    """The plans below a level that changes the numbers. A batch is one of leaves; a CPU runs its orders alike, but for
-    the lean one."""
+def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
+    """These plans, each below a level that changes the numbers.
+
+    Below a level whose products are a batch only leaves make sense. A CPU runs all orders of such a level alike, except
+    for the lean one.
+    """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
     if device == "cpu" and (first.batched or first.side_by_side):
         return
     for plan in plans:
         if not (first.batched and plan.levels):
             with suppress(PlanError):
-                made = Plan((first, *plan.levels), plan.leaf)
-                if any(made.takes_type(dtype) for dtype in first.types or DTYPES):
-                    yield made
+                composed = Plan((first, *plan.levels), plan.leaf)
+                if any(composed.takes_type(dtype) for dtype in first.types or DTYPES):
+                    yield composed
 
 
 @depends_on_rows
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
-    """Of these, the ones that a tuning measures on its probes: the vendor's product first, other leaves alone last."""
-    found = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
-    return tuple(dict.fromkeys([VENDOR, *found]))
+    """Those candidates that a tuning measures on its probes: the vendor's product first, other leaves alone last."""
+    plans = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
+    return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
 @depends_on_rows
 @lru_cache(maxsize=4)
 def levels_above(device: str) -> tuple[PlanLevel, ...]:
-    """Levels that may stand above any of these, where they need too much workspace."""
-    found: list[PlanLevel] = []
+    """Levels that may be put above any candidate, where that one needs too much workspace."""
+    levels: list[PlanLevel] = []
     for level in considered_levels() if device == "cuda" else ():
         patterns = PATTERNS_ABOVE if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
         for pattern in patterns:
             with suppress(PlanError):
-                found.append(parse_level(pattern.format(a=level.text)))
-    return tuple(dict.fromkeys(found))
+                levels.append(parse_level(pattern.format(a=level.text)))
+    return tuple(dict.fromkeys(levels))
 
 
 def _forms_on(device: str) -> list[CandidateForm]:
-    usable = [form for form in CANDIDATE_FORMS if not form.needs or find_spec(form.needs) is not None]
+    usable = [form for form in CANDIDATE_FORMS if form.needs is None or find_spec(form.needs) is not None]
     return [form for form in usable if form.device == device]
 
 
@@ -168,70 +174,76 @@ def _form_names(device: str) -> tuple[str, ...]:
     return (*(form.name for form in _forms_on(device)), "alone")
 
 
-def _plans_of(name: str, device: str, forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """Those of one form; `forms`: in which of them a leaf may end a plan."""
-    leaves = [x for leaf in leaves_on(device) if name in forms(leaf) for x in leaf.tried_names]
+def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
+    """The plans of all forms of this name. `leaf_forms`: the names of the forms that a leaf may end."""
+    leaves = [x for leaf in leaves_on(device) if name in leaf_forms(leaf) for x in leaf.tried_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
-    made = [form for form in _forms_on(device) if form.name == name]
+    forms = [form for form in _forms_on(device) if form.name == name]
     levels = considered_levels()
-    return [plan for form in made for leaf in leaves for level in levels for plan in form.plans(level, leaf)]
+    return [plan for form in forms for leaf in leaves for level in levels for plan in form.plans(level, leaf)]
 
 
-# Cuts of a product that is its own adjoint that are compared, by device; and forms and levels of the products below the
-# diagonal. On a CPU BLAS's own function has nothing to gain from many small ones.
-CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
-HALF_FORMS: Final = ("nested", "one pass", "outer")
-HALF_LEVELS: Final = 1  # algorithms that are tried there
-HALF_ALONE: Final = "half"  # the form of a leaf that is considered for such products alone, and for no blocks of them
+# ---- products that are their own adjoints
+
+CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}  # a CPU's BLAS gains nothing by many small blocks
+HALF_FORMS: Final = ("nested", "one pass", "outer")  # of the plans for the products below the diagonal
+HALF_LEVELS: Final = 1  # how many algorithms are tried in these plans
+HALF_ALONE: Final = "half"  # the form of a leaf that does whole products of this kind, but no blocks of them
 
 
 @depends_on_rows
 @lru_cache(maxsize=4)
 def half_candidates(device: str) -> tuple[Plan, ...]:
-    """What is compared for products that are their own adjoints: the vendor's way first, then cuts whose products below
-    the diagonal are the vendor's or one of the plans that are fast for products; blocks on the diagonal by the plan's
-    leaf, or, instead of the vendor, by one that has a kernel for halves."""
+    """The plans that are compared for products that are their own adjoints, the vendor's first.
+
+    Leaves with a kernel for halves do it alone. Otherwise levels `gram` cut it: the vendor, or a plan that is fast for
+    products, does those below the diagonal, and that plan's leaf the blocks on it. Where that leaf is the vendor's,
+    leaves with a kernel for halves do the blocks in further plans.
+    """
     inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
         names = [x for leaf in leaves_on(device) if form.name in leaf.forms for x in leaf.tried_names]
         if form.name in HALF_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
-    found = [VENDOR, *(Plan(leaf=x.name) for x in ending_rows() if device in x.devices and x.forms and x.halves)]
-    below_cuts = [f".{leaf.name}" for leaf in leaves_on(device) if leaf.halves and not leaf.emulates]
-    below_cuts += [f".{leaf.name}.outer" for leaf in leaves_on(device) if leaf.turned_halves]
+    plans = [VENDOR, *(Plan(leaf=x.name) for x in ending_rows() if device in x.devices and x.forms and x.halves)]
+    diagonal_leaves = [f".{leaf.name}" for leaf in leaves_on(device) if leaf.halves and not leaf.emulates]
+    diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves_on(device) if leaf.turned_halves]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
-            others = below_cuts if plan.leaf == VENDOR.leaf else []
-            found += [Plan.parse(f"gram^{cuts}{by} > {plan}") for by in ("", *others)]
-    return tuple(found)
+            others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
+            plans += [Plan.parse(f"gram^{cuts}{by} > {plan}") for by in ("", *others)]
+    return tuple(plans)
+
+
+# ---- levels and leaves to make them of
 
 
 def leaves_on(device: str) -> list[Leaf]:
-    """The leaves, and levels done whole, that such a device has and that are considered for products at all."""
+    """The leaves and whole levels that a device has, except those for products that are their own adjoints alone."""
     return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.forms) - {HALF_ALONE}]
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
-    """What else the vendor has for a product: a plan must beat these too."""
+    """The vendor's other ways to multiply, which a plan must beat as well."""
     return tuple(Plan(leaf=name) for leaf in leaves_on(device) if "peer" in leaf.forms for name in leaf.tried_names)
 
 
 @depends_on_rows
 @lru_cache(maxsize=1)
 def considered_levels() -> tuple[CandidateLevel, ...]:
-    """Of all kinds; those that need less workspace behind the others."""
-    found = [level for kind in LEVEL_KINDS for level in kind.considered()]
-    return tuple(sorted(found, key=lambda level: level.lean))
+    """The levels of all kinds that plans are made of unasked; those that need less workspace come last."""
+    levels = [level for kind in LEVEL_KINDS for level in kind.considered()]
+    return tuple(sorted(levels, key=lambda level: level.lean))
 
 
 def searched_levels(device: str) -> tuple[CandidateLevel, ...]:
-    """What a search looks at on such a device: of schemes and of tables, what is compared anyway comes first."""
+    """The levels that a tuner's search tries on a device; those of the plans that are compared anyway come first."""
     forms = [form.name for form in _forms_on(device)] + ([SEARCHED] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
 
-    found = [level for level in considered_levels() if first_form(level) < len(forms)]
-    return tuple(sorted(found, key=lambda level: (level.lean, first_form(level))))
+    levels = [level for level in considered_levels() if first_form(level) < len(forms)]
+    return tuple(sorted(levels, key=lambda level: (level.lean, first_form(level))))

@@ -1,8 +1,8 @@
-"""Levels: what a plan knows of any of its levels, and the registry of their kinds.
+"""Levels: what a plan and the model know of any level, and the registry of the kinds of levels.
 
-A level turns a product into smaller ones and sums around them. Its kind reads it from a plan's text; the level itself
-says what the model must know of it, and which steps it becomes (fmm.kernels.plans.level_with_steps). A new kind is one
-file in plans/levels/ and nothing else: what it does not say is counted from its steps.
+A level turns a product into smaller products and sums around them. Its kind reads it from a plan's text; the level
+itself answers the questions of PlanLevel, and says which steps it becomes (fmm.kernels.plans.level_with_steps). A new
+kind is one file in plans/levels/ and nothing else: whatever it leaves unanswered is counted from its steps.
 """
 
 from __future__ import annotations
@@ -18,93 +18,99 @@ from fmm.kernels.registry import Registry
 
 
 class Cut(NamedTuple):
-    """How a level cuts m, k and n, where that alone decides its steps."""
+    """Into how many parts a level cuts m, k and n, if its steps follow from that alone."""
 
     parts: tuple[int, int, int]
-    unit: int | None  # blocks' sides are multiples of it, but at the edge; None: they differ by at most one
-    ordered: bool = False  # do its steps depend on which of the blocks' sides are the larger ones?
+    unit: int | None  # the sides of blocks are multiples of it, except at the edge; None: they differ by at most one
+    ordered: bool = False  # do its steps also depend on which of the blocks' sides are the longer ones?
 
     def even(self, sides: Iterable[int]) -> bool:
-        """Are all blocks whole?"""
+        """Do these sides divide, so that no block at the edge is smaller than the others?"""
         return all(side % (parts * (self.unit or 1)) == 0 for side, parts in zip(sides, self.parts, strict=True))
 
 
 class FusedProducts(NamedTuple):
-    """Of a level whose sums are all done inside its products: whose sums, and how its launches are made of them."""
+    """What a machine needs to do all of a level's sums inside its products."""
 
-    scheme: Scheme
-    unit: int | None  # blocks' sides are multiples of it; None: they differ by at most one
-    tasks: tuple[str, ...] = ()  # how products share launches and the device
+    scheme: Scheme  # whose sums
+    unit: int | None  # the sides of blocks are multiples of it; None: they differ by at most one
+    tasks: tuple[str, ...] = ()  # how products share launches and the device (fmm.kernels.plans.steps.fused_order)
 
 
 class PlanLevel(ABC):
-    """One level of a plan, as far as it can be told without steps: levels themselves are a LevelWithSteps each.
+    """One level of a plan: everything that can be said of it without its steps.
 
-    Frozen, hashable, and equal to another that has the same text.
+    Levels are frozen, hashable, and equal if their texts are equal. All of them are a LevelWithSteps.
     """
 
     # ---- what runs
 
     @abstractmethod
     def __str__(self) -> str:
-        """As a plan's text has it."""
+        """The level's text in a plan."""
 
     @property
     def halving(self) -> bool:
-        """Does it cut products that are their own adjoints, and no others?"""
+        """Does it cut only products that are their own adjoints?"""
         return False
 
     @property
     def keeps_upper_half(self) -> bool:
-        """Of a halving level: does it write nothing of C's upper half, if its leaf does not?"""
+        """Asked of a halving level: does it leave C's upper half as it is, provided that its leaf does?"""
         return True
 
     @property
     def takes_alpha_beta(self) -> bool:
-        """Do its steps scale and add themselves? Else they are only asked for A B, and a pass does the rest."""
+        """Can its steps compute alpha A B + beta C? Of other levels only A B is asked, and a further pass updates C."""
         return False
 
     @property
     def types(self) -> tuple[str, ...] | None:
-        """Of the products that it may be asked for; None: of any type."""
+        """The types of products that it may be asked for; None: any type."""
         return None
 
     @property
     def own_leaves(self) -> tuple[str, ...]:
-        """The leaves that do some of its products, whatever is below it."""
+        """The leaves that the level itself names for some of its products."""
         return ()
 
     def dtype_below(self, dtype: str) -> str:
-        """The type of its products, where it is asked for one of this type: a level may change the numbers."""
+        """The type of its products if it is asked for one of `dtype`: a level may change the numbers."""
         return dtype
 
     def itemsize_below(self, itemsize: int) -> int:
-        """Bytes of a number in its temporaries and in its products, where it is asked for numbers of so many."""
+        """The same in bytes of a number, which its temporaries have too."""
         return itemsize
 
     @property
     def work_below(self) -> float:
-        """A multiplication of its products' numbers, as a share of one of the numbers that it is asked for."""
+        """What one multiplication in its products counts, in multiplications of the numbers that it is asked for."""
         return 1.0
 
     @property
     def conjugates(self) -> tuple[bool, bool]:
-        """Does it multiply the conjugates of A, of B?"""
+        """Whether it multiplies the conjugate of A in A's place, and whether that of B in B's."""
         return False, False
 
     def conjugating(self, a: bool, b: bool) -> PlanLevel | None:
-        """The level for operands of which these are to be conjugated; None where they must be conjugated before."""
+        """The level that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
+
+        None where the operands must be conjugated before the product.
+        """
         return None
 
     @property
     def whole(self) -> bool:
-        """Does a machine do it at once with all that is below it, as it does a leaf? Then it ends a plan's levels, and
-        its file registers the rows of what may be below it (fmm.kernels.plans.leaf.Ending)."""
+        """Does a machine do the level at once with all that is below it, as it does a leaf?
+
+        Such a level ends the levels of a plan. Its file registers the rows of what may stand below it, as a
+        fmm.kernels.plans.leaf.Ending.
+        """
         return False
 
     @property
     def below(self) -> str:
-        """Of such a level: what may stand below it, in words."""
+        """Asked of a whole level: in words, what may stand below it."""
         return ""
 
     # ---- what becomes of a product
@@ -112,7 +118,7 @@ class PlanLevel(ABC):
     @property
     @abstractmethod
     def products(self) -> int:
-        """How many products it makes of one, at most; 1 if as many multiplications are left as there were."""
+        """The most products that it makes of one; 1 if it saves no multiplications."""
 
     @property
     def depth(self) -> int:
@@ -121,7 +127,7 @@ class PlanLevel(ABC):
 
     @property
     def shallower(self) -> PlanLevel | None:
-        """With one level of recursion less; None if then nothing is left of it."""
+        """The level with one recursion less; None if nothing is left of it then."""
         return None
 
     @property
@@ -131,34 +137,37 @@ class PlanLevel(ABC):
 
     @property
     def only_cuts(self) -> bool:
-        """Are its products blocks of A times blocks of B, each a block of C, without any sum?"""
+        """Is each of its products a block of A times a block of B, and the result a block of C, without any sum?"""
         return False
 
     @property
     def saves_products(self) -> bool:
-        """Are there fewer multiplications below it? Then inf and NaN can come where the classical product has none."""
+        """Are there fewer multiplications below it than in the product itself?
+
+        Then an inf or NaN can come out where the classical product has none.
+        """
         return True
 
     @property
     def bilinear(self) -> Scheme | None:
-        """The bilinear algorithm that it applies in one pass, a composition as one; None if it only cuts."""
+        """The bilinear algorithm, or composition of such, that it applies in one pass; None if it only cuts."""
         return None
 
     @property
     def error_growth(self) -> float:
-        """By what it multiplies the expected error beside what its algorithm does."""
+        """The factor by which the expected error grows, besides the growth by its bilinear algorithm."""
         return 1.0
 
     @property
     def positive_growth(self) -> float:
-        """The same on numbers of one sign, whose sums are the larger the longer they are."""
+        """The same factor for numbers of one sign, whose sums grow with their length."""
         return 1.0
 
     # ---- how its products and sums are run
 
     @property
     def lanes(self) -> int:
-        """How many of its products may run at a time, each with temporaries of its own below it."""
+        """How many of its products may run at a time; each lane has temporaries of its own for what is below."""
         return 1
 
     @property
@@ -178,7 +187,7 @@ class PlanLevel(ABC):
 
     @property
     def needs_fusing_leaf(self) -> bool:
-        """Must a leaf stand right below it that does sums inside its products?"""
+        """Must the plan's next part be a leaf that does sums inside its products?"""
         return False
 
     @property
@@ -188,41 +197,41 @@ class PlanLevel(ABC):
 
     @property
     def sums_inside(self) -> bool:
-        """Are some of its sums done inside its products, if the leaf can?"""
+        """Are some of its sums done inside its products, provided that the leaf can?"""
         return self.fused
 
     @property
     def atomic(self) -> bool:
-        """Do its products add to C number by number, in any order?"""
+        """Do its products add to C by atomic additions, in any order?"""
         return False
 
     @property
     def launches(self) -> int:
-        """Of a fused level, with leaves below it: how many launches its products are."""
+        """How many launches the products of a fused level are, if leaves do them."""
         return self.products
 
     @property
     def fused_products(self) -> FusedProducts | None:
-        """What a machine needs that does its sums inside its products; None where none can."""
+        """What a machine needs to do all of its sums inside its products; None if that is not possible."""
         return None
 
     # ---- what the model may know of it without counting its steps
 
     @property
     def cut(self) -> Cut | None:
-        """How the sides are cut, if that alone decides the steps: counts are then polynomials in the blocks' sides."""
+        """How the sides are cut, if the steps follow from that alone: counts are then polynomials in blocks' sides."""
         return None
 
     # ---- what is said of it
 
     @property
     def launched(self) -> str:
-        """How its products share launches and the device, in a line; empty if there is nothing to say."""
+        """A line for explain: how its products share launches and the device. Empty if there is nothing to say."""
         return ""
 
     @property
     def error_note(self) -> str:
-        """What is to be said of its error besides how large it is; empty if there is nothing."""
+        """What a user should know of its error besides how large it is. Empty if there is nothing to say."""
         return ""
 
 
@@ -230,13 +239,14 @@ class PlanLevel(ABC):
 
 
 class CandidateLevel(NamedTuple):
-    """A level that is worth considering, and in which of the forms that fmm.kernels.plans.candidates lists."""
+    """A level that plans are made of though nobody names it, and the forms of these plans
+    (fmm.kernels.plans.candidates)."""
 
     text: str
     forms: tuple[str, ...]
-    products: int  # that it makes of one
-    lean: bool = False  # it needs less workspace than others, and is listed behind them
-    above: bool = False  # it changes the numbers: it is put above every plan that is compared for those below it
+    products: int  # how many it makes of one
+    lean: bool = False  # does it need less workspace than others? Then it is listed behind them
+    above: bool = False  # does it change the numbers? Then it is put above every plan for those that it makes
 
 
 def _nothing() -> Iterable[CandidateLevel]:
@@ -245,11 +255,11 @@ def _nothing() -> Iterable[CandidateLevel]:
 
 @dataclass(frozen=True)
 class LevelKind:
-    """How levels of one kind are read, and which are considered unasked."""
+    """Levels of one kind: how they are read, and which of them are compared though nobody names them."""
 
     name: str
-    parse: Callable[[str], PlanLevel | None]  # None for a text of another kind; PlanError for one that is wrong
-    words: Callable[[], tuple[str, ...]]  # with which a text of this kind can begin
+    parse: Callable[[str], PlanLevel | None]  # None for the text of another kind; PlanError if the text is wrong
+    words: Callable[[], tuple[str, ...]]  # the words with which a text of this kind can begin
     considered: Callable[[], Iterable[CandidateLevel]] = _nothing
 
 
@@ -257,7 +267,7 @@ LEVEL_KINDS: Final[Registry[LevelKind]] = Registry("kind of level")
 
 
 def register_level(kind: LevelKind) -> None:
-    """From now on, plans may have such levels."""
+    """Let plans have levels of this kind from now on."""
     LEVEL_KINDS.add(kind)
 
 
@@ -266,14 +276,14 @@ def unregister_level(name: str) -> None:
 
 
 def parse_level(text: str) -> PlanLevel:
-    """The level of a text; PlanError says what is valid."""
+    """The level that a text names; a PlanError says what is valid."""
     for kind in LEVEL_KINDS:
-        if (found := kind.parse(text)) is not None:
-            return found
+        if (level := kind.parse(text)) is not None:
+            return level
     raise unknown_algorithm(text.partition(".")[0])
 
 
 def unknown_algorithm(name: str) -> PlanError:
-    """The error that says what levels there are."""
+    """The error for a name that no kind of level knows; it lists those that are known."""
     valid = ", ".join(word for kind in LEVEL_KINDS for word in kind.words())
     return PlanError(f"unknown algorithm {name!r}; valid: {valid}")

@@ -1,7 +1,7 @@
-"""Levels as what runs, counts and explains them asks: the steps that they become.
+"""Levels with their steps, as everybody needs them who runs, counts or explains a plan.
 
-A step holds the plan of its products, and a plan holds levels. So what a plan knows of its levels says nothing of steps
-(fmm.kernels.plans.level); every level that there is, is one of these.
+Steps hold the plans of their products, and plans hold levels. So that imports run one way, what a plan knows of a level
+(PlanLevel, in fmm.kernels.plans.level) says nothing of steps. Every level that there is, is a LevelWithSteps.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.level_steps import LevelSteps
 from fmm.kernels.plans.steps.sums import Sum
 
-Sides = tuple[float, float, float]  # m, k, n; parts of a whole are meant where a level cuts unevenly
+Sides = tuple[float, float, float]  # m, k, n; they are averages, and no whole numbers, where a level cuts unevenly
 
 
 class Footprint(NamedTuple):
-    """What a level makes of a product, as if all its blocks were alike: enough to rank plans in microseconds."""
+    """What a level makes of a product, as if all its blocks were alike: enough to rank plans in microseconds.
 
-    products: float
-    sides: Sides  # of each of them
+    Elements are counted in numbers of the type that the level is asked for.
+    """
+
+    products: float  # how many it makes
+    sides: Sides  # of each product
     passes: int = 0  # of sums
-    # Elements, all counted as if they were of the type that the level is asked for: those that its sums read and write
-    # of A's, of B's and of C's blocks, and those of its temporaries.
-    moved: Sides = (0.0, 0.0, 0.0)
-    held: Sides = (0.0, 0.0, 0.0)
+    moved: Sides = (0.0, 0.0, 0.0)  # elements of A's, of B's and of C's blocks that its sums read and write
+    held: Sides = (0.0, 0.0, 0.0)  # elements of its temporaries, as large as blocks of A, of B and of C
     in_place: float = 1.0  # the share of its products that read a block of A or B in place, or write one of C
     sequential: bool = False  # are its sums small passes between the products?
 
@@ -39,33 +40,33 @@ class LevelWithSteps(PlanLevel):
 
     @abstractmethod
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """The steps for C = alpha A B + beta C of a plan that begins with this level; `plan.rest` is below it."""
+        """The steps for C = alpha A B + beta C. `plan` begins with this level, and `plan.rest` does the products."""
 
     def lower_half(self, plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps:
-        """The steps for the lower half of an n x n C that is its own adjoint; only levels that are `halving` have them.
+        """The steps for the lower half of an n x n matrix C that is its own adjoint, with fill `lower` or `loose`.
 
-        Fill is `lower` or `loose`.
+        Only halving levels have such steps.
         """
         raise PlanError(f"{self} does not cut products that are their own adjoints")
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
-        """At these sides, as if the plan `inner` did its products; None: its steps must be counted.
+        """What it makes of a product of these sides, if the plan `inner` does its products.
 
-        PlanError for sides at which it cannot be done.
+        None if its steps must be counted; PlanError for sides at which the level cannot be done.
         """
         return None
 
     def does(self, steps: LevelSteps) -> str:
-        """In a few words, what these steps of it do."""
+        """What these steps of the level do, in a few words for explain's table."""
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"
 
 
 class NonRecursiveLevel(LevelWithSteps):
-    """No level of recursion: what is below it multiplies once, matrices of the same sides, and no fewer numbers.
+    """A level that is no recursion: one product of the same sides is below it, and as many multiplications.
 
-    It prepares operands, changes the numbers or only says an order. Where one of these four answers is another, the
-    level itself says so.
+    It prepares operands, changes the numbers or only says an order. A level to which one of the four answers below does
+    not apply gives its own.
     """
 
     @property
@@ -86,8 +87,10 @@ class NonRecursiveLevel(LevelWithSteps):
 
 
 class WholeLevel(NonRecursiveLevel):
-    """A level that a machine does at once with all that is below it: nobody walks its steps, but they are counted and
-    explained."""
+    """A level that a machine does at once with all that is below it.
+
+    Nobody walks its steps, but they are counted and explained.
+    """
 
     @property
     def whole(self) -> bool:
@@ -97,21 +100,24 @@ class WholeLevel(NonRecursiveLevel):
     def opened(
         self, plan: Plan, size: tuple[int, int, int], asked: Asked, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """What a plan that ends in it comes to, of numbers of so many bytes."""
+        """The steps that a product of this size comes to, of numbers of `itemsize` bytes. `plan` ends in this level.
+
+        `dtype` may be left out where the bytes say enough.
+        """
 
     @abstractmethod
     def share(self, steps: LevelSteps) -> float:
-        """One of the multiplications in these steps, as a share of one of the numbers that it is asked for."""
+        """What one multiplication in these steps counts, in multiplications of the numbers that it is asked for."""
 
 
 def with_steps(level: PlanLevel) -> LevelWithSteps:
-    """A plan's level as what says its steps; PlanError for one that says none, which somebody has registered."""
+    """The same level, known to have steps; PlanError for a registered level of a user's that has none."""
     if not isinstance(level, LevelWithSteps):
         raise PlanError(f"{level} does not say which steps it becomes")
     return level
 
 
 def whole_level(plan: Plan) -> WholeLevel | None:
-    """The level in which a plan ends that a machine does whole; None for a plan that ends in a leaf."""
+    """The level at the end of a plan that a machine does whole; None for a plan that ends in a leaf."""
     level = plan.leaf_use.leaf.level
     return level if isinstance(level, WholeLevel) else None

@@ -13,10 +13,10 @@ from fmm.kernels.plans.steps.sums import COPY, Mirror, Place, Sum, whole_matrix
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Fill, Operation
 
-# An updating leaf computes so many elements of A B at a time, so that its scratch stays small; but no fewer rows than
-# these: BLAS packs B anew for each band. (One core, 4096 x 2048 x 4096 in bands of 64 to 256 rows: 1.27 to 1.39 times
-# the time of all at once, of 512 rows 1.14, of 1024 rows 1.02.)
-PANEL, LEAST_BAND = 1 << 20, 1024
+# A leaf that cannot update C computes A B in bands of rows, each of about BAND_ELEMENTS numbers, so that its scratch
+# stays small; but of no fewer than LEAST_BAND_ROWS rows, since BLAS packs B anew for each band. (One core, 4096 x 2048
+# x 4096 in bands of 64 to 256 rows: 1.27 to 1.39 times the time of all at once, of 512 rows 1.14, of 1024 rows 1.02.)
+BAND_ELEMENTS, LEAST_BAND_ROWS = 1 << 20, 1024
 
 
 @depends_on_rows
@@ -45,8 +45,11 @@ def lower_level(
 def opened_level(
     plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = ""
 ) -> LevelSteps | None:
-    """The steps of a level that a machine does whole, for whoever counts or explains them; None where there is none,
-    and where one half is computed, which is told as the machine does it."""
+    """The steps of a level that a machine does whole, for whoever counts or explains them.
+
+    None for a plan that does not consist of such a level alone, and for one half of a product: that is counted and
+    explained as one operation.
+    """
     level = whole_level(plan)
     if plan.levels or level is None or asked.op != "product":
         return None
@@ -55,7 +58,7 @@ def opened_level(
 
 def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """C = alpha A B + beta C in bands of rows: the leaf has no beta, and a scratch as large as C would cost more."""
-    height = max(min(m, max(PANEL // max(n, 1), LEAST_BAND)), 1)
+    height = max(min(m, max(BAND_ELEMENTS // max(n, 1), LEAST_BAND_ROWS)), 1)
     program = updating_program(COPY, alpha, beta)
     steps: list[Sum | Product] = []
     for row in range(0, m, height):
@@ -67,7 +70,7 @@ def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: 
 
 
 def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-    """C = alpha A B + beta C around a level that uses C as scratch: the product goes to a temporary first."""
+    """C = alpha A B + beta C for a level that computes A B only: the product goes to a temporary first."""
     product, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
     update = Sum("update", updating_program(COPY, alpha, beta), (product, c) if beta else (product,), (c,))
     return LevelSteps(
@@ -79,7 +82,7 @@ def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coeff
 
 
 def _lower_half(plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps | None:
-    """Levels compute the lower half; what is wanted of the upper one is done around them."""
+    """The steps of a product that is its own adjoint: levels compute its lower half, and a mirror does the rest."""
     if plan.levels and not plan.halving:
         raise PlanError(f"{plan} computes whole products; a plan of a product that is its own adjoint begins with gram")
     if asked.fill == "full":

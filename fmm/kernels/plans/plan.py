@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 
 from fmm.kernels.plans.leaf import ENDINGS, LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
 from fmm.kernels.plans.level import PlanLevel, parse_level
+from fmm.kernels.plans.likely_plan import likely_plan
 from fmm.kernels.plans.old_names import todays_ending
 from fmm.kernels.plans.plan_error import PlanError as PlanError
 from fmm.kernels.registry import depends_on_rows
@@ -25,67 +26,109 @@ from fmm.kernels.registry import depends_on_rows
 
 @dataclass(frozen=True)
 class Plan:
-    """Levels from the outermost inwards, then the leaf, or a level that is done whole, with what is below it. (Such
-    levels may be given as levels, too.)"""
+    """Levels from the outermost inwards, and the leaf that multiplies below the last of them.
+
+    `leaf` may also be the text of a level that a machine does whole, with all that is below it. Such a level may be
+    given among the levels too: it then becomes part of the leaf.
+    """
 
     levels: tuple[PlanLevel, ...] = ()
     leaf: str = "vendor"
-    leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # what that text says
+    leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # the registered leaf that the text `leaf` names
 
     def __post_init__(self) -> None:
         if any(level.whole for level in self.levels):
             self._end_in_whole_level()
         object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
-        object.__setattr__(self, "leaf", str(self.leaf_use))  # as it is spelled today
-        lanes = [level for level in self.levels if level.side_by_side]
-        if len(lanes) > 1:
-            what = "side by side" if lanes[1].needs_fusing_leaf else "overlapped"
-            raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be {what}")
+        object.__setattr__(self, "leaf", str(self.leaf_use))  # in today's spelling, if an old name was given
+        self._check_lanes()
+        self._check_halving_levels()
+        self._check_fused_level()
+
+    def _end_in_whole_level(self) -> None:
+        """Move the first level that is done whole, and all below it, into the text of the leaf."""
+        first_whole = next(i for i, level in enumerate(self.levels) if level.whole)
+        ending = " > ".join([*map(str, self.levels[first_whole:]), self.leaf])
+        if ending not in leaf_uses():
+            raise PlanError(f"below {self.levels[first_whole]} there may be {self.levels[first_whole].below}")
+        object.__setattr__(self, "levels", self.levels[:first_whole])
+        object.__setattr__(self, "leaf", ending)
+
+    def _check_lanes(self) -> None:
+        """A machine has lanes for the products of one level only."""
+        with_lanes = [level for level in self.levels if level.side_by_side]
+        if len(with_lanes) > 1:
+            manner = "side by side" if with_lanes[1].needs_fusing_leaf else "overlapped"
+            raise PlanError(f"{with_lanes[1]} below {with_lanes[0]}: only one level of a plan can be {manner}")
+
+    def _check_halving_levels(self) -> None:
+        """Levels that cut products that are their own adjoints stand above all other levels."""
         halving = [level.halving for level in self.levels]
         if halving != sorted(halving, reverse=True):
             last = self.levels[len(halving) - 1 - halving[::-1].index(True)]
             raise PlanError(f"{last} cuts only products that are their own adjoints, of which no other level makes any")
+
+    def _check_fused_level(self) -> None:
+        """A fused level stands right above a leaf that can do its sums."""
         fused = [level for level in self.levels if level.needs_fusing_leaf]
         if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses):
             raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
 
-    def _end_in_whole_level(self) -> None:
-        at = next(i for i, level in enumerate(self.levels) if level.whole)
-        ending = " > ".join([*map(str, self.levels[at:]), self.leaf])
-        if ending not in leaf_uses():
-            raise PlanError(f"below {self.levels[at]} there may be {self.levels[at].below}")
-        object.__setattr__(self, "levels", self.levels[:at])
-        object.__setattr__(self, "leaf", ending)
+    # ---- plans for parts of it
 
     @property
     def rest(self) -> Plan:
-        """The plan of the products of the first level."""
+        """The plan by which the first level's products are done: this one without its first level."""
         return _rest(self)
 
     @property
-    def leaf_uses(self) -> tuple[LeafUse, ...]:
-        """All leaves that it multiplies with."""
-        return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.own_leaves)
-
-    @property
-    def emulates(self) -> bool:
-        """Does it multiply in another type than it is asked for, if only blocks on the diagonal?"""
-        return any(use.leaf.emulates for use in self.leaf_uses)
-
-    @property
-    def halving(self) -> bool:
-        """Is it a plan of products that are their own adjoints, and of no others?"""
-        return bool(self.levels) and self.levels[0].halving
-
-    @property
     def half(self) -> Plan:
-        """The plan of the products below it that are their own adjoints: levels that cut such ones, then the leaf."""
+        """The plan for a product that is its own adjoint: only the levels that cut such products, and the leaf."""
         return _half(self)
 
     @property
     def shallower(self) -> Plan:
-        """With one level of recursion less, taken from the outermost level that has any; the same if none has."""
+        """The plan with one level of recursion less, taken from the outermost level that recurs.
+
+        A plan without recursion is returned as it is.
+        """
         return _shallower(self)
+
+    def conjugating(self, a: bool, b: bool) -> Plan | None:
+        """The plan that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
+
+        None where the operands must be conjugated before the product.
+        """
+        first = self.levels[0].conjugating(a, b) if self.levels else None
+        return None if first is None else replace(self, levels=(first, *self.levels[1:]))
+
+    # ---- what its levels and leaves do
+
+    @property
+    def leaf_uses(self) -> tuple[LeafUse, ...]:
+        """The leaf at the end, and those that levels name for some of their products."""
+        return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.own_leaves)
+
+    @property
+    def emulates(self) -> bool:
+        """Does any of its leaves multiply in another type than the plan is asked for?"""
+        return any(use.leaf.emulates for use in self.leaf_uses)
+
+    @property
+    def halving(self) -> bool:
+        """Is this a plan for products that are their own adjoints, and for no others?"""
+        return bool(self.levels) and self.levels[0].halving
+
+    @property
+    def conjugates(self) -> tuple[bool, bool]:
+        """Whether the plan multiplies the conjugate of A in A's place, and whether that of B in B's."""
+        a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
+        return a, b
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of recursion; a composition of f schemes counts as f."""
+        return sum(level.depth for level in self.levels)
 
     @property
     def fused(self) -> bool:
@@ -94,7 +137,7 @@ class Plan:
 
     @property
     def timed_by_tiles(self) -> bool:
-        """Is the time of its leaf products predicted from the tiles in which they are computed?"""
+        """Does the model predict the time of its leaf products from the tiles in which they are computed?"""
         return self.leaf_use.leaf.time_formula == "tiles"
 
     @cached_property
@@ -107,77 +150,74 @@ class Plan:
         """Are its leaf products a batch, which reads and writes nothing but temporaries?"""
         return any(level.batched for level in self.levels)
 
+    # ---- types
+
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """That the leaf multiplies, with sums inside its products if the last level wants them there."""
-        found = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
+        """The types of the products that the leaf can do below these levels.
+
+        Where the last level wants its sums inside the leaf's products, only types count for which the leaf does that.
+        """
         leaf = self.leaf_use.leaf
+        multiplied = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
         if not self.levels:
-            return *found, *leaf.types_alone
-        return (*found, *leaf.types_in_blocks) if all(level.only_cuts for level in self.levels) else found
+            return *multiplied, *leaf.types_alone
+        only_cut = all(level.only_cuts for level in self.levels)
+        return (*multiplied, *leaf.types_in_blocks) if only_cut else multiplied
 
     def leaf_type(self, dtype: str) -> str:
-        """What its leaf multiplies, where the plan is asked for a product of this type."""
-        for step in self.levels:
-            dtype = step.dtype_below(dtype)
+        """The type that the leaf multiplies if the plan is asked for a product of `dtype`: levels may change it."""
+        for level in self.levels:
+            dtype = level.dtype_below(dtype)
         return dtype
 
     def takes_type(self, dtype: str) -> bool:
-        """Can each of its levels be asked for what comes to it, and its leaf multiply what is left?"""
-        for step in self.levels:
-            if step.types is not None and dtype not in step.types:
+        """Can the plan be asked for a product of `dtype`: does each level take the type that the one above it makes,
+        and the leaf the last one?"""
+        for level in self.levels:
+            if level.types is not None and dtype not in level.types:
                 return False
-            dtype = step.dtype_below(dtype)
+            dtype = level.dtype_below(dtype)
         return dtype in self.types
 
     def type_inside(self, dtype: str, products: Iterable[Plan]) -> str:
-        """Of the first level's temporaries and products, which are done by these plans."""
+        """The type of the first level's temporaries and products, where the plan is asked for `dtype`.
+
+        `products`: the plans of these products. A level may hand a product to the whole plan again, and then changes
+        nothing.
+        """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 
-    def rate_name(self, dtype: str) -> str:
-        """Under which name a calibration has the rate of its leaf's products."""
-        kind = self.leaf_type(dtype)
-        return self.leaf_use.leaf.rate.format(kind) or kind
-
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
-        """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
+        """The same as `type_inside`, in bytes of a number."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
-    @property
-    def conjugates(self) -> tuple[bool, bool]:
-        """Does it multiply the conjugates of A, of B?"""
-        a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
-        return a, b
-
-    def conjugating(self, a: bool, b: bool) -> Plan | None:
-        """The plan for operands of which these are to be conjugated; None where they must be conjugated before."""
-        first = self.levels[0].conjugating(a, b) if self.levels else None
-        return None if first is None else replace(self, levels=(first, *self.levels[1:]))
+    def rate_name(self, dtype: str) -> str:
+        """The name under which a calibration holds the rate of the leaf's products."""
+        multiplied = self.leaf_type(dtype)
+        return self.leaf_use.leaf.rate.format(multiplied) or multiplied
 
     def considered_for(self, dtype: str) -> bool:
-        """Is it compared for this type without anybody's asking for it?"""
-        return self.takes_type(dtype) and self.leaf_type(dtype) in self._considered
+        """Is the plan compared for this type even if nobody names it?"""
+        return self.takes_type(dtype) and self.leaf_type(dtype) in self._considered_types
 
     @cached_property
-    def _considered(self) -> frozenset[str]:
+    def _considered_types(self) -> frozenset[str]:
         considered = self.leaf_use.leaf.considered
         return frozenset(t for t in self.types if considered is None or t in considered)
 
-    @property
-    def depth(self) -> int:
-        """Levels of recursion, a composition of f factors counted as f."""
-        return sum(level.depth for level in self.levels)
+    # ---- its text
 
     def __str__(self) -> str:
         return " > ".join([*map(str, self.levels), self.leaf])
 
     def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
-        """Pickled as its text, so that other processes have it."""
+        """Plans are pickled as their texts: another process parses them with its own registries."""
         return Plan.parse, (str(self),)
 
     @staticmethod
     def parse(text: str) -> Plan:
-        """The plan that `text` describes; PlanError says what is wrong and what is valid."""
+        """The plan that `text` describes; a PlanError says what is wrong with the text and what is valid."""
         if not isinstance(text, str):
             raise PlanError(f"a plan is a text such as 'winograd > vendor', not {text!r}")
         return _parse(text)
@@ -193,11 +233,11 @@ def _rest(plan: Plan) -> Plan:
 
 @lru_cache(maxsize=4096)
 def _shallower(plan: Plan) -> Plan:
-    at = next((i for i, level in enumerate(plan.levels) if level.depth), None)
-    if at is None:
+    outermost = next((i for i, level in enumerate(plan.levels) if level.depth), None)
+    if outermost is None:
         return plan
-    less = plan.levels[at].shallower
-    return replace(plan, levels=(*plan.levels[:at], *([less] if less else []), *plan.levels[at + 1 :]))
+    less = plan.levels[outermost].shallower
+    return replace(plan, levels=(*plan.levels[:outermost], *([less] if less else []), *plan.levels[outermost + 1 :]))
 
 
 @lru_cache(maxsize=4096)
@@ -208,15 +248,31 @@ def _half(plan: Plan) -> Plan:
 @depends_on_rows
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
-    *levels, leaf = (part.strip() for part in text.split(">"))
+    try:
+        return _read(text)
+    except PlanError as error:
+        meant = likely_plan(text, _can_be_read)
+        raise PlanError(f"{error}. Did you mean {meant!r}?" if meant else str(error)) from None
+
+
+def _can_be_read(text: str) -> bool:
+    try:
+        _read(text)
+    except PlanError:
+        return False
+    return True
+
+
+def _read(text: str) -> Plan:
+    *level_texts, leaf = (part.strip() for part in text.split(">"))
     if todays_ending(leaf) not in leaf_uses():
         raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
-    found = tuple(_parse_level(part, text) for part in levels)
-    if leaf_use(leaf).leaf.below_levels and not any(level.whole for level in found):
+    levels = tuple(_parse_level(part, text) for part in level_texts)
+    if leaf_use(leaf).leaf.below_levels and not any(level.whole for level in levels):
         kinds = " or ".join(ending.name for ending in ENDINGS if ending.leaf == leaf)
         raise PlanError(f"{text!r}: {leaf} multiplies only below {kinds}; other leaves: {valid_leaves()}")
     try:
-        return Plan(found, leaf)
+        return Plan(levels, leaf)
     except PlanError as error:
         raise PlanError(f"{text!r}: {error}") from None
 

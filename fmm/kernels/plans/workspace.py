@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from typing import Literal
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.level_with_steps import whole_level
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
@@ -53,16 +58,34 @@ def batch_scratch(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int)
     return 0 if plan.levels else plan.leaf_use.leaf.room(itemsize, m, k, n, count)
 
 
-def check_type(plan: Plan, dtype: str) -> None:
-    """PlanError if a level cannot be asked for numbers of this type, or the leaf does not multiply what is left."""
+def check_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:
+    """PlanError if a level cannot be asked for numbers of this type, or the leaf does not multiply what is left (on the
+    device, if it is known which)."""
     if plan.takes_type(dtype):
         return
     for step in plan.levels:
         if step.types is not None and dtype not in step.types:
             raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
         dtype = step.dtype_below(dtype)
-    kinds = ", ".join(plan.types) or "nothing below levels"
-    raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}")
+    kinds = ", ".join(t for t in plan.types if device != "cpu" or t in HOST_TYPES) or "nothing below levels"
+    other = _with_another_leaf(plan, dtype, device)
+    instead = f"; {other} does" if other else ""
+    raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}{instead}")
+
+
+# That plans multiply on the host: sums of the others are wider there than the numbers, or are not made at all.
+HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
+
+
+def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan | None:
+    """The same levels above the first leaf that multiplies what comes to it."""
+    for row in ending_rows():
+        if device is None or device in row.devices:
+            with suppress(PlanError):  # sums inside products are not for every leaf
+                other = replace(plan, leaf=row.tried_names[0])
+                if leaf_type in other.types:
+                    return other
+    return None
 
 
 def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN, itemsize: int = 8) -> dict[Size, int]:

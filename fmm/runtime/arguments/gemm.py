@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fmm.arrays.kinds import check_dense
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
+from fmm.runtime.arguments.factors import fitting_factors
 from fmm.runtime.arguments.numbers import checked_scalar
 from fmm.runtime.arguments.result import check_place, single
 from fmm.runtime.arguments.wishes import checked_wishes, given_plan
@@ -35,8 +37,10 @@ def checked_gemm(a: Any, b: Any, c: Any, out: Any, update: tuple[Any, ...], wish
         given = given.conjugating(*given.conjugates) or given
     told, wishes = _update(*update), checked_wishes(given, *wished[1:])
     library, arrays = _arrays(a, b, c, out)
-    _check_scalars(library, arrays[:3], told)
-    return AskedGemm(library, *arrays, told, wishes)
+    a, b, c, _ = arrays
+    _check_scalars(library, (a, b, c), told)
+    alpha, beta = fitting_factors(library, (a, b, c if told.beta else None), told.alpha, told.beta)
+    return AskedGemm(library, *arrays, told._replace(alpha=alpha, beta=beta), wishes)
 
 
 def _update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update:
@@ -60,6 +64,7 @@ def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) ->
 
 def _arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, Any, Any, Any]]:
     """The library whose arrays these are, and the arrays."""
+    check_dense("fmm.gemm", a, b, c)
     out = single(out)
     library = library_of(a, b, out if c is None else c)
     check_place(library, out)

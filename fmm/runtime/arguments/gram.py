@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fmm.arrays.kinds import check_dense, type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
-from fmm.runtime.arguments.numbers import checked_real
+from fmm.dtypes import INTEGERS
+from fmm.runtime.arguments.factors import fitting_factors
+from fmm.runtime.arguments.numbers import checked_flag, checked_real
 from fmm.runtime.arguments.result import check_place, single
 from fmm.runtime.arguments.wishes import checked_wishes
 from fmm.runtime.decisions.limits import Wishes
@@ -30,25 +33,32 @@ class AskedGram(NamedTuple):
 def checked_gram(a: Any, b: Any, out: Any, request: tuple[Any, ...], wished: tuple[Any, ...]) -> AskedGram:
     """`request`: rows, fill, alpha, beta; `wished`: plan, max_error_growth, workspace."""
     wishes, asked = checked_wishes(*wished), _request(b, *request)
-    return AskedGram(*_arrays(a, b, out), asked, wishes)
+    library, a, b, out = _arrays(a, b, out)
+    if out is None or type_name(out.dtype) in INTEGERS:
+        alpha, beta = fitting_factors(library, (a, b), asked.alpha, asked.beta)
+        asked = asked._replace(alpha=alpha, beta=beta)
+    return AskedGram(library, a, b, out, asked, wishes)
 
 
-def asks_half_alone(fill: Any, alpha: Any, beta: Any) -> bool:
+def asks_half_alone(rows: Any, fill: Any, alpha: Any, beta: Any) -> bool:
     """Are these what they are unless given? Told without a question that an array would answer otherwise."""
-    return type(fill) is str and fill in HALVES and type(alpha) is int is type(beta) and alpha == 1 and beta == 0
+    known = type(rows) is bool and type(fill) is str and fill in HALVES
+    return known and type(alpha) is int is type(beta) and alpha == 1 and beta == 0
 
 
 def _request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest:
     if not isinstance(fill, str) or fill not in HALVES:
         raise ValueError(f"fill must be one of {', '.join(HALVES)}, not {fill!r}")
     factors = checked_real("alpha", alpha), checked_real("beta", beta)
+    rows = checked_flag("rows", rows)
     if rows and b is not None:
         raise ValueError("rows says which product of one matrix is meant: there is another one, b")
-    return GramRequest(bool(rows), fill, *factors)
+    return GramRequest(rows, fill, *factors)
 
 
 def _arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
     """The library whose arrays these are, and the arrays; what NumPy makes arrays of, as such."""
+    check_dense("fmm.gram", a, b)
     out = single(out)
     library: Library = library_of(a, a if b is None else b, out)
     check_place(library, out)

@@ -14,7 +14,7 @@ LONGEST = sys.maxsize  # that a side of an array can be; and more bytes than any
 
 def checked_side(name: str, side: Any) -> int:
     """A side of a matrix."""
-    if not isinstance(side, int | np.integer) or side < 0:
+    if isinstance(side, bool) or not isinstance(side, int | np.integer) or side < 0:
         raise ValueError(f"{name} must be a whole number, 0 or more, not {in_words(side)}")
     if side > LONGEST:
         raise ValueError(f"{name} must be at most {LONGEST}, as an array's sides are, not {in_words(side)}")
@@ -40,9 +40,10 @@ def checked_growth(growth: Any) -> float:
 
 
 def checked_real(name: str, value: Any) -> float:
+    """A real number as Python has it, of which whole ones stay exact."""
     if isinstance(value, bool) or not isinstance(value, Real) or not is_float(value):
         raise ValueError(f"{name} must be a real number, not {in_words(value)}")
-    return float(value)
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def checked_scalar(name: str, value: Any) -> complex:
@@ -61,6 +62,13 @@ def is_float(value: Complex) -> bool:
     except OverflowError:
         return False
     return True
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Yes or no; a word is neither, whatever it says."""
+    if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
+        raise ValueError(f"{name} must be True or False, not {in_words(value)}")
+    return bool(value)
 
 
 def in_words(value: Any) -> str:

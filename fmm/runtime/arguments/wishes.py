@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.runtime.arguments.numbers import checked_growth, checked_workspace
+from fmm.runtime.arguments.numbers import checked_flag, checked_growth, checked_workspace
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_WISHES, Wishes
 
@@ -24,7 +24,7 @@ def checked_wishes(
     given = given_plan(plan)
     if given is not None and any(given.conjugates):
         raise PlanError(f"{given} multiplies conjugates: of fmm.gemm, transpose_a and transpose_b ask for them")
-    return Wishes(given, growth, nbytes, componentwise=bool(componentwise))
+    return Wishes(given, growth, nbytes, componentwise=checked_flag("componentwise", componentwise))
 
 
 def given_plan(plan: Plan | Decision | str | None) -> Plan | None:

@@ -13,7 +13,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.cuda.select import alignment_of
+from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace

@@ -35,17 +35,24 @@ def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
 
 
 def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
-    """A tuned type's calibration, with the rates of leaves that no tuning measures; None where it is not trusted.
+    """A tuned type's calibration as choices rest on it; None where it is not trusted."""
+    real = DTYPES[tuned.dtype].real
+    other = files.configs_in_force().tuned(device.identity, real) if real and tuned.trusted else None
+    return completed_calibration(tuned, other, None if device.threads else device.guess)
+
+
+def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
+    """A tuned type's calibration, with the rates of leaves that no tuning measures, as a GPU's guess has them; None
+    where it is not trusted.
 
     That of complex numbers also has the rate of real ones, if they were tuned too: plans may be made of real products.
     """
-    known, real = tuned.trusted, DTYPES[tuned.dtype].real
-    if known is not None and device.guess is not None and not device.threads:
-        known = with_unmeasured(known, device.guess)
-    other = files.configs_in_force().tuned(device.identity, real) if known and real else None
-    if known is None or other is None or other.trusted is None:
+    known = tuned.trusted
+    if known is not None and guess is not None:
+        known = with_unmeasured(known, guess)
+    if known is None or real is None or real.trusted is None:
         return known
-    return replace(known, rates=MappingProxyType({**other.trusted.rates, **known.rates}))
+    return replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
 
 
 @depends_on_rows
@@ -54,12 +61,13 @@ def with_unmeasured(tuned: Calibration, guess: Calibration) -> Calibration:
     """A tuned calibration, with the guess's rates of leaves that no tuning measures."""
     unmeasured = [x.rate.format(t) for x in ending_rows() if x.rate and not x.probed for t in x.types]
     rates = {name: guess.rates[name] for name in unmeasured if name in guess.rates}
-    known = MappingProxyType({**rates, **tuned.rates})
-    return replace(tuned, rates=known, call_of_small=tuned.call_of_small or guess.call_of_small)
+    together = MappingProxyType({**rates, **tuned.rates})
+    return replace(tuned, rates=together, call_of_small=tuned.call_of_small or guess.call_of_small)
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
-    """What the model knows of a device that no config tells of; measured now, where a guess proposes a plan."""
+    """What the model knows of a device that is not tuned: a guess; and where the guess proposes a plan and the device
+    can be probed, what a probe measures now, or has measured in this process."""
     guess = device.guess
     if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
@@ -78,7 +86,7 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     tuned = tuning_in_force("float64", device)
     if tuned is not None and tuned.trusted is not None:
         return with_integers(tuned.trusted), True
-    known = with_integers(guess)
-    if device.probe is None or not choose(without_layouts(problem), known, limits).best.plan.levels:
-        return known, False
+    guess = with_integers(guess)
+    if device.probe is None or not choose(without_layouts(problem), guess, limits).best.plan.levels:
+        return guess, False
     return with_integers(device.probe("float64")), False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fmm.config import environment
@@ -37,9 +37,9 @@ from fmm.runtime.probe import MEASURED
 
 # What a model without a config is called, by the source of its calibration.
 STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
-# From so many flops on, it is worth a line in the log that the device is not tuned.
+# Flops from which on a product is large enough to log that the device is not tuned, or to be measured in place.
 WORTH_TUNING = 2 * 2048**3
-# On the host integers with a shorter side are NumPy's, who multiplies them in a millisecond or two.
+# On the host NumPy multiplies integers with a shorter side: it takes a millisecond or two.
 SMALLEST_EXACT_SIDE = 129
 
 
@@ -50,14 +50,14 @@ class Decision:
     plan: Plan
     problem: Problem | None
     reason: str
-    considered: tuple[Candidate, ...] = ()
+    considered: tuple[Candidate, ...] = ()  # what the model compared, the fastest first
     step: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
-    trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
+    trial: online.Trial | None = field(default=None, compare=False)  # the measurement that it takes part in
     kernels: tuple[str, ...] = ()  # what really runs, a line each
     on_cpu: bool = False
 
     def __getstate__(self) -> dict[str, object]:
-        """For other processes: a measurement stays where it is made."""
+        """For other processes, without the trial: a measurement goes on in the process that began it."""
         return {**vars(self), "trial": None}
 
     @property
@@ -93,7 +93,7 @@ class Decision:
 
 
 def _counted(kernels: tuple[str, ...]) -> Iterator[str]:
-    """Each line once, in the order in which it first comes: levels repeat what the levels below them do."""
+    """Each line once, with how often it comes: levels repeat what the levels below them do."""
     for line, count in Counter(kernels).items():
         yield f"  {line}" if count == 1 else f"  {count} times: {line}"
 
@@ -107,50 +107,50 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     if environment.tuning_mode() == "hasa":
         return _by_equation_2(problem, limits, device)
     tuned = tuning_in_force(problem.dtype, device)
-    # (What was measured was measured of operands of which nothing is kept.)
+    # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
     entry = certified_entry(problem, limits, tuned, device.threads > 0) if tuned and not problem.kept else None
     if entry is not None:
         return entry
-    known = tuned_calibration(tuned, device) if tuned else None
-    if known is None:
+    measured = tuned_calibration(tuned, device) if tuned else None
+    if measured is None:
         _log_untuned(problem, tuned, device)
-    calibration = known or untuned_calibration(problem, limits, device)
-    chosen = model_choice(problem, limits, calibration, known is not None, device.identity)
+    calibration = measured or untuned_calibration(problem, limits, device)
+    chosen = model_choice(problem, limits, calibration, measured is not None, device.identity)
     return _online(chosen, problem, device.identity) if environment.tuning_mode() == "online" else chosen
 
 
 def _log_untuned(problem: Problem, tuned: Tuned | None, device: Device) -> None:
-    """Once in a process and for a device, of products that are worth it: that it is not tuned, or why its tuning is not
-    used."""
+    """Say of a large product, once in the process, that the device is not tuned, or why its tuning is not used."""
     if environment.tuning_mode() == "off" or problem.flops < WORTH_TUNING:
         return
     option = "cpu" if device.identity.key.startswith("cpu") else "0"
-    said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
+    message = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
     if tuned and tuned.doubts:
-        said = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
-    environment.log_once(said)
+        message = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+    environment.log_once(message)
 
 
 def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Integers are not tuned: what is known of floating point products on the device says enough."""
+    """The choice for integers. They are not tuned: the rates of floating point products on the device say enough."""
     if device.threads and min(problem.size) < SMALLEST_EXACT_SIDE:
         return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {SMALLEST_EXACT_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # they are exact, whatever is asked
-    known, tuned = integer_calibration(problem, limits, device)
-    return model_choice(problem, limits, known, tuned, device.identity)
+    calibration, is_tuned = integer_calibration(problem, limits, device)
+    return model_choice(problem, limits, calibration, is_tuned, device.identity)
 
 
 @lru_cache(maxsize=4096)
 def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool = False) -> Decision | None:
     """The entry of exactly this shape, if its plan is within the limits.
 
-    A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
+    A shape may have two entries: the second one is the best of the plans that need no workspace, for calls that allow
+    none.
     """
     lean = None if limits.workspace else tuned.entry(problem.size, lean=True, op=problem.op)
-    found = lean or tuned.entry(problem.size, op=problem.op)
-    if found is None:
+    entry_and_plan = lean or tuned.entry(problem.size, op=problem.op)
+    if entry_and_plan is None:
         return None
-    entry, plan = found
+    entry, plan = entry_and_plan
     allowed = limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
@@ -166,29 +166,30 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
 
 @lru_cache(maxsize=4096)
 def model_choice(
-    problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, identity: Identity
+    problem: Problem, limits: Limits, calibration: Calibration | None, is_tuned: bool, identity: Identity
 ) -> Decision:
-    """The model's choice with this calibration, which may be of a tuning; the vendor without one."""
-    if known is None:
+    """The model's choice by a calibration, which may be of a tuning; the vendor where there is none."""
+    if calibration is None:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
-    if problem.dtype not in known.rates:
+    if problem.dtype not in calibration.rates:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
-    choice = choose(without_layouts(problem), known, limits)
-    step = "calibrated model" if tuned else STEPS.get(known.source, "datasheet model")
-    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=not known.batches)
+    choice = choose(without_layouts(problem), calibration, limits)
+    step = "calibrated model" if is_tuned else STEPS.get(calibration.source, "datasheet model")
+    on_cpu = not calibration.batches
+    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=on_cpu)
 
 
 def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """D'Alberto and Nicolau's rule instead of the model's choice, by a tuning's alpha, pi and epsilon if there is
-    one."""
-    known = calibration_in_force(problem, limits, device)
-    if known is None or known.known_rate(problem.dtype) is None:
+    """D'Alberto and Nicolau's rule (Equation 2) instead of the model's choice. Alpha and pi are the calibration's;
+    epsilon is the tuning's, zero where there is none."""
+    calibration = calibration_in_force(problem, limits, device)
+    if calibration is None or calibration.known_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
-    plan = hasa_choice(without_layouts(problem), known, limits, epsilon)
-    why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({known.source})"
-    return Decision(plan, problem, why, (), "Equation 2", on_cpu=not known.batches)
+    plan = hasa_choice(without_layouts(problem), calibration, limits, epsilon)
+    why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({calibration.source})"
+    return Decision(plan, problem, why, (), "Equation 2", on_cpu=not calibration.batches)
 
 
 def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
@@ -211,9 +212,10 @@ def peak_workspace(plan: Plan, problem: Problem) -> int:
 
 
 def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
-    """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
-    for use in plan.leaf_uses:  # in which order a leaf wants its operands, a CPU's sums need not hear
+    """PlanError for a plan whose leaf is not on a CPU, that does not multiply the type, or that makes too many
+    products of these sizes."""
+    for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
-    check_type(plan, problem.dtype)
+    check_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
     check_products(plan, *problem.size)

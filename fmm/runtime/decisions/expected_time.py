@@ -15,8 +15,8 @@ from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import Decision, decide
 from fmm.runtime.devices import Device
 
-# The vendor's product of few rows and a long inner side is cut along that, which the model does not know of its other
-# functions: with more than so many times as many columns as rows, whole products stay whole.
+# The vendor cuts a product of few rows along a long inner side; whether its functions for one half do so too, the model
+# does not know. So with an inner side of more than so many times the rows, a product stays whole.
 MOST_INNER = 16
 
 
@@ -25,24 +25,25 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
     problem = half.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
-    known = calibration_in_force(problem, limits, device)
-    if known is None or problem.dtype not in known.rates or problem.k > MOST_INNER * problem.m:
+    calibration = calibration_in_force(problem, limits, device)
+    if calibration is None or problem.dtype not in calibration.rates or problem.k > MOST_INNER * problem.m:
         return False
     best = decide(whole, limits, device).plan
-    seconds = min(quick_prediction(plan, whole, known).seconds for plan in (VENDOR, best))
-    margin = known.margin + few_tiles_doubt(problem, known)
-    return quick_prediction(half.plan, without_layouts(problem), known).seconds <= (1 - margin) * seconds
+    of_whole = min(quick_prediction(plan, whole, calibration).seconds for plan in (VENDOR, best))
+    of_half = quick_prediction(half.plan, without_layouts(problem), calibration).seconds
+    margin = calibration.margin + few_tiles_doubt(problem, calibration)
+    return of_half <= (1 - margin) * of_whole
 
 
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
-    """How long the model expects the product to take by the best of these plans within the workspace, or by the vendor;
-    0 where it knows nothing of the device. (Choosing among all plans would take a thousand times as long.)"""
-    known = calibration_in_force(problem, limits, device)
-    if known is None or problem.dtype not in known.rates:
+    """Seconds by the vendor, or by the fastest of these plans that fits into the workspace; 0 where nothing is known of
+    the device. (Choosing among all plans would take a thousand times as long.)"""
+    calibration = calibration_in_force(problem, limits, device)
+    if calibration is None or problem.dtype not in calibration.rates:
         return 0.0
-    found = [quick_prediction(VENDOR, problem, known).seconds]
+    seconds = [quick_prediction(VENDOR, problem, calibration).seconds]
     for plan in plans:
         with suppress(PlanError):  # it cannot be done at these sides
             if estimated_workspace(plan, problem) <= limits.workspace:
-                found.append(quick_prediction(plan, problem, known).seconds)
-    return min(found)
+                seconds.append(quick_prediction(plan, problem, calibration).seconds)
+    return min(seconds)

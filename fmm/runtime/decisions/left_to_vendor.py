@@ -1,7 +1,7 @@
-"""Quick answers: products that no plan makes faster, told in a microsecond or less and left to the vendor.
+"""Products that no plan makes faster, recognised in a microsecond or less and left to the vendor.
 
-Small products take ten microseconds or less, so that to ask for a plan would cost more than the product. Three ways:
-by the bytes of the operands, by the sides, and by remembering what was decided a moment ago.
+A small product takes ten microseconds or less: to look for a plan would cost more than it. It is recognised in three
+ways: by the bytes of its operands, by their sides, and because such a product was left to the vendor a moment ago.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Multiply-adds that take less time on any device than the launches of a plan, or that no plan makes faster: of 16-bit
-# types (in tensor cores), and of those whose rows are not aligned, which vendors multiply several times slower.
+# Fewer multiply-adds take less time on any device than the launches of a plan: of any type; of 16-bit types, which
+# tensor cores multiply faster; and of 16-bit types whose rows are not aligned, which vendors multiply several times
+# slower.
 SMALL, SMALL_HALF, SMALL_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
 # The same without a look at the sides: the bytes of A times those of B are the multiply-adds times the inner side times
@@ -31,13 +32,13 @@ SMALL_BYTES = SHORT_SIDE * min(SMALL * 4**2, SMALL_UNALIGNED * 2**2)
 
 
 def small_enough_for_vendor(m: int, k: int, n: int, itemsize: int) -> bool:
-    """On a CUDA device: is a product of two matrices too small for any plan?"""
+    """On a CUDA device: is a product of two matrices so small that no plan makes it faster?"""
     work = m * k * n
     return work < SMALL or (itemsize == 2 and work < (SMALL_UNALIGNED if (k | n) & 7 else SMALL_HALF))
 
 
 def left_to_vendor(library: Library, a: Any, b: Any) -> bool:
-    """Arrays on a CUDA device: are they two matrices whose product is the vendor's for certain?"""
+    """On a CUDA device: are these two matrices, and is their product the vendor's for certain?"""
     try:
         (m, k), (_, n) = a.shape, b.shape
     except (ValueError, RuntimeError):  # not two matrices; nested tensors have no shape
@@ -65,7 +66,7 @@ SMALLEST_SIDE = smallest_side()
 
 
 def small_enough_for_numpy(a: Any, b: Any) -> bool:
-    """On the host: is there a side that is too small for any plan? What is no plain array is NumPy's too."""
+    """On the host: is a side so small that no plan makes the product faster? What is no plain array is NumPy's too."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
         return True
     if a.ndim == 2 and b.ndim == 2:
@@ -83,14 +84,14 @@ def small_enough_for_numpy(a: Any, b: Any) -> bool:
 
 
 class Memory(NamedTuple):
-    """How long a product is remembered as the vendor's, and from how many flops on that is worth while."""
+    """For how many seconds a product is remembered as the vendor's, and from how many flops on that is worth while."""
 
     seconds: float
     flops: int
 
 
-# On the host all that is cold after a long product, Python's code too: to ask again takes milliseconds then. On a
-# device for as long as its free memory is taken for known.
+# On the host for long: after a long product no cache has what a decision needs, Python's code included, so that to
+# decide again takes milliseconds. On a device for as long as its free memory is taken for known.
 REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Memory(1.0, 0)}
 
 
@@ -101,7 +102,7 @@ def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
 
 
 def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> None:
-    """Note that products of matrices like these are the library's for a moment, whatever else their arrays are."""
+    """From now on, for a moment, products of matrices of these sizes are the library's, however they lie in memory."""
     memory, problem = REMEMBERED[library.processor], decision.problem
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say
         return

@@ -17,41 +17,46 @@ LEANER = 0.8  # the share of a plan's workspace that the next one may have: a di
 
 
 def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try where a plan cannot run on these arrays after all: what else wins within the limits, fastest first.
+    """Where the plan `than` cannot run on these arrays after all: what else wins within the limits, the fastest first.
 
-    By the model, whoever chose the plan: an entry of a config names no others.
+    The model says so, even if an entry of a config had chosen the plan: that names no others.
     """
-    for c in _considered(problem, limits, device):
-        allowed = c.wins and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace)
-        if allowed and c.plan not in (than, VENDOR):
-            yield c.plan
+    for candidate in _considered(problem, limits, device):
+        if candidate.wins and _allowed(candidate, limits) and candidate.plan not in (than, VENDOR):
+            yield candidate.plan
 
 
 def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try when memory ran out: the best plan with at most LEANER of the workspace, and so on; none at last."""
+    """Where memory ran out for the plan `than`: the best plan with at most LEANER of its workspace, then the best with
+    at most LEANER of that one's, and so on until there is none."""
     room = peak_workspace(than, problem)
     while room > 0:
         room = int(room * LEANER)
-        found = next(other_plans(problem, than, replace(limits, workspace=room), device), None)
-        if found is None:
+        leaner = next(other_plans(problem, than, replace(limits, workspace=room), device), None)
+        if leaner is None:
             return
-        yield found
-        room = peak_workspace(found, problem)
+        yield leaner
+        room = peak_workspace(leaner, problem)
 
 
 def only_choice(vendors: Decision, limits: Limits, device: Device) -> Decision:
-    """Where the library has no such product: the fastest plan within the limits, if there is one."""
+    """Instead of the decision for the vendor, where the library has no such product: the fastest plan within the
+    limits, even if it does not win; the same decision where there is none."""
     problem = vendors.problem
     assert problem is not None
-    for c in () if environment.tuning_disabled() else _considered(problem, limits, device):
-        if c.plan != VENDOR and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace):
-            return replace(vendors, plan=c.plan, reason="the library has no product of this type")
+    for candidate in () if environment.tuning_disabled() else _considered(problem, limits, device):
+        if candidate.plan != VENDOR and _allowed(candidate, limits):
+            return replace(vendors, plan=candidate.plan, reason="the library has no product of this type")
     return vendors
 
 
+def _allowed(candidate: Candidate, limits: Limits) -> bool:
+    return limits.allow(candidate.plan, candidate.error_growth) and candidate.fits(limits.workspace)
+
+
 def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
-    """What the model considers within the limits, the fastest first."""
-    known = calibration_in_force(problem, limits, device)
-    if known is None or problem.dtype not in known.rates:
+    """All candidates with their predictions, the fastest first."""
+    calibration = calibration_in_force(problem, limits, device)
+    if calibration is None or problem.dtype not in calibration.rates:
         return ()
-    return choose(without_layouts(problem), known, limits).considered
+    return choose(without_layouts(problem), calibration, limits).considered

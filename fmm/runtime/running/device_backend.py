@@ -16,7 +16,7 @@ from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.cuda.select import ALIGNED, Alignment
+from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.tile_choice import target_on

@@ -30,7 +30,7 @@ from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.cuda.select import Alignment
+from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.runtime.calls.answer import cublas_scratch
@@ -78,11 +78,11 @@ def _run(
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         return None  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
-    if not (given or flag.trusted()) and _recomputes(call):
-        return None
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)
+    if ready.flagged and not (given or flag.trusted()):
+        return None
     p, q, r, workspace, c, kept = library.allocate(call, a, b, out)
     if out is not None:
         library.written(out)
@@ -110,11 +110,6 @@ def run_to_the_end(library: DeviceLibrary, launches: LaunchList, pointer: int, d
             workspace = cupy.cuda.alloc(launches.workspace)
         player_of(launches, device).play(Addresses(pointer, pointer, 0, workspace.ptr), stream)
         runtime.streamSynchronize(stream)
-
-
-def _recomputes(call: Call) -> bool:
-    """Is the product computed again where it has an inf or NaN?"""
-    return call.launches is not None and may_differ(call.launches.plan)
 
 
 def _completed(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, added: Any) -> None:
@@ -151,12 +146,14 @@ class StreamCall:
         assert call.launches is not None
         self.call = call  # so that it lives as long as its number is in use
         self.stream, self.device = flag.stream, device
-        self.launches, self.flagged = call.launches, may_differ(call.launches.plan)
+        self.launches = call.launches
+        self.flagged = may_differ(call.launches.plan)  # is it computed again where it has an inf or NaN?
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
         self._latest: Hashable = None  # the key of the last replay: usually all lies where it lay then
         self._players: dict[Alignment, Player | str] = {}  # or why there is none
+        self._alone: Player | None = None  # of one product, for what lies as libraries allocate it
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, *bases: int, seen: bool = True) -> None:
@@ -169,7 +166,11 @@ class StreamCall:
             if replay is not None:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
                 return
-        self._launch(self._addresses(bases), self.stream, seen)
+        addresses = self._addresses(bases)
+        if self._alone is not None and addresses.aligned:
+            self._alone.play(addresses, self.stream)
+        else:
+            self._launch(addresses, self.stream, seen)
 
     def _addresses(self, bases: tuple[int, ...]) -> Addresses:
         return Addresses(*bases[:4], *self.told, *bases[4:])
@@ -222,6 +223,8 @@ class StreamCall:
         """A product as a whole or not at all; a stack that is `seen` while it is filled too: all its calls are prepared
         before the first one is made."""
         products = list(self._products(addresses))  # all are there before the first one plays
+        if len(products) == 1 and addresses.aligned and products[0][1] is addresses:
+            self._alone = products[0][0]
         if len(products) == 1 or not seen:
             for player, own in products:
                 player.play(own, stream)

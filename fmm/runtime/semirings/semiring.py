@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.kinds import kind_of, on_device
+from fmm.arrays.kinds import check_dense, kind_of, on_device
 from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.pick import cupy_library
 from fmm.kernels.cpu.semirings import semiring_compiled
@@ -44,10 +44,11 @@ class _Place(NamedTuple):
 
 def minplus_product(a: Any, b: Any, out: Any, greatest: bool, argbest: bool) -> Any:
     """The smallest (or greatest) of all sums a[i, k] + b[k, j]; with `argbest` also the first k that it comes from."""
+    check_dense("fmm.minplus", a, b)
     with _placed(a, b, out) as place:
-        x, y = place.adopt(a), place.adopt(b)
+        x, y = place.adopt(_readable(a)), place.adopt(_readable(b))
         dtype = _product_type(x, y)
-        x, y = (_without_masked(v.astype(dtype, copy=False), of, greatest) for v, of in ((x, a), (y, b)))
+        x, y = (_without_masked(_converted(place.xp, v, dtype, greatest), of, greatest) for v, of in ((x, a), (y, b)))
         target = None if out is None else _target(place, out, (x.shape[0], y.shape[1]), dtype)
         found, args = _product(place, x, y, greatest, argbest)
         result = place.give(found) if target is None else _written(out, target, found)
@@ -61,6 +62,14 @@ def _product_type(x: Any, y: Any) -> Any:
     if dtype.kind not in "biuf":
         raise TypeError(f"fmm.minplus takes real numbers and computes in {', '.join(TYPES)}, not in {dtype.name}")
     return dtype if dtype.name in TYPES else np.dtype(np.float64)
+
+
+def _converted(xp: Any, values: Any, dtype: Any, greatest: bool) -> Any:
+    """In another type, in which "none" is another number."""
+    found = values.astype(dtype, copy=False)
+    if values.dtype == dtype or values.dtype.name not in TYPES or values.dtype.kind == "f":
+        return found
+    return xp.where(values == none_of(values.dtype, greatest), none_of(dtype, greatest), found)
 
 
 def _without_masked(values: Any, given: Any, greatest: bool) -> Any:
@@ -131,7 +140,7 @@ def _graph_of(place: _Place, d: Any) -> _Graph:
     if isinstance(d, np.ma.MaskedArray):
         return _Graph(np.ma.getdata(d), ~np.ma.getmaskarray(d))
     if not hasattr(d, "tocsr"):
-        return _Graph(place.adopt(d))
+        return _Graph(place.adopt(_readable(d)))
     if not type(d).__module__.startswith("scipy."):
         raise TypeError("fmm.shortest_paths takes dense matrices, and SciPy's sparse ones")
     from scipy.sparse.csgraph import csgraph_to_dense
@@ -145,9 +154,9 @@ def _graph_of(place: _Place, d: Any) -> _Graph:
 def _can_be_written(d: Any, given: Any, dtype: Any) -> bool:
     """Is it an array of the result's type, and not only made of one?"""
     if isinstance(given, np.ndarray):
-        own = kind_of(d) == "torch" or type(d) is np.ndarray
+        own = (kind_of(d) == "torch" and _readable(d) is d) or type(d) is np.ndarray
         return own and given.dtype == dtype and bool(given.flags.writeable)
-    return bool(given.dtype == dtype)
+    return bool(given.dtype == dtype) and _readable(d) is d
 
 
 def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
@@ -254,6 +263,15 @@ def _torch() -> Any:
     return sys.modules["torch"]
 
 
+def _readable(x: Any) -> Any:
+    """A tensor as NumPy and CuPy can read it; all else as it is."""
+    if kind_of(x) != "torch":
+        return x
+    from fmm.arrays.torch_calls import as_read_elsewhere
+
+    return as_read_elsewhere(x)
+
+
 def _numpy_of_torch(x: Any) -> Any:
     if kind_of(x) != "torch":
         return np.asarray(x)
@@ -271,9 +289,10 @@ def _target(place: _Place, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """`out` as an array that can be written."""
     if kind_of(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
+    kind = str(out.dtype).removeprefix("torch.")  # some of which NumPy does not have
+    if tuple(out.shape) != tuple(shape) or kind != np.dtype(dtype).name:
+        raise ValueError(f"out is {tuple(out.shape)} of {kind}, the result {tuple(shape)} of {np.dtype(dtype)}")
     target = place.adopt(out)
-    if tuple(target.shape) != tuple(shape) or target.dtype != dtype:
-        raise ValueError(f"out is {target.shape} of {target.dtype}, the result {tuple(shape)} of {np.dtype(dtype)}")
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         raise ValueError("out is read-only")
     return target

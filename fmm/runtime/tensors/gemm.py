@@ -17,6 +17,7 @@ from fmm.runtime.calls.prepare import prepared
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.gemm import Update, gemm_explained, gemm_product
+from fmm.runtime.tensors.gradients import save_factors
 
 
 def gemm(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
@@ -99,8 +100,8 @@ class UpdatedProduct(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, Any, Update, Wishes], output: Any) -> None:
         a, b, c, update, wishes = inputs
-        ctx.save_for_backward(a, b)
-        ctx.update, ctx.shape = update, None if c is None else c.shape
+        save_factors(ctx, a, b)
+        ctx.update, ctx.added = update, None if c is None else c.shape
         ctx.wishes = wishes._replace(plan=None)  # a plan that was given was meant for this product's size
 
     @staticmethod
@@ -109,7 +110,7 @@ class UpdatedProduct(torch.autograd.Function):  # type: ignore[misc]
         alpha = complex(update.alpha).conjugate() if isinstance(update.alpha, complex) else update.alpha
         beta = complex(update.beta).conjugate() if isinstance(update.beta, complex) else update.beta
         scaled, needed = Update(alpha), ctx.needs_input_grad
-        left = gemm(grad, b.mH, None, None, scaled, wishes).sum_to_size(a.shape) if needed[0] else None
-        right = gemm(a.mH, grad, None, None, scaled, wishes).sum_to_size(b.shape) if needed[1] else None
-        added = (grad * beta).sum_to_size(ctx.shape) if needed[2] else None
+        left = gemm(grad, b.mH, None, None, scaled, wishes).sum_to_size(ctx.shapes[0]) if needed[0] else None
+        right = gemm(a.mH, grad, None, None, scaled, wishes).sum_to_size(ctx.shapes[1]) if needed[1] else None
+        added = (grad * beta).sum_to_size(ctx.added) if needed[2] else None
         return left, right, added, None, None

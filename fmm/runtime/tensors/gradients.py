@@ -101,20 +101,20 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, GramRequest, Wishes], output: Any) -> None:
         a, b, request, wishes = inputs
-        ctx.save_for_backward(a, b)
+        save_factors(ctx, a, b)
         ctx.request, ctx.wishes = request, wishes._replace(plan=None)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None, None]:
-        (grad,), (a, b), request, wishes = grads, ctx.saved_tensors, ctx.request, ctx.wishes
+        (grad,), request, wishes = grads, ctx.request, ctx.wishes
         if request.fill != "full":
             grad = grad.tril() if request.fill == "lower" else grad.triu()
         grad = grad * request.alpha
-        if b is None:  # with G + G^H, which is its own adjoint
-            both = grad + grad.mH
+        if ctx.shapes[1] is None:  # with G + G^H, which is its own adjoint
+            a, both = ctx.saved_tensors[0], grad + grad.mH
             left = product(both, a, None, wishes) if request.rows else product(a, both, None, wishes)
             return left, None, None, None
-        left, right = gradients(a, b, grad, ctx.needs_input_grad, lambda x, y: product(x, y, None, wishes))
+        left, right = kept_gradients(ctx, grad, lambda x, y: product(x, y, None, wishes))
         return left, right, None, None
 
 
@@ -135,24 +135,41 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, Wishes], output: Any) -> None:
         a, b, wishes = inputs
-        ctx.save_for_backward(a, b)
+        save_factors(ctx, a, b)
         ctx.wishes = wishes._replace(plan=None)  # a plan that was given was meant for this product's size
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None]:
-        (grad,), (a, b), wishes = grads, ctx.saved_tensors, ctx.wishes
-        left, right = gradients(a, b, grad, ctx.needs_input_grad, lambda x, y: product(x, y, None, wishes))
+        (grad,), wishes = grads, ctx.wishes
+        left, right = kept_gradients(ctx, grad, lambda x, y: product(x, y, None, wishes))
         return left, right, None
 
 
+def save_factors(ctx: Any, a: Any, b: Any) -> None:
+    """Of a product, for its gradients: each factor if the other one's is asked for, as torch's own product keeps them.
+    What is not kept may be written over, and its memory be given back. Without b, a is a factor of its own gradient."""
+    of_a, of_b = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(a if of_b or b is None else None, b if of_a else None)
+    ctx.shapes = a.shape, None if b is None else b.shape
+
+
+def kept_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    return gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
+
+
+Factors = tuple[Any, Any]
+Shapes = tuple[Sequence[int], Sequence[int]]
+
+
 def gradients(
-    a: Any, b: Any, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
+    factors: Factors, shapes: Shapes, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
     """What a gradient of the product of two matrices, or of stacks of them, gives to both; None where none is asked."""
-    left = multiply(grad, b.mH).sum_to_size(a.shape) if needed[0] else None
+    (a, b), (of_a, of_b) = factors, shapes
+    left = multiply(grad, b.mH).sum_to_size(of_a) if needed[0] else None
     if not needed[1]:
         return left, None
-    if b.dim() == 2:  # one matrix for a whole stack: one product of all rows, rather than a sum of products
+    if len(of_b) == 2:  # one matrix for a whole stack: one product of all rows, rather than a sum of products
         tall, rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
         return left, multiply(tall.mH, rows)
-    return left, multiply(a.mH, grad).sum_to_size(b.shape)
+    return left, multiply(a.mH, grad).sum_to_size(of_b)

@@ -16,7 +16,7 @@ from fmm.arrays.torch_library import HOST_TYPES, NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime.decisions.left_to_vendor import SMALL
 from fmm.runtime.decisions.limits import Wishes
-from fmm.runtime.tensors.gradients import gradients, product
+from fmm.runtime.tensors.gradients import gradients, product, save_factors
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
@@ -36,20 +36,23 @@ def _shaped(a: Any, b: Any, plan: str | None = None, growth: float | None = None
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     a, b, _, *rest = inputs  # a plan that was given was meant for this product's size
-    ctx.save_for_backward(a, b)
+    save_factors(ctx, a, b)
     ctx.rest = rest
 
 
 def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     """Vectors are matrices of one row, or of one column."""
-    (a, b), rest = ctx.saved_tensors, ctx.rest
-    rows, columns = a if a.dim() > 1 else a[None, :], b if b.dim() > 1 else b[:, None]
-    if a.dim() == 1:
-        grad = grad.unsqueeze(-1 if b.dim() == 1 else -2)
-    if b.dim() == 1:
+    (a, b), (of_a, of_b), rest = ctx.saved_tensors, ctx.shapes, ctx.rest
+    rows = a[None, :] if a is not None and len(of_a) == 1 else a
+    columns = b[:, None] if b is not None and len(of_b) == 1 else b
+    shapes = of_a if len(of_a) > 1 else (1, *of_a), of_b if len(of_b) > 1 else (*of_b, 1)
+    if len(of_a) == 1:
+        grad = grad.unsqueeze(-1 if len(of_b) == 1 else -2)
+    if len(of_b) == 1:
         grad = grad.unsqueeze(-1)
-    found = gradients(rows, columns, grad, ctx.needs_input_grad, lambda x, y: OPERATOR(x, y, None, *rest))
-    left, right = (None if g is None else g.reshape(x.shape) for g, x in zip(found, (a, b), strict=True))
+    needed = ctx.needs_input_grad
+    found = gradients((rows, columns), shapes, grad, needed, lambda x, y: OPERATOR(x, y, None, *rest))
+    left, right = (None if g is None else g.reshape(of) for g, of in zip(found, (of_a, of_b), strict=True))
     return left, right, None, None, None
 
 

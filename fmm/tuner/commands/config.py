@@ -1,9 +1,8 @@
-"""fmm-tune show | validate | export | merge: configs read, checked, turned into tables and put together."""
+"""fmm-tune validate | export | merge: configs read, checked, turned into tables and put together."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,21 +16,17 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings import tables
-from fmm.tuner.findings.described import EARLIER, described, of_an_earlier_fmm
-from fmm.tuner.findings.outcome import told_plans
+from fmm.tuner.findings.described import EARLIER, of_an_earlier_fmm
+from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.trials.data_frame import frame
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    show = commands.add_parser("show", help="print what a config says of each device and type")
-    _takes_config(show)
-    add_json(show, "the sections as JSON")
-    show.set_defaults(run=one_line_errors(_show))
     validate = commands.add_parser("validate", help="check a config to the last field")
-    _takes_config(validate)
+    takes_config(validate)
     validate.set_defaults(run=one_line_errors(_validate))
     export = commands.add_parser("export", help="print certified entries, thresholds or all trials as CSV or JSON")
-    _takes_config(export)
+    takes_config(export)
     export.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
     add_json(export, "a list of rows as JSON")
     what = export.add_mutually_exclusive_group()
@@ -45,7 +40,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     merge.set_defaults(run=one_line_errors(_merge))
 
 
-def _takes_config(parser: argparse.ArgumentParser) -> None:
+def takes_config(parser: argparse.ArgumentParser) -> None:
+    """The config as an argument, the one that fmm reads unless another is named."""
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
 
 
@@ -87,7 +83,7 @@ def some_sections(path: Path) -> list[tuple[str, str, Raw]]:
 
 def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     """A section with every field and every plan checked."""
-    found = schema.checked_section(raw, f"{key}.{dtype}", Identity(key, key), dtype)
+    found = schema.checked_section(raw, f"{key}.{dtype}", Identity(key, device_name(key, raw)), dtype)
     for entry in found.entries.values():
         try:
             Plan.parse(entry.plan)
@@ -100,23 +96,8 @@ def _path(options: argparse.Namespace) -> Path:
     return output_path(options.config)
 
 
-def _show(options: argparse.Namespace) -> None:
-    found = some_sections(_path(options))
-    if options.json:
-        print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
-        return
-    lines: list[str] = []
-    for key, dtype, raw in found:
-        try:
-            tuned = checked_fully(key, dtype, raw)
-        except ConfigError as error:
-            raise ConfigError(f"{_path(options)}: {error}") from None
-        lines += [f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})"]
-        lines += described({**raw, "doubts": list(tuned.doubts)}, dtype)
-    print("\n".join([*lines, *told_plans(lines)]))
-
-
-def _tuned_how(raw: Raw) -> str:
+def tuned_how(raw: Raw) -> str:
+    """With which effort and when, in words."""
     effort, when = (_told(_told(raw, "tuned"), name) for name in ("effort", "at"))
     how = "comes with fmm, not tuned here" if effort == "shipped" else effort or "measured online"
     return f"{how}, {str(when or '')[:10]}".strip(", ")
@@ -192,7 +173,7 @@ class Source:
             return "entries added", {**there, "entries": entries}
         if _told(there, "calibration") in (None, self.raw["calibration"]):
             return "added", self.raw
-        return f"replaced what was tuned {_tuned_how(there)}", self.raw
+        return f"replaced what was tuned {tuned_how(there)}", self.raw
 
 
 def _merge(options: argparse.Namespace) -> None:

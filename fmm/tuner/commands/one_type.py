@@ -181,6 +181,15 @@ def _present(job: Job, path: Path) -> Any:
     return found if same else None
 
 
+def _others(job: Job, path: Path) -> dict[str, Any]:
+    """The sections of the device's other types in the config."""
+    try:
+        found = files.read_config(path).get(job.device.identity.key, {})
+    except schema.ConfigError:
+        return {}
+    return {dtype: section for dtype, section in found.items() if isinstance(section, dict)}
+
+
 def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> None:
     assert outcome.section is not None
     how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
@@ -209,5 +218,5 @@ def _reported(job: Job, path: Path, outcome: Outcome, why_not: str, as_json: boo
         return json.dumps({**found, "not_written": why_not, "section": outcome.section})
     lines: Sequence[str] = [f"{job.device.identity.name} ({found['device']}), {job.dtype}, effort {job.effort}"]
     if outcome.section is not None:
-        lines = [*lines, *described(outcome.section, job.dtype)]
+        lines = [*lines, *described(outcome.section, job.dtype, found["device"], _others(job, path))]
     return "\n".join([*lines, f"  not written: {why_not}" if why_not else f"  written to {path}"])

@@ -146,7 +146,7 @@ def run_measured(names: Sequence[str], options: argparse.Namespace) -> int:
     """The figures among them are measured, whatever is on record."""
     figures = [FIGURES[name] for name in names if name in FIGURES] or [known_figure(names[0])]
     found = laboratory(options)
-    code = found.measure(found.begun(figures), anew=True)
+    code = found.measure(found.experiments_of(figures), anew=True)
     print(printed([measured_table(name, found) for name in names], options))
     return code
 

@@ -19,11 +19,11 @@ from fmm.tuner.laboratory.experiment import DamagedSamplesError, Results
 from fmm.tuner.laboratory.figure import Figure, draw_figure
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
 from fmm.tuner.laboratory.measuring import (
-    Begun,
     Outcome,
+    Progress,
     TimeLimit,
-    begun_experiment,
     by_worth,
+    experiment_progress,
     measured_parts,
     missing_of,
 )
@@ -47,39 +47,39 @@ class Laboratory:
     left: Counter[str] = field(default_factory=Counter)  # for which there was no time, or that failed
     failed: bool = False
 
-    def begun(self, figures: Sequence[Figure]) -> list[Begun]:
+    def experiments_of(self, figures: Sequence[Figure]) -> list[Progress]:
         """The experiments of these figures, to be measured whatever is on record."""
         experiments = {figure.experiment.name: figure.experiment for figure in figures}
         with _samples_read():
-            return [begun_experiment(x, self.bench, self.folder, self.side, anew=True) for x in experiments.values()]
+            return [experiment_progress(x, self.bench, self.folder, self.side, anew=True) for x in experiments.values()]
 
-    def missing(self, figures: Sequence[Figure] = ()) -> list[Begun]:
+    def missing(self, figures: Sequence[Figure] = ()) -> list[Progress]:
         """What of these figures is not measured, in their order; of all, in that in which it is worth the time."""
         named = {figure.experiment.name: figure.experiment for figure in figures}
         with _samples_read():
             found = missing_of((named or EXPERIMENTS).values(), self.bench, self.folder, self.side)
         return found if named else by_worth(found)
 
-    def measure(self, experiments: Sequence[Begun], anew: bool) -> int:
+    def measure(self, experiments: Sequence[Progress], anew: bool) -> int:
         """All parts of these experiments, or those that are missing; the exit code."""
         self._check_folder()
         try:
-            for begun in experiments:
-                self._measure(begun, anew)
+            for progress in experiments:
+                self._measure(progress, anew)
         except KeyboardInterrupt:
             print(f"fmm-tune paper: interrupted; what was finished is kept in {self.folder}", file=sys.stderr)
             return INTERRUPTED
         finally:
             self._draw()
-        if late := sum(self.left.values()):
-            print(f"fmm-tune paper: {late} parts were not measured; 'missing' measures them", file=sys.stderr)
+        if not_measured := sum(self.left.values()):
+            print(f"fmm-tune paper: {not_measured} parts were not measured; 'missing' measures them", file=sys.stderr)
         return int(self.failed)
 
-    def _measure(self, begun: Begun, anew: bool) -> None:
-        name, parts = begun.experiment.name, begun.parts if anew else begun.missing
+    def _measure(self, progress: Progress, anew: bool) -> None:
+        name, parts = progress.experiment.name, progress.parts if anew else progress.missing
         self.left[name] = len(parts)
-        for outcome in measured_parts(begun, self.bench, parts, self.limit, typed_command()):
-            _tell(begun, outcome)
+        for outcome in measured_parts(progress, self.bench, parts, self.limit, typed_command()):
+            _print_outcome(progress, outcome)
             self.failed |= bool(outcome.failed)
             if not outcome.failed:
                 self.results[name] = outcome.results
@@ -101,11 +101,11 @@ class Laboratory:
         for figure in FIGURES.values():
             if (results := self.results.get(figure.experiment.name)) is not None:
                 try:
-                    made = draw_figure(figure, results)
+                    picture = draw_figure(figure, results)
                 except ModuleNotFoundError:
                     return
                 folder.mkdir(exist_ok=True)
-                made.savefig(folder / f"{figure.name}.png", dpi=120)
+                picture.savefig(folder / f"{figure.name}.png", dpi=120)
 
 
 @contextmanager
@@ -117,10 +117,10 @@ def _samples_read() -> Iterator[None]:
         raise CannotMeasureError(f"{error}; put it away, and it is measured anew") from None
 
 
-def _tell(begun: Begun, outcome: Outcome) -> None:
-    """What failed; and to somebody who looks at stderr, what is done."""
+def _print_outcome(progress: Progress, outcome: Outcome) -> None:
+    """That a part failed; and for somebody who watches, that one is done."""
     about = ", ".join(map(str, outcome.part.about))
-    name = f"{begun.experiment.name}{f' ({about})' if about else ''}"
+    name = f"{progress.experiment.name}{f' ({about})' if about else ''}"
     if outcome.failed:
         print(f"fmm-tune paper: {name} failed: {outcome.failed}", file=sys.stderr)
     elif sys.stderr.isatty():
@@ -140,7 +140,7 @@ def laboratory(options: argparse.Namespace) -> Laboratory:
     return Laboratory(bench, folder, options.side, TimeLimit(options.time_limit))
 
 
-def missing_table(before: Sequence[Begun], found: Laboratory) -> Table:
+def missing_table(before: Sequence[Progress], found: Laboratory) -> Table:
     """What was missing, and what is after this call."""
     rows = tuple(
         (x.experiment.name, _figures_of(x), len(x.parts), len(x.missing), found.done[x.experiment.name]) for x in before
@@ -155,5 +155,5 @@ def missing_table(before: Sequence[Begun], found: Laboratory) -> Table:
     return Table("missing", "what of the experiments was not measured on this device", columns, rows, notes)
 
 
-def _figures_of(begun: Begun) -> str:
-    return " ".join(name for name, figure in FIGURES.items() if figure.experiment is begun.experiment)
+def _figures_of(progress: Progress) -> str:
+    return " ".join(name for name, figure in FIGURES.items() if figure.experiment is progress.experiment)

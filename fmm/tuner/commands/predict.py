@@ -23,13 +23,15 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.untuned.built_in import cpu, with_integers
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
+from fmm.runtime.decisions.calibration_in_force import completed_calibration
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.tuner.commands.options import add_json
+from fmm.tuner.findings.described import instead
+from fmm.tuner.findings.model_in_use import device_name, guess_of
 
 NO_LIMIT = 1 << 62
 DEVICES = ("cpu", *device_names())
 GROWTH_HELP = f"default {CPU_GROWTH:g}, on a GPU {GPU_GROWTH:g}"
-INSTEAD = "neither here nor by fmm.matmul, which measures the device in each process"
 NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
 
 
@@ -56,8 +58,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
     found = printed_fields(_choice(problem, calibration, limits), calibration, limits)
-    doubts = _doubts(options, problem.dtype)
-    found["not_used"] = f"the tuning here is not used, {INSTEAD}: {doubts[0]}" if doubts else ""
+    name = "cpu" if options.device is None else options.device
+    found["not_used"] = _not_used(name, problem.dtype)
+    found["tuned_elsewhere"] = _tuned_elsewhere(name, problem.dtype)
+    found["measured"] = _measured(name, problem)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
@@ -79,27 +83,64 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     return replace(choice, best=numpys, reason=why)
 
 
+def _identity(name: str) -> Identity:
+    """Of a device by its key in the configs in force ("cpu": this one), with the name that it has there."""
+    if name.casefold() == "cpu":
+        return identity.cpu_identity(blas_threads())
+    for devices in files.configs_in_force().files.values():
+        for section in devices.get(name, {}).values():
+            return Identity(name, device_name(name, section))
+    return Identity(name, name)
+
+
 def _tuned(name: str, dtype: str) -> Tuned | None:
-    """What the configs in force say of a device, by its key there ("cpu": this one)."""
-    on_cpu = name.casefold() == "cpu"
-    wanted = identity.cpu_identity(blas_threads()) if on_cpu else Identity(name, name)
-    own = "float64" if on_cpu and dtype in INTEGERS else dtype  # integers are not tuned themselves
-    return None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(wanted, own)
+    """What the configs in force say of such a device."""
+    own = "float64" if name.casefold() == "cpu" and dtype in INTEGERS else dtype  # integers are not tuned themselves
+    return None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(_identity(name), own)
 
 
-def _doubts(options: argparse.Namespace, dtype: str) -> tuple[str, ...]:
+def _trusted(name: str, dtype: str) -> Calibration | None:
+    """The model by which fmm.matmul chooses there, by a tuning that is used."""
+    tuned, known = _tuned(name, dtype), _identity(name)
+    real = _tuned(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
+    return completed_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
+
+
+def _not_used(name: str, dtype: str) -> str:
     """Why fmm.matmul sets a tuning aside, and so do we."""
-    tuned = _tuned("cpu" if options.device is None else options.device, dtype)
-    return tuned.doubts if tuned else ()
+    tuned = _tuned(name, dtype)
+    if not tuned or not tuned.doubts:
+        return ""
+    known = tuned.identity
+    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(known.key, guess_of(known.key, known.name))}"
+
+
+def _measured(name: str, problem: Problem) -> str:
+    """What was measured of exactly this product, by which fmm.matmul goes rather than by the model."""
+    tuned = None if problem.type.exact else _tuned(name, problem.dtype)
+    known = tuned.entry(problem.size) if tuned else None
+    return f"fmm.matmul goes by what was measured of this size: {known[0].plan}, {known[0].text}" if known else ""
+
+
+def _tuned_elsewhere(name: str, dtype: str) -> str:
+    """Under which key the configs in force know cards of that name, by which fmm.matmul goes on them."""
+    if name.casefold() not in map(str.casefold, device_names()) or environment.tuning_mode() == "off":
+        return ""
+    gpu = device(name)
+    key = identity.gpu_key(gpu.capability, gpu.sms)
+    known = _identity(key)
+    named = guess_of(key, known.name)
+    if named is None or named.name != gpu.name or _trusted(key, dtype) is None:
+        return ""
+    return f"on a {known.name} fmm.matmul goes by a tuning of such a card: `--device {key}` tells what it chooses"
 
 
 def _calibration(name: str, dtype: str) -> Calibration:
     """Of a device whose tuning is used, else of a datasheet."""
     here = name.casefold() == "cpu"
     exact = here and dtype in INTEGERS
-    tuned = _tuned(name, dtype)
-    if tuned and tuned.trusted:
-        return with_integers(tuned.trusted) if exact else tuned.trusted
+    if (known := _trusted(name, dtype)) is not None:
+        return with_integers(known) if exact else known
     if here:
         return with_integers(cpu(blas_threads())) if exact else cpu(blas_threads())
     try:
@@ -183,7 +224,7 @@ def _text(found: dict[str, Any]) -> str:
         f"{m}x{k}x{n} {found['dtype']} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
-        *([found["not_used"]] if found["not_used"] else []),
+        *(found[note] for note in ("not_used", "tuned_elsewhere", "measured") if found[note]),
         f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as the vendor, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
         f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "

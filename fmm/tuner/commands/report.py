@@ -18,11 +18,12 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
+from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.overview import caption_of_all_types, shown_gains, speedup_of_all_types
+from fmm.tuner.report.overview import NARROW, WIDE, caption_of_all_types, shown_gains, speedup_of_all_types
 from fmm.tuner.report.page import report_page
 from fmm.tuner.report.pictures import PICTURES, STYLE, case_pictures, draw_roofline
-from fmm.tuner.trials.record import Trials
+from fmm.tuner.trials.record import Trials, tuning_of
 
 __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
@@ -30,11 +31,15 @@ __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 def tuned_cases(path: Path) -> Iterator[Case]:
     """Everything in a config that has a calibration and trials."""
     tunings = Trials(trials_path(path)).tunings()
+    devices: dict[str, dict[str, schema.Raw]] = {}
     for key, dtype, raw in config_sections(path):
-        tuned = checked_fully(key, dtype, raw)
-        own = [t for t in tunings if t.header.device == key and t.header.settings.get("dtype") == dtype]
-        if tuned.calibration is not None and own:
-            yield Case(key, dtype, raw, tuned, own[-1], tuned.calibration)
+        devices.setdefault(key, {})[dtype] = raw
+    for key, sections in devices.items():
+        for dtype, raw in sections.items():
+            tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
+            if tuned.calibration is not None and tuning is not None:
+                used = model_in_use(key, dtype, sections)
+                yield Case(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -78,7 +83,10 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
     drawn: list[tuple[Case, dict[str, str]]] = []
     gains = shown_gains(found)
     with rc_context(STYLE):
-        overview = saved_picture(speedup_of_all_types(found, gains), drawings / "speedup", paths)
+        wide, narrow = (
+            saved_picture(speedup_of_all_types(found, gains, size), drawings / name, paths)
+            for name, size in (("speedup", WIDE), ("speedup-narrow", NARROW))
+        )
         for case in found:
             stem = f"{case.device}-{case.dtype}"
             svgs = {
@@ -87,7 +95,7 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
             }
             drawn.append((case, svgs))
     html = folder / "report.html"
-    html.write_text(report_page(drawn, gains, overview, caption_of_all_types(found)), encoding="utf-8")
+    html.write_text(report_page(drawn, gains, (wide, narrow), caption_of_all_types(found)), encoding="utf-8")
     return [html, *paths]
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fmm.config import locate, store
+from fmm.config import files, locate, store
 from fmm.tuner.commands.one_type import COARSE, INTERRUPTED, Job, trials_path, tune_job
 from fmm.tuner.commands.progress import shown_progress
 from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with store.writer_lock(path):
             pass  # better now than after minutes of measuring
+        files.expect_config(path)
         return _all(jobs, path, options)
     except OSError as error:
         return _cannot_write(path, error)

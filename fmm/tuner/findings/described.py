@@ -4,48 +4,82 @@ then what was measured, the papers' thresholds, and how sure all that is."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
-from fmm.config import schema
+from fmm.config.schema import Entry
 from fmm.config.thresholds import Spread, Thresholds, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choosable import candidates
-from fmm.tuner.findings.outcome import chosen_square, outcome, vendors_name
+from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
+from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
+from fmm.tuner.findings.outcome import by_sides, chosen_square, gains_at, outcome, vendors_name
 from fmm.tuner.trials.record import Size
 
 NOT_MEASURED = "not measured"
-NOT_USED = "so that fmm goes by what it measures in each process; tune again when the device is idle"
 NEVER = "never"
 LABEL = 10  # letters of the labels, so that the lines are aligned
+WIDE = 110  # letters of a line behind its label
+MORE = 1.25  # times as fast as measured
 
 
-def described(section: dict[str, Any], dtype: str) -> Iterator[str]:
-    """All lines of a section."""
-    calibration, doubts = section["calibration"], section.get("doubts") or ()
-    yield from _lines(("not used", doubt) for doubt in doubts)
+def described(
+    section: Mapping[str, Any], dtype: str, key: str = "", sections: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """All lines of a section; `key` is the device's in the config, `sections` those of its other types."""
+    for label, text in described_rows(section, dtype, key, sections):
+        first, *more = wrap(text, WIDE, break_long_words=False, break_on_hyphens=False)
+        yield f"  {label:{LABEL}} {first}"
+        yield from (f"  {'':{LABEL}} {line}" for line in more)
+
+
+def described_rows(
+    section: Mapping[str, Any], dtype: str, key: str = "", sections: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, str]]:
+    """The same as labels and texts; what belongs to the label above has an empty one."""
+    used = model_in_use(key, dtype, {**(sections or {}), dtype: section})
+    doubts, calibration = used.tuned.doubts, used.tuned.calibration
+    yield from (("not used", doubt) for doubt in doubts)
     if doubts:
-        yield from _lines([("", NOT_USED)])
-    if calibration:
-        known = schema.checked_calibration(calibration, "calibration", dtype, "", "")
-        if not doubts:
-            yield from _lines(outcome(known, dtype))
-            yield from _lines(unmeasured_leaves(known, dtype))
-        yield from _lines(measured_lines(section, known, dtype))
-    for raw in section["entries"]:
-        entry = schema.checked_entry(raw, "entry")
-        trusted = "" if entry.verified else " (set aside until `fmm-tune canary`)"
-        of = "" if entry.op == "product" else f" ({entry.op})"
-        yield from _lines([("measured", f"{_size(entry.size)}{of}: {entry.plan}, {entry.text}{trusted}")])
+        yield "", f"so that {instead(key, used.guess)}; tune again when the device is idle"
+    if used.calibration is not None:
+        yield from outcome(used.calibration, dtype)
+        if used.assumed:
+            yield "besides", f"plans that end in {', '.join(used.assumed)} go by the datasheet: no tuning measures them"
+        yield from zip(("older", ""), older_than(used), strict=False)
+    if calibration is not None:
+        if doubts:
+            yield "", "What it found, for who wants to judge it:"
+        yield from measured_lines(section, used.calibration or calibration, calibration, dtype)
+    yield from (("measured", _entry_text(entry, used)) for entry in used.tuned.entries.values())
 
 
-def unmeasured_leaves(known: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
-    """The leaves that fmm.matmul compares too, though no tuning measures them: `outcome` tells none of their gains."""
-    every = [plan for plan in candidates(known.batches) if plan.leaf_use.leaf.rate and plan.considered_for(dtype)]
-    lacking = dict.fromkeys(plan.leaf for plan in every if known.known_rate(plan.rate_name(dtype)) is None)
-    if lacking:
-        yield "besides", f"where the device has them, fmm.matmul compares plans that end in {', '.join(lacking)} too."
-        yield "", "No tuning measures these, so that what they gain is not told above: fmm.plan and fmm.explain tell it"
+def _entry_text(entry: Entry, used: ModelInUse) -> str:
+    """An entry; beside it what the model says where that is clearly more, by something that was not tried."""
+    trusted = "" if entry.verified else " (set aside until `fmm-tune canary`)"
+    of = "" if entry.op == "product" else f" ({entry.op})"
+    more, square = "", len(set(entry.size)) == 1 and entry.op == "product" and not entry.lean
+    if used.calibration is not None and square:
+        best = chosen_square(used.calibration, used.tuned.dtype, entry.size[0])
+        if 1 / best.time > MORE * entry.high:
+            more = f"; not tried: {best.plan}, which the model predicts to be {1 / best.time:.2f} times as fast"
+    return f"{_size(entry.size)}{of}: {entry.plan}, {entry.text}{trusted}{more}"
+
+
+def instead(key: str, guess: Calibration | None) -> str:
+    """What fmm.matmul does where a tuning is not used."""
+    if not key.startswith("cuda"):
+        return "fmm goes by what it measures in each process"
+    return "fmm goes by the datasheet alone" if guess else "all products are the library's own"
+
+
+def older_than(used: ModelInUse) -> Iterator[str]:
+    """Who else could multiply on this device, and what that would gain."""
+    if used.renewed is not None:
+        dtype, leaves = used.tuned.dtype, ", ".join(used.lacking)
+        yield f"The tuning of {dtype} was made before fmm had {leaves}, which fmm.matmul does not take by it."
+        gains = gains_at(used.renewed, dtype)
+        yield f"A new tuning measures them; by the datasheet squares would then be, times as fast: {gains}"
 
 
 EARLIER = "of an earlier fmm, which meant something else by them"
@@ -56,11 +90,6 @@ def of_an_earlier_fmm(thresholds: Any) -> bool:
     return bool(thresholds) and read_thresholds(thresholds) is None
 
 
-def _lines(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> Iterator[str]:
-    for label, text in rows:
-        yield f"  {label:{LABEL}} {text}"
-
-
 def _size(size: Size) -> str:
     return " x ".join(map(str, size))
 
@@ -68,37 +97,51 @@ def _size(size: Size) -> str:
 # ---- what was measured, and how sure it is
 
 
-def measured_lines(section: Mapping[str, Any], calibration: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
+def measured_lines(
+    section: Mapping[str, Any], used: Calibration, fitted: Calibration, dtype: str
+) -> Iterator[tuple[str, str]]:
     """Rates, thresholds, the noise and the model's error."""
-    products, sums = calibration.rate(dtype).flops / 1e9, calibration.stream / 1e9
-    yield "rates", f"{vendors_name(calibration)}, large: {products:,.0f} Gflop/s; sums of blocks: {sums:,.0f} GB/s"
-    yield from described_thresholds(read_thresholds(section["thresholds"]), calibration, dtype)
-    if of_an_earlier_fmm(section["thresholds"]):
-        yield "levels", f"the thresholds are {EARLIER}: a new tuning finds today's"
-    yield from _blocks(section.get("blocks"))
+    products, sums = fitted.rate(dtype).flops / 1e9, fitted.stream / 1e9
+    yield "rates", f"{vendors_name(fitted)}, large: {products:,.0f} Gflop/s; sums of blocks: {sums:,.0f} GB/s"
+    found = read_thresholds(section["thresholds"])
+    if found is not None:
+        yield from described_levels(found, used, dtype)
+        if dtype.startswith("complex") and used != fitted:
+            yield "", "(by the rates of complex products; what is gained above is told by those of real ones too)"
+        yield from described_recursion(found, dtype)
+        yield from _blocks(found, section.get("blocks"))
+    elif section["thresholds"]:
+        yield "levels", f"the thresholds are {EARLIER}: `fmm-tune conclude` makes today's of what was measured"
     noise = section["noise"]
     yield "noise", NOT_MEASURED if noise is None else f"the same product, timed twice, differs by up to {noise:.1%}"
-    yield "model", _errors(section["error"], calibration.margin)
+    yield "model", _errors(section["error"], fitted.margin)
 
 
-def described_thresholds(found: Thresholds | None, calibration: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
-    """The sides from which plans are taken; then, as in D'Alberto and Nicolau's Table 3, the recursion point by the
-    model beside the measured one; and the tiles of our own product kernel."""
-    if found is None:
-        return
+def described_levels(found: Thresholds, used: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
+    """The sides from which plans are taken."""
     taus = found.tau1, found.tau2, found.tau3
     counts = "one level", "two", "three"
     gain = ", ".join(f"{count} {_from(tau.value)}" for count, tau in zip(counts, taus, strict=True))
     yield "levels", f"of recursion, predicted to gain 2 %: {gain} (tau1, tau2, tau3);"
     yield "", f"to lose nothing: {_ends(taus, 'low')}; more than the model's error, so that"
     yield "", f"fmm.matmul takes them: {_ends(taus, 'high')}"
-    yield from _above(found.tau1.value, calibration, dtype)
+    yield from _above(found.tau1.value, used, dtype)
+
+
+def described_recursion(found: Thresholds, dtype: str) -> Iterator[tuple[str, str]]:
+    """As in D'Alberto and Nicolau's Table 3: alpha, pi, and the recursion point by the model beside what was measured.
+
+    Of complex numbers their Equation 2 counts a multiply-add as two flops, as of real ones."""
+    factor = recursion_point(1.0, WINOGRAD)
+    real = "" if not dtype.startswith("complex") else " (a complex multiply-add as two flops)"
     yield "recursion", f"alpha {found.alpha:.3g} s to add an element, pi {found.pi:.3g} s a flop of large products:"
-    n1 = NEVER if found.n1 is None else f"from a side of n1 = {found.n1:.0f} on"
-    yield "", f"by these one level pays {n1} (Equation 3); {_seen(found)}"
-    if found.block_strategy:
-        strategies = ", ".join(f"{name} at {side}" for side, name in found.block_strategy.items())
-        yield "blocks", f"tiles of our own kernel, by Huang's strategies: {strategies}"
+    if found.n1 is None:
+        yield "", f"by Equation 3 one level pays {NEVER}"
+    else:
+        ratio = f"alpha / pi = {found.n1 / factor:.0f}{real}"
+        yield "", f"{ratio}: one level pays from n1 = {factor:g} alpha / pi = {found.n1:.0f} on (Equation 3);"
+    yield "", f"{_seen(found)};"
+    yield "", _corrected(found, factor)
 
 
 def _above(tau1: float | None, calibration: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
@@ -118,21 +161,36 @@ def _from(x: float | None) -> str:
 
 def _seen(found: Thresholds) -> str:
     """What the measured products say of the recursion point."""
-    if found.n1_measured is None:
-        point = "no measured square shows such a side"
-    else:
-        point = f"measured: from {found.n1_measured:.0f} on"
+    gains = ", ".join(f"{gain:.2f} at {side}" for side, gain in found.one_level.items())
+    by = f" (one level over the library: {gains})" if gains else ""
+    if found.n1_measured is not None:
+        return f"measured: from {found.n1_measured:.0f} on{by}"
+    if not gains:
+        return "no measured square tells from where on it does"
+    gained = list(found.one_level.values())[-1] > 1
+    return f"measured: it {'pays on all squares' if gained else 'does not pay yet on the largest square'}{by}"
+
+
+def _corrected(found: Thresholds, factor: float) -> str:
+    """By what alpha / pi must be changed so that Equation 2 says what was measured."""
     if found.epsilon is None:
-        return point
-    if not found.epsilon:
-        return f"{point}, and Equation 2 needs no correction (epsilon 0)"
-    return f"{point}, and Equation 2 agrees best with that if alpha / pi is changed by epsilon = {found.epsilon:+.0f}"
+        return "nothing was measured by which Equation 2 could be corrected"
+    if not found.epsilon or found.n1 is None:
+        return "Equation 2 agrees with what was measured as far as any alpha / pi does: epsilon = 0"
+    ratio = found.n1 / factor
+    return (
+        f"Equation 2 agrees best with what was measured if epsilon = {found.epsilon:+.0f} is added to alpha / pi: "
+        f"{ratio + found.epsilon:.0f} in the place of {ratio:.0f}"
+    )
 
 
-def _blocks(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    if found:
-        terms = "fitted to this device" if found["fitted"] else "as built in"
-        yield "", f"block model on {found['shapes']} shapes, its terms {terms}: off by {found['error']:.1%}"
+def _blocks(found: Thresholds, blocks: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """The tiles of our own product kernel, and how far its model is to be trusted."""
+    if found.block_strategy:
+        yield "blocks", f"tiles of our own kernel, by Huang's strategies: {by_sides(found.block_strategy)}"
+    if blocks:
+        terms = "fitted to this device" if blocks["fitted"] else "as built in"
+        yield "", f"block model on {blocks['shapes']} shapes, its terms {terms}: off by {blocks['error']:.1%}"
 
 
 def _errors(error: Mapping[str, Any] | None, margin: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from math import inf, log
+from math import exp, inf, log
 from statistics import median
 
 from fmm.config import certify
@@ -119,11 +119,12 @@ def machine_doubts(noise: float | None, disturbed: float | None, unexplained: fl
     if noise is None:
         yield "the noise was not measured"
     elif noise > NOISY:
-        yield f"equal products differ by {noise:.0%}, so much was the device disturbed"
+        yield f"the same product, timed twice, differed by {noise:.0%}: something else used the device"
     if disturbed is not None and disturbed > DISTURBED:
-        yield f"products took {disturbed:.1f} times as long as undisturbed ones: others used the device"
+        yield f"products took {disturbed:.1f} times as long as at the quietest moment: something else used the device"
     if unexplained is not None and unexplained > UNEXPLAINED:
-        yield f"a tenth of the vendor's products are off by {unexplained:.0%}: others used the device for a while"
+        times = f"{exp(unexplained):.1f} times as long, or as short,"
+        yield f"one in ten of the library's products took {times} as the others let expect: others used the device too"
 
 
 def distant_margin(pays: float, measured: float) -> float:

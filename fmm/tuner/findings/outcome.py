@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
@@ -27,21 +28,31 @@ def outcome(calibration: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
     """From which side on squares are not left to the vendor, what the model promises, by which plans, and what that
     costs."""
     base, first = vendors_name(calibration), gains_from(calibration, dtype)
-    best = {
-        side: chosen_square(calibration, dtype, side) for side in [s for s in SHOWN if s >= (first or s + 1)][:MOST]
-    }
+    best = _told(calibration, dtype, first)
     odd = odd_gains(calibration, dtype) if calibration.batches else {}
     if first is None:
         yield "gain", f"none on square matrices: no plan is predicted to be faster than {base}, which multiplies them"
     else:
-        yield "gain", f"fmm.matmul is faster than {base} on squares from a side of about {first} on;"
-        yield "", f"predicted times as fast: {_speedups(best)}"
+        yield "gain", f"fmm.matmul is predicted to be faster than {base} on squares from a side of about {first} on,"
+        yield "", f"times as fast: {_speedups(best)}"
     if odd:
         least, odd = min(odd), {side: odd[side] for side in list(odd)[-MOST:]}
         yield "" if first else "gain", f"on odd sides, where {base} is slow, from about {least} on: {_speedups(odd)}"
     if odd or best:
-        yield from _costs([*odd.values(), *best.values()], best or odd)
+        yield from _costs(best, odd)
         yield from _ways(best, odd)
+
+
+def gains_at(calibration: Calibration, dtype: str) -> str:
+    """What the model promises, in words: `1.09 at 8192, 1.22 at 16384`."""
+    return _speedups(_told(calibration, dtype, gains_from(calibration, dtype))) or "nowhere faster"
+
+
+def _told(calibration: Calibration, dtype: str, first: int | None) -> Chosen:
+    """The choices on the sides of which is told."""
+    return {
+        side: chosen_square(calibration, dtype, side) for side in [s for s in SHOWN if s >= (first or s + 1)][:MOST]
+    }
 
 
 def vendors_name(calibration: Calibration) -> str:
@@ -49,15 +60,32 @@ def vendors_name(calibration: Calibration) -> str:
 
 
 def _speedups(best: Chosen) -> str:
-    return ", ".join(f"{1 / found.time:.2f} at {side}" for side, found in best.items())
+    return by_sides({side: f"{1 / found.time:.2f}" for side, found in best.items()})
 
 
-def _costs(every: Sequence[Candidate], told: Chosen) -> Iterator[tuple[str, str]]:
-    """The largest error of all, and the workspace of those that are told of."""
-    growth = max(found.error_growth for found in every)
-    yield "cost", f"an error of up to {growth:.1f} times the usual one is expected (max_error_growth= limits it);"
-    costs = ", ".join(f"{_gibibytes(found.workspace)} at {side}" for side, found in told.items())
-    yield "", f"memory beside the operands, where there is so much (workspace= limits it): {costs}"
+def by_sides(texts: Mapping[Any, str]) -> str:
+    """What holds for which sides: `1.5 at 1024, 2 at 2048 to 8192`."""
+    runs = [(text, [side for side, _ in alike]) for text, alike in groupby(texts.items(), key=lambda x: x[1])]
+    return ", ".join(f"{text} at {sides[0]}{f' to {sides[-1]}' if len(sides) > 1 else ''}" for text, sides in runs)
+
+
+def _costs(best: Chosen, odd: Chosen) -> Iterator[tuple[str, str]]:
+    """The expected error and the workspace of those that are told of."""
+    yield "cost", f"expected error, times the usual one (max_error_growth= limits it): {_errors(best or odd)};"
+    if best and odd:
+        yield "", f"on odd sides {_errors(odd)};"
+    memory = by_sides({side: _gibibytes(found.workspace) for side, found in (best or odd).items()})
+    yield "", f"memory beside the operands, where there is so much (workspace= limits it): {memory}"
+
+
+def _errors(found: Chosen) -> str:
+    growths = {side: x.error_growth for side, x in found.items()}
+    return by_sides({side: spelled_growth(x) for side, x in growths.items()})
+
+
+def spelled_growth(growth: float) -> str:
+    """An error as a multiple of the usual one."""
+    return f"{growth:.1f}" if growth >= 0.1 else f"{growth:.1g}"
 
 
 def _ways(best: Chosen, odd: Chosen) -> Iterator[tuple[str, str]]:

@@ -85,6 +85,7 @@ def thresholds(
         tau2,
         tau3,
         strategies or {},
+        squares(measured),
     )
 
 
@@ -98,6 +99,11 @@ def level_spread(calibration: Calibration, dtype: str, levels: int) -> Spread:
 
 def finite(x: float) -> float | None:
     return x if isfinite(x) else None
+
+
+def squares(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
+    """The speedups of one level on squares, by their sides."""
+    return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
 def measured_point(measured: Sequence[tuple[Size, float]]) -> float | None:

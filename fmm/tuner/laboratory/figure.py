@@ -31,6 +31,7 @@ class Figure:
     draw: Callable[[Any, Results], None] | None = None  # where curves over x would not be read: on these axes
     drawn: Callable[[Key], bool] = lambda key: True  # which rows a picture shows, where all of them would not be read
     lowest: float | None = None  # where a picture ends, if what is below says no more than that it is
+    found: Callable[[Results], Sequence[str]] = lambda results: ()  # what is to be said of these results
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -56,21 +57,25 @@ def figure_table(figure: Figure, results: Results | None = None) -> Table:
         keys.sort()
     rows = tuple((*key, *(_cell(numbers.get(key)) for numbers in columns.values())) for key in keys)
     title = f"{figure.title}{f' ({figure.unit})' if figure.unit else ''}"
-    return Table(figure.name, title, (*figure.key_names, *columns), rows, (*_said(results), figure.says, *figure.notes))
+    return Table(
+        figure.name, title, (*figure.key_names, *columns), rows, (*_said(figure, results), figure.says, *figure.notes)
+    )
 
 
 def _cell(x: float | None) -> Cell:
     return None if x is None else float(x)
 
 
-def _said(results: Results | None) -> tuple[str, ...]:
-    """Where it was measured, and at which sizes."""
+def _said(figure: Figure, results: Results | None) -> tuple[str, ...]:
+    """Where it was measured, at which sizes, and what came of it."""
     if results is None:
         return ()
     where = results.environment.get("device") or results.environment.get("processor", "")
     if results.scale == 1:
-        return (f"measured on {where}, at these sizes.",)
-    return (f"measured on {where}, at {results.scale:.4g} of these sizes, thresholds of sizes likewise.",)
+        sizes = "at these sizes"
+    else:
+        sizes = f"at {results.scale:.4g} of these sizes, thresholds of sizes likewise"
+    return (f"measured on {where}, {sizes}.", *figure.found(results))
 
 
 # ---- a picture

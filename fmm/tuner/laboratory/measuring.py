@@ -31,7 +31,7 @@ class TimeLimit:
         self.expected = self.taken = 0.0
 
     def begins(self) -> None:
-        """Another experiment, of whose parts nothing is known yet."""
+        """Another experiment begins, and how long its parts really take is not known yet."""
         self.expected = self.taken = 0.0
 
     @property
@@ -48,8 +48,8 @@ class TimeLimit:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """An experiment as far as it is measured: where, at which scale, and which of its parts are missing."""
+class Progress:
+    """How far an experiment is measured: its file, what that has, and all of its parts."""
 
     experiment: Experiment
     path: Path
@@ -66,31 +66,31 @@ class Begun:
         return sum(part.work for part in self.missing)
 
 
-def begun_experiment(experiment: Experiment, bench: Bench, folder: Path, side: int | None, anew: bool) -> Begun:
-    """What there is of it. It goes on at the scale at which it began, unless it is to begin `anew`: then parts that are
-    measured take the place of old ones, and all of them go if the scale is another one."""
+def experiment_progress(experiment: Experiment, bench: Bench, folder: Path, side: int | None, anew: bool) -> Progress:
+    """How far the file in this folder has the experiment. It goes on at the scale at which it began. `anew`: parts that
+    are measured take the place of old ones, and all of these go if the scale is to be another one."""
     path = folder / f"{experiment.name}.json"
     old = read_results(path) if has_results(path) else None
     scale = min((side or min(bench.side, experiment.side)) / experiment.side, 1.0)
     if old is None or (anew and old.scale != scale):
         old = Results((), scale, {})
-    return Begun(experiment, path, old, tuple(experiment.parts(bench, old.scale)))
+    return Progress(experiment, path, old, tuple(experiment.parts(bench, old.scale)))
 
 
-def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None) -> list[Begun]:
-    """What of them has not been measured on this device."""
-    found = [begun_experiment(x, bench, folder, side, anew=False) for x in experiments]
-    return [x for x in found if x.missing]
+def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None) -> list[Progress]:
+    """Those of which parts have not been measured on this device."""
+    every = [experiment_progress(x, bench, folder, side, anew=False) for x in experiments]
+    return [progress for progress in every if progress.missing]
 
 
-def by_worth(found: Iterable[Begun]) -> list[Begun]:
-    """In the order in which it is worth the time: the papers' figures first, the shortest first."""
+def by_worth(found: Iterable[Progress]) -> list[Progress]:
+    """In the order in which they are worth the time: the papers' figures before our own, the shortest first."""
     return sorted(found, key=lambda x: (x.experiment.name.startswith(OURS), x.work))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a part: the experiment's results with it; or why it failed, and the results without it."""
+    """What became of a part: the experiment's results with its rows; or why it failed, and the results without it."""
 
     part: Part
     results: Results
@@ -99,13 +99,13 @@ class Outcome:
 
 
 def measured_parts(
-    begun: Begun, bench: Bench, parts: Sequence[Part], limit: TimeLimit, command: list[str]
+    progress: Progress, bench: Bench, parts: Sequence[Part], limit: TimeLimit, command: list[str]
 ) -> Iterator[Outcome]:
     """Measure these parts, as far as there is time for. After each of them the file has its rows; one that fails does
     not keep the others from being measured."""
     if not parts or limit.left <= 0:
         return
-    old = begun.results
+    old = progress.results
     results = Results((*old.runs, bench.environment(command)), old.scale, old.rows)
     limit.begins()
     bench.prepare([x for part in parts for x in part.products])
@@ -117,8 +117,8 @@ def measured_parts(
         bench.free()
         if not failed:
             limit.took(expected, limit.clock() - start)
-            results = results.with_part(begun.experiment, part, rows)
-            write_results(results, begun.experiment, begun.path)
+            results = results.with_part(progress.experiment, part, rows)
+            write_results(results, progress.experiment, progress.path)
         yield Outcome(part, results, limit.clock() - start, failed)
 
 
@@ -126,17 +126,17 @@ def _rows_of(part: Part) -> tuple[list[Row], str]:
     """The part's rows; or none, and why."""
     try:
         return list(part.rows()), ""
-    except Exception as error:  # of a plan, a compiler, a device: it is said, and the next part has its turn
+    except Exception as error:  # of a plan, a compiler, a device: it is reported, and the next part has its turn
         return [], f"{type(error).__name__}: {error}"
 
 
 def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[str]) -> Results:
-    """All of it, with the paper's largest side scaled to this one, and kept nowhere."""
-    found = Results((bench.environment(command),), min(side / experiment.side, 1.0), {})
-    for part in experiment.parts(bench, found.scale):
-        found = found.with_part(experiment, part, part.rows())
+    """All parts, with the paper's largest side scaled to this one; no file is written."""
+    results = Results((bench.environment(command),), min(side / experiment.side, 1.0), {})
+    for part in experiment.parts(bench, results.scale):
+        results = results.with_part(experiment, part, part.rows())
         bench.free()
-    return found
+    return results
 
 
 def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[Part, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
 from fmm.tuner.devices.formula import cached_work, formula_seconds
 from fmm.tuner.findings.conclude import paired_samples
+from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.fit.model import Observation, stage_medians
 from fmm.tuner.trials.record import Tuning
 
@@ -28,7 +30,14 @@ class Case:
     section: dict[str, Any]
     tuned: Tuned
     tuning: Tuning
-    calibration: Calibration
+    calibration: Calibration  # as it was fitted
+    sections: Mapping[str, Any]  # of the device, by type
+    used: ModelInUse  # by which fmm.matmul chooses: it knows more, of leaves that no tuning measures
+
+    @property
+    def choosing(self) -> Calibration:
+        """The model in use, or of a tuning that is not used its own."""
+        return self.used.calibration or self.calibration
 
     @property
     def title(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,19 @@ from fmm.perfmodel.choose import Choice, Limits, choose, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Operation, Problem
 from fmm.runtime.decisions.limits import SHARE
+from fmm.tuner.findings.described import instead, older_than
+from fmm.tuner.findings.outcome import gains_from, spelled_growth, vendors_name
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.pictures import BLACK, GREY, PLAN_COLOURS, cube_side, named_at_right, new_figure, plain_sides
+from fmm.tuner.report.pictures import (
+    BLACK,
+    GREY,
+    PLAN_COLOURS,
+    cube_side,
+    named_at_right,
+    new_figure,
+    plain_sides,
+    round_sides,
+)
 
 NO_LIMIT = 1 << 62
 SIDES = tuple(1024 << i for i in range(7))
@@ -93,7 +104,7 @@ def _choice(case: Case, side: int) -> Choice:
     problem = Problem(side, side, side, case.dtype)
     memory = (case.section["conditions"] or {}).get("memory")
     left = NO_LIMIT if not memory else max(int(SHARE * (memory - 3 * problem.itemsize * side**2)), 0)
-    return choose(problem, case.calibration, Limits(left, usual_growth(case.calibration.batches)))
+    return choose(problem, case.choosing, Limits(left, usual_growth(case.choosing.batches)))
 
 
 def _gain(
@@ -119,47 +130,79 @@ def gains_frame(gains: Sequence[Gain]) -> Any:
 
 # ---- what it means
 
-PREDICTED_ONLY = {MEASURED: "", PREDICTED: ": predicted", BEYOND: ": predicted, nothing as large was measured"}
+KINDS = {MEASURED: "measured", PREDICTED: "predicted", BEYOND: "predicted"}
 
 
 def meaning_of_cases(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
-    """That of all that is used, behind what is not used and why."""
+    """That of all that is used, behind what is not used and why, and before what would be gained besides."""
     unused: dict[str, list[str]] = {}
     for case in cases:
         if case.tuned.doubts:
             unused.setdefault(case.tuned.doubts[0], []).append(case.dtype)
     said = [f"The tuned model of {', '.join(types)} is not used: {doubt}." for doubt, types in unused.items()]
     if unused:
-        said += ["Without it fmm goes by what it measures in each process; tune again when the device is idle."]
-    return " ".join([*said, *([meaning(gains)] if gains or not unused else [])])
+        without = instead(cases[0].device, cases[0].used.guess)
+        said += [f"Without it {without}; tune again when the device is idle."]
+    if gains or not unused:
+        said += [meaning(gains, {c.dtype: first for c in cases if (first := starts_at(c))}, library(cases))]
+    return " ".join(said)
 
 
-def meaning(gains: Sequence[Gain]) -> str:
-    """From which size, how much; at which error and workspace."""
+def notes_of_cases(cases: Sequence[Case]) -> list[str]:
+    """What a reader of the page must know beside that: who else multiplies on such a device."""
+    return [f"{' '.join(older_than(case.used))}." for case in cases if case.used.lacking]
+
+
+def library(cases: Sequence[Case]) -> str:
+    return vendors_name(cases[0].calibration) if cases else "the vendor's product"
+
+
+def starts_at(case: Case) -> int | None:
+    """From which side on the model takes plans; None where it never does, or is not used."""
+    return gains_from(case.choosing, case.dtype) if case.tuned.trusted is not None else None
+
+
+def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base: str = "the vendor's product") -> str:
+    """In two sentences: from which size, how much; at which error and workspace. `starts`: where the model takes plans
+    first, which may be between the sides that are shown."""
     types = dict.fromkeys(gain.dtype for gain in gains)
     won = [gain for dtype in types for gain in won_by(gains, dtype)]
     if not won:
-        return "On this device the vendor's product is the fastest at all sizes that were tried: fmm leaves all to it."
-    first = [min(won_by(won, dtype), key=lambda g: g.side) for dtype in types if won_by(won, dtype)]
-    starts = ", ".join(f"{g.side} ({g.dtype}{PREDICTED_ONLY[g.kind]})" for g in first)
-    best = max([g for g in won if g.kind != BEYOND] or won, key=lambda gain: gain.speedup)
+        return f"On this device {base} is the fastest at all sizes that were tried: fmm leaves all to it."
+    first = [min(own, key=lambda g: g.side) for dtype in types if (own := won_by(won, dtype))]
+    best = max(won, key=lambda gain: gain.speedup)
+    beyond = [g.dtype for g in first if g.kind == BEYOND]
     worst, largest = (max(won, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
     faster = "is faster" if any(gain.kind == MEASURED for gain in won) else "is predicted to be faster"
+    known = any(gain.kind == MEASURED for gain in won)
+    where = ", ".join(_start(g, (starts or {}).get(g.dtype), known) for g in first)
+    unseen = f" (nothing as large was measured in {', '.join(beyond)})" if beyond else ""
+    room = f"{largest.workspace / 2**30:.1f} GiB of workspace ({largest.dtype}, {largest.side})"
     return (
-        f"On square matrices fmm.matmul {faster} than the vendor's product from a side of {starts} on, up to "
-        f"{best.speedup:.2f} times at {best.side} ({best.dtype}{PREDICTED_ONLY[best.kind]}). Its error is at most "
-        f"about {worst.error_growth:.0f} times the vendor's own ({worst.dtype}), and it takes at most "
-        f"{largest.workspace / 2**30:.1f} GiB of workspace unless told otherwise ({largest.dtype}, {largest.side})."
+        f"On square matrices fmm.matmul {faster} than {base} from a side of {where} on{unseen}; of the sides in the "
+        f"table most is gained at {best.side}: {best.speedup:.2f} times as fast ({best.dtype}, {KINDS[best.kind]}). "
+        f"On these its expected error is at most about {spelled_growth(worst.error_growth)} times the usual one "
+        f"({worst.dtype}), and it takes up to {room}, but no more than half of the free memory unless told otherwise."
     )
+
+
+def _start(first: Gain, modelled: int | None, known: bool) -> str:
+    """The first side that is told of, or the one before it from which on the model gains; which of the two is said if
+    some are measured (`known`)."""
+    if modelled is None or modelled >= first.side:
+        return f"{first.side} ({first.dtype}{f': {KINDS[first.kind]}' if known else ''})"
+    return f"about {modelled} ({first.dtype}{': predicted' if known else ''})"
 
 
 # ---- the picture
 
+WIDE, NARROW = (7.6, 4.0), (3.8, 3.2)  # inches, on a screen and on a phone
 
-def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
+
+def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tuple[float, float] = WIDE) -> Any:
     """Speedup over the side of square products: lines are the model's, dashed further than twice what was measured;
     points are measured, with 95 % intervals."""
-    made, axes = new_figure(7.6, 4.0)
+    made, axes = new_figure(*size)
     ends = []
     for i, case in enumerate(cases):
         colour = PLAN_COLOURS[i % len(PLAN_COLOURS)]
@@ -179,25 +222,28 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
         if not curve and own:
             ends.append((own[-1].side, own[-1].speedup, case.dtype))
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", xlabel="side of square matrices", ylabel="times as fast as the vendor")
-    axes.set_title("Speedup (lines: the model's choice; points: measured)", color=GREY if not gains else BLACK)
+    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"times as fast as {library(cases)}")
+    title = "Speedup (lines: the model's choice; points: measured)" if size == WIDE else "Speedup"
+    axes.set_title(title, color=GREY if not gains else BLACK)
     named_at_right(axes, ends)
     plain_sides(axes)
     return made
 
 
 def caption_of_all_types(cases: Sequence[Case]) -> str:
-    """What that picture shows, and that it has no points, if so."""
+    """What that picture shows, that it has no points, if so, and which lines no point can be near."""
     none = "" if any(map(_squares, cases)) else " No square was measured to gain, so that there are none."
-    return f"{(speedup_of_all_types.__doc__ or '').strip()}{none}"
+    assumed = [case.dtype for case in cases if case.tuned.trusted is not None and case.used.assumed]
+    by = f" The line of {', '.join(assumed)} goes by rates of the datasheet too: nothing was measured of these."
+    return f"{(speedup_of_all_types.__doc__ or '').strip()}{none}{by if assumed else ''}"
 
 
 def _curve(case: Case, own: Sequence[Gain]) -> Iterator[tuple[float, float]]:
     """Side and speedup of the model's choice, for round sides: others would show their fringes. As far as was measured,
     or as gains are shown."""
     top = max([REACH * largest_side(case), *(gain.side for gain in own)])
-    for side in (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16)):
-        if side <= top and case.tuned.trusted is not None:
+    for side in round_sides(0, top):
+        if case.tuned.trusted is not None:
             yield float(side), 1 / _choice(case, side).best.time
 
 

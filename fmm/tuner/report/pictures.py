@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log2
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,8 @@ def measured_and_predicted(case: Case) -> Any:
     kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), (("held out",), RED, "held out", 3)
     for stages, colour, name, z in kinds:
         seen = case.seen(*stages)
+        if not seen:
+            continue
         x = [o.seconds for o in seen]
         y = [case.expected(o) for o in seen]
         axes.scatter(x, y, s=14, color=colour, alpha=0.75, linewidths=0, label=f"{name} ({len(seen)})", zorder=z)
@@ -103,19 +106,19 @@ def draw_residuals(case: Case) -> Any:
 
 
 def speedup_over_size(case: Case) -> Any:
-    """The measured speedup of every plan, and of the model's choice as a line; the vendor is 1."""
+    """The measured speedup of every plan, and of the model's choice for squares as a line; the library's product is 1.
+    (Where the line has teeth, a plan's products are not whole tiles of the device there.)"""
     made, axes = new_figure(7.6)
-    for name, colour, plans in _groups([p for _, p, *_ in case.speedups]):
+    won = Counter(_fastest(case).values())
+    for name, colour, plans in _groups([p for _, p, *_ in case.speedups], won):
         rows = [(cube_side(p), s, s - low, high - s) for p, q, s, low, high in case.speedups if q in plans]
         x, y, below, above = zip(*rows, strict=True)
         bars = {"elinewidth": 0.8, "capsize": 0, "markersize": 3.5}
         axes.errorbar(x, y, (below, above), fmt="o", color=colour, label=name, alpha=0.85, **bars)
-    n = np.geomspace(min(s for s in map(cube_side, (p for p, *_ in case.speedups))), 1.5 * _largest(case), 60)
-    n = _round(n)
-    best = [ranked_candidates(Problem(*(int(x),) * 3, case.dtype), case.calibration)[0] for x in n]
+    n = round_sides(min(cube_side(p) for p, *_ in case.speedups), 1.5 * _largest(case))
+    best = [ranked_candidates(Problem(x, x, x, case.dtype), case.calibration)[0] for x in n]
     axes.plot(n, [1 / b.time for b in best], color=BLACK, linewidth=1.2, label="best, predicted for squares")
-    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.annotate("vendor", (n[0], 1), textcoords="offset points", xytext=(2, 4), color=BLACK)
+    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), label="the library's product")
     axes.set(xscale="log", xlabel="side of the cube with as much work", ylabel="speedup over the vendor")
     axes.set_title("Speedup (points: measured, with 95 % intervals)")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
@@ -150,7 +153,8 @@ def winning_plans(case: Case) -> Any:
 
 
 def time_and_error(case: Case) -> Any:
-    """Time over expected error of the plans on the largest shape that was measured, and the front of the best."""
+    """Time over expected error of the plans on the largest shape that was measured: filled if they were measured there;
+    the line joins those than which none is faster and errs less. Named are these, and what was measured."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     made, axes = new_figure(7.0)
@@ -172,11 +176,11 @@ def time_and_error(case: Case) -> Any:
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xscale="log", xlabel="expected error, the vendor's being 1", ylabel="time, the vendor's being 1")
     axes.set_title(f"Time and error at {' x '.join(map(str, problem.size))} (filled: measured)")
-    axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 5, 8, 10, 20]))
+    axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 5, 10, 20, 50]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:.0f}")
     axes.margins(0.08)
-    named_at_right(axes, [x[:3] for x in points])
+    named_at_right(axes, [x[:3] for x in points if x[3] or x[:2] in front])
     return made
 
 
@@ -258,9 +262,13 @@ def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
     return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in OF_PAIRS}
 
 
-def _groups(plans: Sequence[Plan]) -> Iterator[tuple[str, str, frozenset[Plan]]]:
-    """Name, colour and plans: the vendor in grey, one for each of the plans met most often, the rest as one."""
-    often = [p for p, _ in Counter(plans).most_common() if p != VENDOR]
+def _groups(
+    plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
+) -> Iterator[tuple[str, str, frozenset[Plan]]]:
+    """Name, colour and plans: the vendor in grey, one for each of the plans that won most shapes, or were met most
+    often; the rest as one."""
+    met = Counter(plans)
+    often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
     own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
     if VENDOR in plans:
         yield "vendor", GREY, frozenset({VENDOR})
@@ -268,6 +276,12 @@ def _groups(plans: Sequence[Plan]) -> Iterator[tuple[str, str, frozenset[Plan]]]
         yield f"{len(rest)} other plans", "#d0c8b8", rest
     for plan, colour in zip(own, PLAN_COLOURS, strict=False):
         yield legend_name(plan), colour, frozenset({plan})
+
+
+def round_sides(low: float, high: float) -> list[int]:
+    """Eight for each doubling, and only such: lines over any sides would show their fringes."""
+    every = (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16))
+    return [side for side in every if low <= side <= high]
 
 
 def _round(sides: Any) -> Any:

@@ -18,9 +18,9 @@ Call = Callable[[], Any]
 class Rounds:
     """How long to go on: at least `least` rounds, then until `seconds` are over, at most `most`."""
 
-    least: int = 5
-    most: int = 31
-    seconds: float = 20.0
+    least: int
+    most: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -159,3 +159,11 @@ KNOWN = frozenset(f.name for f in fields(Trial))
 def _trial(record: dict[str, Any]) -> Trial:
     known = {k: v for k, v in record.items() if k in KNOWN}
     return Trial(**{**known, "size": tuple(record["size"]), "plan": todays_plan(record["plan"])})
+
+
+def tuning_of(tunings: Sequence[Tuning], device: str, dtype: str, tuned: Any) -> Tuning | None:
+    """The tuning that a section of a config was concluded from, by the name of its run in `tuned`; the last one of this
+    type and device where that does not tell."""
+    own = [t for t in tunings if t.header.device == device and t.header.settings.get("dtype") == dtype]
+    run = tuned.get("run") if isinstance(tuned, dict) else None
+    return next((t for t in own if t.header.run == run), own[-1] if own else None)

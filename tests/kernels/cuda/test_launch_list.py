@@ -15,7 +15,7 @@ from fmm.kernels.cuda.device_code.read import header_text
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.cuda.select import ALIGNED, Alignment
+from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LeafUse, ending_rows
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan, PlanError

@@ -197,6 +197,39 @@ def test_mistakes_are_named_with_what_is_valid(text: str, message: str) -> None:
     assert text in str(error.value), "the whole text, so that it can be found in a config file"
 
 
+MEANT = [
+    # (text, the plan that was meant)
+    ("winograd", "winograd > vendor"),
+    ("winograd >", "winograd > vendor"),
+    ("strassen^2.batched.pad16", "strassen^2.batched.pad16 > vendor"),
+    ("strasen > vendor", "strassen > vendor"),
+    ("strassen*winogard > vendor", "strassen*winograd > vendor"),
+    ("WINOGRAD > Vendor", "winograd > vendor"),
+    ("'winograd > vendor'", "winograd > vendor"),
+    ("winograd -> vendor", "winograd > vendor"),
+    ("winograd > > vendor", "winograd > vendor"),
+    ("winograd > vendr", "winograd > vendor"),
+    ("balansed(2) > hasa > vendor", "balanced(2) > hasa > vendor"),
+    ("strassen.fused.pad4 > tiles", "strassen.fused.pad4 > tile"),
+    ("strassen > f16x", "strassen > f16x3"),
+    ("3M > vendor", "3m > vendor"),
+]
+
+
+@pytest.mark.parametrize(("text", "meant"), MEANT)
+def test_what_was_meant_is_said(text: str, meant: str) -> None:
+    with pytest.raises(PlanError, match=rf"\. Did you mean {re.escape(repr(meant))}\?$"):
+        Plan.parse(text)
+    assert str(Plan.parse(meant)) == meant
+
+
+@pytest.mark.parametrize("text", ["nonsense > vendor", "", "vendor > strassen", "balanced(1) > vendor", ">", "einsum"])
+def test_where_nothing_is_near_nothing_is_guessed(text: str) -> None:
+    with pytest.raises(PlanError) as error:
+        Plan.parse(text)
+    assert "Did you mean" not in str(error.value)
+
+
 @pytest.mark.parametrize("text", [None, 3, b"vendor", VENDOR])
 def test_a_plan_is_read_from_text_only(text: object) -> None:
     with pytest.raises(PlanError, match=re.escape(repr(text))):

@@ -7,9 +7,14 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.workspace import check_type, workspace
 from tests.support.integers import drawn, laid_out
 
@@ -64,3 +69,23 @@ def test_other_types_are_refused() -> None:
 def test_explained() -> None:
     table = explained_table(PLAN, 8192, 8192, 8192, 8, dtype="int64")
     assert "blocks of C, one after the other" in table and "4096 x 8192 x 4096" in table and "72 leaf products" in table
+
+
+@pytest.mark.parametrize("plan", ["quarters > digits", "quarters > quarters > digits"])
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (1, 0), (2, 5)])
+def test_alpha_and_beta_are_the_blocks(plan: str, dtype: str, alpha: int, beta: int) -> None:
+    """Each block of C is scaled and added to by its own product: no pass over C, and no temporary for all of it.
+    (The host's sums take no other factors of integers; a GPU's kernels do: test_residues.)"""
+    draw = np.random.default_rng(5)
+    for m, k, n in ((1, 1, 1), (13, 20, 7), (2, 30, 1)):
+        a, b, c = (drawn(draw, dtype, x, 0) for x in ((m, k), (k, n), (m, n)))
+        steps = lower_level(Plan.parse(plan), m, k, n, alpha, beta)
+        assert steps is not None and not steps.temporaries and len(list(steps.products)) == len(steps.steps)
+        assert {p.asked for p in steps.products} == {Asked(alpha, beta)}
+        if alpha != 1:
+            continue
+        expected = (np.matmul(a, b) + beta * c).astype(dtype)
+        arena = Arena(aligned_block(workspace(Plan.parse(plan), m, k, n, a.itemsize, alpha, beta)), a.dtype)
+        execute_plan(Plan.parse(plan), a, b, c, NumpyBackend(Threads(1)), arena, alpha, beta)
+        np.testing.assert_array_equal(c, expected)

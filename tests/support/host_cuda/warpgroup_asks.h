@@ -1,32 +1,28 @@
-static void arrive_at(Gate* gate, int) { arrive(gate); }
-template <int COUNT> void bring_to_all(void* to, const Map* m, int x, int y, int z, Gate* g) { bring(to, m, x, y, z, g); }
-static void send(const Map*, const void*, int, int, int) { __builtin_trap(); }
-static void send_added(const Map*, const void*, int, int, int) { __builtin_trap(); }
+static void arrive_at(Gate* gate, int rank) { arrive(there_in(gate, rank)); }
+template <int COUNT> void bring_to_all(void* to, const Map* m, int x, int y, int z, Gate* g) {
+    for (int i = 0; i < COUNT; ++i) ask_copy({m, shared_begin(i), shared_address(to), x, y, z, -1, 0, there_in(g, i)});
+}
+static void send(const Map* m, const void* from, int x, int y, int z) {
+    ask_copy({m, shared_begin(), shared_address(from), x, y, z, static_cast<int>(thread_number()), 0, nullptr});
+}
+static void send_added(const Map* m, const void* from, int x, int y, int z) {
+    ask_copy({m, shared_begin(), shared_address(from), x, y, z, static_cast<int>(thread_number()), 1, nullptr});
+}
 static void end_of_sending() {}
-static void until_read() {}
-static void until_sent() {}
+static void until_sent() {
+    for (bool all = false; !all;) {
+        all = true;
+        for (int i = 0; i < copies_asked; ++i) all = all && copies[i].sender != static_cast<int>(thread_number());
+        if (all) return;
+        engine_works();
+        let_others();
+    }
+}
+static void until_read() { until_sent(); }
 static void engine_sees() {}
 template <int REGISTERS> void want_registers() {}
 template <int REGISTERS> void leave_registers() {}
 
-// What a thread has asked for and not waited for: instructions, in groups.
-struct Asked { float* x; unsigned long long a, b; int count, keeps, left_turned, right_turned, last; };
-struct Queue { Asked asked[64]; int begin, end, groups; };
-static Queue queues[1024];
-struct Meeting { unsigned arrived, times; };
-static Meeting meetings[8];
-static void warpgroup_meets() {
-    Meeting& m = meetings[threadIdx.x / 128];
-    const unsigned before = m.times;
-    if (++m.arrived == 128) m.arrived = 0, ++m.times;
-    while (m.times == before) let_others();
-}
-static void begin_multiplying() {}
-static void end_of_multiplying() {
-    Queue& q = queues[threadIdx.x];
-    q.asked[(q.end - 1) % 64].last = 1;
-    ++q.groups;
-}
 static float tabled(unsigned short half) {
     static float all[1 << 16];
     static bool made;
@@ -34,35 +30,91 @@ static float tabled(unsigned short half) {
     made = true;
     return all[half];
 }
+static void add_numbers(long long kind, char* to, const char* more, long long bytes) {
+    for (long long i = 0; kind == 3 && i < bytes; i += 4)
+        *reinterpret_cast<float*>(to + i) += *reinterpret_cast<const float*>(more + i);
+    for (long long i = 0; (kind == 1 || kind == 2) && i < bytes; i += 2) {
+        unsigned short& x = *reinterpret_cast<unsigned short*>(to + i);
+        const unsigned short y = *reinterpret_cast<const unsigned short*>(more + i);
+        x = kind == 1 ? static_cast<unsigned short>(planes::narrowed(tabled(x) + tabled(y)))
+                      : bfloat16_of(__uint_as_float(x << 16) + __uint_as_float(y << 16));
+    }
+    if (kind == 0) __builtin_trap();
+}
+
+// ---- what threads do together
+
+struct Meeting { unsigned arrived, times; };
+static Meeting meetings[16];
+static void warpgroup_meets() {
+    Meeting& m = meetings[thread_number() / 128];
+    const unsigned before = m.times;
+    if (++m.arrived == 128) m.arrived = 0, ++m.times;
+    while (m.times == before) let_others();
+}
+// stmatrix: four blocks of 8 x 8, of which a lane has two neighbours of a row of each; their columns go to where each eight
+// lanes point.
+static void store_turned(void* to, const unsigned (&block)[4]) {
+    static unsigned given[2048][4];
+    for (int b = 0; b < 4; ++b) given[thread_number()][b] = block[b];
+    meet_warp();
+    const unsigned first = thread_number() / 32 * 32, lane = thread_number() % 32, col = lane % 8;
+    if (shared_address(to) % 16) __builtin_trap();
+    for (unsigned r = 0; r < 8; ++r)
+        static_cast<unsigned short*>(to)[r] = given[first + 4 * r + col / 2][lane / 8] >> 16 * (col % 2);
+    meet_warp();
+}
+
+// ---- what a thread has asked of the tensor cores and not waited for: instructions, in groups
+
+enum Kind { FLOAT16, BFLOAT16, TF32, BYTES };
+struct Asked { void* x; unsigned long long a, b; int count, keeps, left_turned, right_turned, last; };
+struct Queue { Asked asked[64]; int begin, end, groups; };
+static Queue queues[2048];
+static void begin_multiplying() {}
+static void end_of_multiplying() {
+    Queue& q = queues[thread_number()];
+    q.asked[(q.end - 1) % 64].last = 1;
+    ++q.groups;
+}
 // A number of an operand, as PTX's manual has it: 8 lines of 128 bytes after each other, or along the outer dimension 64
 // numbers in each.
-static float number_at(unsigned long long told, bool turned, int out, int k) {
+template <Kind KIND> static auto number_at(unsigned long long told, bool turned, int out, int k) {
+    constexpr unsigned ITEM = KIND == BYTES ? 1 : KIND == TF32 ? 4 : 2;
     const unsigned begin = (told & 0x3fff) << 4, next = (told >> 16 & 0x3fff) << 4, eight = (told >> 32 & 0x3fff) << 4;
     if (told >> 62 != 1) __builtin_trap();
     const unsigned at = turned ? begin + out / 64 * next + k / 8 * eight + k % 8 * 128 + out % 64 * 2
-                               : begin + out / 8 * eight + out % 8 * 128 + k * 2;
-    return tabled(*reinterpret_cast<const unsigned short*>(shared_begin + exchanged(at)));
+                               : begin + out / 8 * eight + out % 8 * 128 + k * ITEM;
+    const char* const place = shared_begin() + exchanged(at);
+    if constexpr (KIND == BYTES) return static_cast<int>(*reinterpret_cast<const signed char*>(place));
+    if constexpr (KIND == TF32) return static_cast<double>(__uint_as_float(*reinterpret_cast<const unsigned*>(place) & ~0x1fffu));
+    if constexpr (KIND == FLOAT16) return static_cast<double>(tabled(*reinterpret_cast<const unsigned short*>(place)));
+    if constexpr (KIND == BFLOAT16)
+        return static_cast<double>(__uint_as_float(*reinterpret_cast<const unsigned short*>(place) << 16));
 }
-static void multiply_now(const Asked& asked) {
+template <Kind KIND, class Sum> static void multiply_now(const Asked& asked) {
+    constexpr int DEEP = KIND == BYTES ? 32 : KIND == TF32 ? 8 : 16;
     const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    Sum* const to = static_cast<Sum*>(asked.x);
     for (int r = 0; r < 2; ++r) {
-        float left[16];
-        for (int k = 0; k < 16; ++k) left[k] = number_at(asked.a, asked.left_turned, row + 8 * r, k);
+        decltype(number_at<KIND>(0, false, 0, 0)) left[DEEP];
+        for (int k = 0; k < DEEP; ++k) left[k] = number_at<KIND>(asked.a, asked.left_turned, row + 8 * r, k);
         for (int j = 0; j < asked.count; j += 4)
             for (int c = 0; c < 2; ++c) {
-                float& x = asked.x[j + 2 * r + c];
-                double sum = asked.keeps ? x : 0;
-                for (int k = 0; k < 16; ++k)
-                    sum += static_cast<double>(left[k]) * number_at(asked.b, asked.right_turned, 2 * j + lane % 4 * 2 + c, k);
-                x = static_cast<float>(sum);
+                Sum& x = to[j + 2 * r + c];
+                decltype(left[0] + 0) sum = 0;
+                if (asked.keeps) sum = x;
+                for (int k = 0; k < DEEP; ++k)
+                    sum += left[k] * number_at<KIND>(asked.b, asked.right_turned, 2 * j + lane % 4 * 2 + c, k);
+                x = static_cast<Sum>(sum);
             }
     }
 }
 template <int PENDING> void until_multiplied() {
-    Queue& q = queues[threadIdx.x];
+    Queue& q = queues[thread_number()];
     while (q.groups > PENDING) {
         const Asked& next = q.asked[q.begin++ % 64];
-        multiply_now(next);
+        multiply_now<KIND_OF_STEP, SUM_OF_STEP>(next);
         q.groups -= next.last;
     }
     warpgroup_meets();  // (an instruction is a warpgroup's)

@@ -1,36 +1,89 @@
-// Gates, the copy engine and the tensor cores of a thread block that is a cluster by itself. Copies are made at once;
-// products only when they are waited for, of those that may still be under way none: so what is overwritten or read too
-// early is found out.
-static const char* shared_begin;  // of the block's shared memory
+// Gates, the copy engine and the tensor cores of the thread blocks of a cluster, BLOCKS of them. What the copy engine is asked is
+// done at some later moment, in any order; products only when they are waited for, of those that may still be under way
+// none: so what is overwritten or read too early is found out.
+constexpr unsigned ROOM = 1 << 18;  // bytes of a thread block's shared memory
+alignas(1024) static char shared_memory[BLOCKS][ROOM];
 namespace fmm {
-static unsigned shared_address(const void* p) { return static_cast<unsigned>(static_cast<const char*>(p) - shared_begin); }
-static int cluster_rank() { return 0; }
-static void cluster_meets() { meet(); }
-
-struct alignas(64) Map { long long address, length, lines, layers, leading, layer, across, down, rest[8]; };
-static unsigned exchanged(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
-static void copy(void* to, const Map* m, int x, int y, int z) {
-    for (int j = 0; j < m->down; ++j)
-        for (int i = 0; i < m->across; ++i) {
-            const bool there = x + i < m->length && y + j < m->lines && z < m->layers;
-            const char* line = reinterpret_cast<const char*>(m->address) + z * m->layer + (y + j) * m->leading;
-            const unsigned at = exchanged(shared_address(to) + 2 * (j * m->across + i));
-            *reinterpret_cast<unsigned short*>(const_cast<char*>(shared_begin) + at) =
-                there ? reinterpret_cast<const unsigned short*>(line)[x + i] : 0;
-        }
+static int cluster_rank() { return static_cast<int>(blockIdx.x % BLOCKS); }
+static void cluster_meets() { meet_cluster(); }
+static char* shared_begin(int rank = cluster_rank()) { return shared_memory[rank]; }
+static unsigned shared_address(const void* p) { return static_cast<unsigned>(static_cast<const char*>(p) - shared_begin()); }
+// The same place in another thread block's.
+template <class T> static T* there_in(T* here, int rank) {
+    return reinterpret_cast<T*>(shared_begin(rank) + shared_address(here));
 }
 
-struct Gate { int arrivals, waiting; short due, phase; };  // due: in units of 128 bytes
-static void make_gate(Gate* g, int arrivals) { *g = {arrivals, arrivals, 0, 0}; }
+// In bytes; `kind`: 0 of bytes, 1 of float16, 2 of bfloat16, 3 of float32.
+struct alignas(64) Map {
+    long long address, length, lines, layers, leading, layer, across, down, item, kind, rest[6];
+};
+static unsigned exchanged(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+static unsigned short bfloat16_of(float x) {
+    const unsigned word = __float_as_uint(x);
+    return static_cast<unsigned short>((word + 0x7fff + (word >> 16 & 1)) >> 16);
+}
+
+struct Gate { short arrivals, waiting, due, phase; };  // due: in units of 128 bytes
+static void make_gate(Gate* g, int arrivals) {
+    const short count = static_cast<short>(arrivals);
+    *g = {count, count, 0, 0};
+}
 static void show_gates() {}
 static void settle(Gate* g) {
+    if (g->waiting < 0) __builtin_trap();  // somebody has arrived twice
     if (g->waiting == 0 && g->due == 0) { g->waiting = g->arrivals; ++g->phase; }
 }
 static void expect(Gate* g, int bytes) { g->due += bytes / 128; --g->waiting; settle(g); }
 static void arrive(Gate* g) { --g->waiting; settle(g); }
-static void pass(Gate* g, unsigned parity) { while ((g->phase & 1) == parity) let_others(); }
+
+// ---- what the copy engine has been asked: 16 bytes at a time, which stand together in shared memory
+
+struct Copy { const Map* map; char* memory; unsigned at; int x, y, z, sender, adds; Gate* gate; };
+constexpr int MOST_COPIES = 4096;
+static Copy copies[MOST_COPIES];
+static int copies_asked;
+static void add_numbers(long long kind, char* to, const char* more, long long bytes);
+static void make_copy(const Copy& c) {
+    const Map& m = *c.map;
+    for (int j = 0; j < m.down; ++j)
+        for (int i = 0; i < m.across; i += 16) {
+            const long long first = c.x * m.item + i;
+            const bool line_there = c.y + j < m.lines && c.z < m.layers;
+            const long long rest = line_there ? m.length - first : 0, bytes = rest < 0 ? 0 : rest < 16 ? rest : 16;
+            char* const line = reinterpret_cast<char*>(m.address) + c.z * m.layer + (c.y + j) * m.leading + first;
+            char* const here = c.memory + exchanged(c.at + static_cast<unsigned>(j * m.across + i));
+            if (c.gate) {
+                memcpy(here, line, bytes);
+                for (long long b = bytes; b < 16; ++b) here[b] = 0;
+            } else if (c.adds) {
+                add_numbers(m.kind, line, here, bytes);
+            } else {
+                memcpy(line, here, bytes);
+            }
+        }
+    if (c.gate) {
+        c.gate->due -= static_cast<short>(m.across * m.down / 128);
+        settle(c.gate);
+    }
+}
+static void ask_copy(const Copy& c) {
+    if (copies_asked == MOST_COPIES || (c.map->address | c.map->leading | c.map->layer) % 16) __builtin_trap();
+    copies[copies_asked++] = c;
+}
+static void engine_works() {
+    if (!copies_asked || next_random() & 1) return;
+    const int i = static_cast<int>(next_random() % static_cast<unsigned>(copies_asked));
+    const Copy c = copies[i];
+    copies[i] = copies[--copies_asked];
+    make_copy(c);
+}
+static void pass(Gate* g, unsigned parity) {
+    while ((g->phase & 1) == parity) {
+        engine_works();
+        let_others();
+    }
+}
 static void bring(void* to, const Map* m, int x, int y, int z, Gate* g) {
-    copy(to, m, x, y, z);
-    g->due -= 2 * m->across * m->down / 128; settle(g);
+    ask_copy({m, shared_begin(), shared_address(to), x, y, z, -1, 0, g});
 }
 }

@@ -458,16 +458,19 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice
 
 # From which size, how much, at which error and workspace; then alpha, pi, n1 by the model and measured, epsilon, tau.
 WHAT_A_NEWCOMER_ASKS = (
-    r"gain +fmm.matmul is faster than NumPy's product on squares from a side of about \d+ on;",
-    r"predicted times as fast: 1.\d\d at \d+, ",
-    r"cost +an error of up to \d+.\d times the usual one is expected \(max_error_growth= limits it\);",
-    r"memory beside the operands, where there is so much \(workspace= limits it\): \d.* GiB at \d+",
+    r"float64 +\d+ +1.\d\d at 16384",
+    r"fmm.matmul does not read this config, unless FMM_CONFIG=",
+    r"gain +fmm.matmul is predicted to be faster than NumPy's product on squares from a side of about \d+ on,",
+    r"times as fast: 1.\d\d at \d+, ",
+    r"cost +expected error, times the usual one \(max_error_growth= limits it\): \d+.\d at \d+",
+    r"memory beside the operands, where there is so much \(workspace= limits it\): \d.* GiB at\s+\d+",
     r"noise +the same product, timed twice, differs by up to \d",
 )
 WHAT_THE_PAPERS_ASK = (
     r"alpha \d.\d*e-\d+ s to add an element, pi \d.\d*e-\d+ s a flop",
-    r"from a side of n1 = \d+ on \(Equation 3\); (measured: from \d+ on|no measured square shows such a side), and",
-    r"and Equation 2 .*epsilon",
+    r"alpha / pi = \d+: one level pays from n1 = 15 alpha / pi = \d+ on \(Equation 3\);",
+    r"measured: .* \(one level over the library: (\d\.\d\d at\s+\d+(,\s+)?)+\);",
+    r"Equation 2 agrees .*epsilon",
     r"one level from \d+, two from \d+, three (from \d+|never) \(tau1, tau2, tau3\);",
 )
 
@@ -605,11 +608,14 @@ def test_thresholds_of_an_earlier_fmm_are_said_to_be_left_out(
 
 
 def test_what_no_tuning_measures_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """The gains that `show` tells of a GPU are those of measured leaves; a product may gain more by others."""
+    """The gains that `show` tells are those by which fmm.matmul chooses: also by leaves that no tuning measures, not
+    by those that came later."""
     assert main(["show", str(ROOT / "results" / "nvidia-h200")]) == 0
     float32, float64, bfloat16 = capsys.readouterr().out.split("cuda-9.0-132sm, ")[1:]
-    assert "plans that end in f16x3, residues(8) > bytes" in float32
-    assert "plans that end in residues(14) > bytes" in float64 and "No tuning measures" not in bfloat16
+    assert "plans that end in residues(8) > bytes" in float32 and "no tuning measures them" not in float64 + bfloat16
+    assert "made before fmm had f16x3," in float32 and "made before fmm had residues(14) > bytes" in float64
+    assert "made before" not in bfloat16
+    assert "not tried: residues(8) > bytes, which the model predicts to be" in float32  # beside a slower entry
 
 
 def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

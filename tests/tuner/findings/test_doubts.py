@@ -113,7 +113,7 @@ def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed()
     assert list(machine_doubts(None, None, None)) == ["the noise was not measured"]
     (noisy,), (slow,) = machine_doubts(1.3, None, None), machine_doubts(0.0, 2.0, 0.0)
     (uneven,) = machine_doubts(0.0, 1.0, 0.5)
-    assert "differ by 130%" in noisy and "2.0 times as long" in slow and "off by 50%" in uneven
+    assert "differed by 130%" in noisy and "2.0 times as long" in slow and "1.6 times as long, or as short" in uneven
     assert disturbed_margin(None) == disturbed_margin(1.2) == 0 and disturbed_margin(1.5) == pytest.approx(1 / 6)
 
 
@@ -166,8 +166,10 @@ def test_an_older_config_whose_model_nobody_checked_is_not_used(
     assert schema.checked_section(section, "test", FAKE, "float64").trusted is None
     assert main(["show", str(path)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1] == "  not used   the model was not checked on other shapes"  # before all that it would mean
-    assert said[2].endswith("tune again when the device is idle")
+    assert said[3].split() == ["float64", "not", "used"] and said[4].startswith("Next: `fmm-tune --device cpu --dtype")
+    (first,) = (i for i, line in enumerate(said) if line.startswith("cpu-a, float64"))
+    assert said[first + 1] == "  not used   the model was not checked on other shapes"  # before all that it would mean
+    assert said[first + 2].endswith("tune again when the device is idle")
     assert main(["export", "--thresholds", str(path)]) == 1
     assert "has no thresholds that this fmm knows" in capsys.readouterr().err
     checked = tuned.section(error={"speedup": {"count": 20}})

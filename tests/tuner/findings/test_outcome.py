@@ -42,8 +42,9 @@ def test_no_gain_of_nothing_is_promised() -> None:
 
 def test_odd_sides_are_told_of_where_the_vendor_is_slow_on_them() -> None:
     told = list(outcome(shipped("bfloat16"), "bfloat16"))
-    (odd,) = (text for _, text in told if "odd sides" in text)
+    odd, cost = (text for _, text in told if "odd sides" in text)
     assert re.match(r"on odd sides, where cuBLAS is slow, from about \d+ on: \d\.\d\d at 2049, ", odd)
+    assert cost == "on odd sides 1.0 at 2049 to 8193, 3.3 at 16385;"
     assert any(text.startswith("odd, 2049 to 8193: aligned.") for _, text in told)
     assert odd_gains(shipped("float32"), "float32") == {}  # by float16 products, as aligned ones
 

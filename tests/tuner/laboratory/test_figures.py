@@ -17,6 +17,7 @@ from fmm.tuner.laboratory.experiment import Experiment, Results, read_results, w
 from fmm.tuner.laboratory.figure import Figure, draw_figure, figure_table, quantity
 from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
 from fmm.tuner.laboratory.measuring import planned_parts
+from tests.support import ROOT
 from tests.support.laboratory import measured_small, samples_of
 
 QUICK = ("li-fig43", "li-fig40", "huang-fig9", "huang-fig10")
@@ -178,3 +179,11 @@ def test_a_figure_without_samples_prints_what_is_published(capsys: pytest.Captur
 
 def test_tables_that_are_computed_need_no_samples() -> None:
     assert TABLES["li-fig11"]().rows
+
+
+def test_a_figure_of_break_even_points_says_where_there_are_none() -> None:
+    """On a processor its rows are empty, which reads as if nothing had been found."""
+    path = ROOT / "results" / "cpu-intel-r-xeon-r-processor-2t" / "paper" / "huang-fig8.json"
+    notes = figure_table(FIGURES["huang-fig1"], read_results(path)).notes
+    assert any(note.startswith("No break-even point here, up to ") and "2-level reference" in note for note in notes)
+    assert any("Not measured here: 1-level, 2-level hybrid, whose products have sums inside" in x for x in notes)

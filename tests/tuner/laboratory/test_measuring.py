@@ -21,10 +21,10 @@ from fmm.tuner.laboratory.errors import li_single
 from fmm.tuner.laboratory.experiment import Experiment, Part, Results, packed, read_results, write_results
 from fmm.tuner.laboratory.figures import EXPERIMENTS
 from fmm.tuner.laboratory.measuring import (
-    Begun,
+    Progress,
     TimeLimit,
-    begun_experiment,
     by_worth,
+    experiment_progress,
     measured_parts,
     missing_of,
     planned_parts,
@@ -57,27 +57,27 @@ def counted(count: int, fail: tuple[int, ...] = (), calls: list[int] | None = No
     return Experiment("counted", ("code", "n"), 64, parts, ("n",))
 
 
-def measured(begun: Begun, limit: float | None = None, clock: Callable[[], float] = lambda: 0.0) -> list[str]:
-    found = measured_parts(begun, BENCH, begun.missing, TimeLimit(limit, clock), ["x"])
+def measured(progress: Progress, limit: float | None = None, clock: Callable[[], float] = lambda: 0.0) -> list[str]:
+    found = measured_parts(progress, BENCH, progress.missing, TimeLimit(limit, clock), ["x"])
     return [f"{outcome.part.about[0]}{outcome.failed and '!'}" for outcome in found]
 
 
 def test_a_part_is_in_the_file_before_the_next_one_begins(tmp_path: Path) -> None:
-    begun = begun_experiment(counted(3), BENCH, tmp_path, None, anew=True)
+    progress = experiment_progress(counted(3), BENCH, tmp_path, None, anew=True)
     seen = []
-    for _ in measured_parts(begun, BENCH, begun.parts, TimeLimit(None), ["x"]):
-        seen.append(len(read_results(begun.path).rows))
+    for _ in measured_parts(progress, BENCH, progress.parts, TimeLimit(None), ["x"]):
+        seen.append(len(read_results(progress.path).rows))
     assert seen == [2, 4, 6]
 
 
 def test_what_is_on_record_is_not_measured_again(tmp_path: Path) -> None:
-    measured(begun_experiment(counted(2), BENCH, tmp_path, None, anew=False))
+    measured(experiment_progress(counted(2), BENCH, tmp_path, None, anew=False))
     calls: list[int] = []
     experiment = counted(4, calls=calls)
-    begun = begun_experiment(experiment, BENCH, tmp_path, None, anew=False)
-    assert [part.about for part in begun.missing] == [(2,), (3,)]
-    assert measured(begun) == ["2", "3"] == [str(n) for n in calls]
-    found = read_results(begun.path)
+    progress = experiment_progress(experiment, BENCH, tmp_path, None, anew=False)
+    assert [part.about for part in progress.missing] == [(2,), (3,)]
+    assert measured(progress) == ["2", "3"] == [str(n) for n in calls]
+    found = read_results(progress.path)
     assert len(found.rows) == 8 and len(found.runs) == 2
     assert [row.get("run", 0) for row in found.rows.values()] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert not missing_of([experiment], BENCH, tmp_path, None)
@@ -85,18 +85,18 @@ def test_what_is_on_record_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_parts_that_are_measured_anew_replace_old_ones_and_old_runs_go(tmp_path: Path) -> None:
     for _ in range(2):
-        begun = begun_experiment(counted(3), BENCH, tmp_path, None, anew=True)
-        list(measured_parts(begun, BENCH, begun.parts, TimeLimit(None), ["x"]))
+        progress = experiment_progress(counted(3), BENCH, tmp_path, None, anew=True)
+        list(measured_parts(progress, BENCH, progress.parts, TimeLimit(None), ["x"]))
     found = read_results(tmp_path / "counted.json")
     assert len(found.rows) == 6 and len(found.runs) == 1 and not any("run" in row for row in found.rows.values())
-    other = begun_experiment(counted(3), BENCH, tmp_path, 32, anew=True)
+    other = experiment_progress(counted(3), BENCH, tmp_path, 32, anew=True)
     assert other.results.scale == 0.5 and not other.results.rows
-    assert begun_experiment(counted(3), BENCH, tmp_path, 32, anew=False).results.scale == 1.0
+    assert experiment_progress(counted(3), BENCH, tmp_path, 32, anew=False).results.scale == 1.0
 
 
 def test_a_part_that_fails_is_said_and_stays_missing(tmp_path: Path) -> None:
     experiment = counted(3, fail=(1,))
-    assert measured(begun_experiment(experiment, BENCH, tmp_path, None, anew=False)) == ["0", "1!", "2"]
+    assert measured(experiment_progress(experiment, BENCH, tmp_path, None, anew=False)) == ["0", "1!", "2"]
     (left,) = missing_of([experiment], BENCH, tmp_path, None)
     assert [part.about for part in left.missing] == [(1,)]
 
@@ -115,18 +115,18 @@ def test_nothing_is_begun_that_would_not_be_done_in_time(tmp_path: Path) -> None
     def parts(bench: Any, scale: float) -> Iterator[Part]:
         return (Part((n,), lambda n=n: rows(n), work=1.0) for n in range(9))  # type: ignore[misc]
 
-    begun = begun_experiment(Experiment("slow", ("n",), 64, parts, ("n",)), BENCH, tmp_path, None, anew=False)
-    assert measured(begun, 10.0, clock) == ["0", "1", "2", "3"]
+    progress = experiment_progress(Experiment("slow", ("n",), 64, parts, ("n",)), BENCH, tmp_path, None, anew=False)
+    assert measured(progress, 10.0, clock) == ["0", "1", "2", "3"]
     assert now[0] == 10.0
 
 
 def test_packed_samples_are_read_and_replaced_by_new_ones(tmp_path: Path) -> None:
     experiment, path = counted(2), tmp_path / "counted.json"
-    measured(begun_experiment(experiment, BENCH, tmp_path, None, anew=False))
+    measured(experiment_progress(experiment, BENCH, tmp_path, None, anew=False))
     kept = read_results(path)
     packed(path).write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
-    assert read_results(path) == kept and not begun_experiment(experiment, BENCH, tmp_path, None, anew=False).missing
+    assert read_results(path) == kept and not experiment_progress(experiment, BENCH, tmp_path, None, anew=False).missing
     write_results(kept, experiment, path)
     assert path.is_file() and not packed(path).exists()
 

@@ -154,7 +154,7 @@ def test_what_a_call_raises_leaves(machine: Machine) -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        paired_rounds(machine.call("v", 1.0), failing, Rounds())
+        paired_rounds(machine.call("v", 1.0), failing, Rounds(1, 1, 0.0))
 
 
 # ---- the interval

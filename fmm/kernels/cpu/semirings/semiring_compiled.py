@@ -22,6 +22,7 @@ from fmm.kernels.cpu.threads.thread_pool import Threads
 
 ROWS, STEPS = 128, 16  # of a task; of the inner dimension at a time
 ROW_BYTES = 1024  # of a task's row
+TASK_SUMS, LEAST_ROWS = 1 << 28, 4  # of a task at most, so that it is soon done: between tasks an interrupt is heard
 
 
 def can_compile() -> bool:
@@ -65,9 +66,10 @@ class CompiledSemiring:
         step = np.full(dest.shape, -1, np.int32) if noted else dest
         if noted:
             given, kernel = (*given, *flat(step)), kernels.noted_product
+        high = min(max(TASK_SUMS // (wide * max(steps, 1)), LEAST_ROWS), ROWS)
         tasks = [
-            partial(kernel, *given, i, min(i + ROWS, len(dest)), j, min(j + wide, dest.shape[1]))
-            for i in range(0, len(dest), ROWS)
+            partial(kernel, *given, i, min(i + high, len(dest)), j, min(j + wide, dest.shape[1]))
+            for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
         Threads(self.threads).run_in_turns(tasks)

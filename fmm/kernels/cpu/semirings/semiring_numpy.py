@@ -15,28 +15,37 @@ from fmm.kernels.cpu.threads.thread_pool import Threads
 Array = np.ndarray[Any, np.dtype[Any]]
 PIECE_BYTES = 1 << 17  # of a piece of the result; the sums have as many
 LONGEST_ROW = 1 << 13  # bytes of a piece's row
+# That are formed for a piece at most, and of so many steps: between pieces an interrupt is heard.
+PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
 
 
 class Noted(NamedTuple):
-    """What is noted of each number of a product: the step, -1 where the old one stays; or what `via` has there."""
+    """What is noted of each number of a product: the step, -1 where the old one stays; or what `via` has there. Steps
+    are counted from the `first` one on; where it is not the first of all, what was noted before stays."""
 
     args: Array
     old: Array | None = None
     via: Array | None = None
+    first: int = 0
+
+    def of_steps(self, steps: slice) -> Noted:
+        """For some of the steps, after those before."""
+        if not steps.start:
+            return self if self.via is None else self._replace(via=self.via[steps])
+        return Noted(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
 
     def part(self, rows: slice, cols: slice) -> Noted:
         """Of these rows and columns of the result."""
         old, via = self.old, self.via
-        return Noted(
-            self.args[rows, cols], None if old is None else old[rows, cols], None if via is None else via[:, cols]
-        )
+        old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
+        return Noted(self.args[rows, cols], old, via, self.first)
 
     def settle(self, step: Array) -> None:
         """Note what belongs to the steps that were the best."""
-        if self.via is None or self.old is None:
+        if self.old is None:
             self.args[...] = step
             return
-        found = self.via[np.maximum(step, 0), np.arange(step.shape[1])]
+        found = step + self.first if self.via is None else self.via[np.maximum(step, 0), np.arange(step.shape[1])]
         self.args[...] = np.where(step >= 0, found, self.old)
 
 
@@ -58,8 +67,14 @@ class NumpySemiring:
         return np.greater if self.greatest else np.less
 
     def product(self, left: Array, right: Array, old: Array | None, dest: Array, noted: Noted | None = None) -> None:
+        for first in range(0, max(left.shape[1], 1), PIECE_STEPS):
+            steps = slice(first, first + PIECE_STEPS)
+            some = None if noted is None else noted.of_steps(steps)
+            self._some_steps(left[:, steps], right[steps], dest if first else old, dest, some)
+
+    def _some_steps(self, left: Array, right: Array, old: Array | None, dest: Array, noted: Noted | None) -> None:
         tasks: list[Callable[[], None]] = []
-        for rows, cols in _pieces(dest):
+        for rows, cols in _pieces(dest, left.shape[1]):
             tasks.append(partial(self._piece, left[rows], right[:, cols], old, dest, noted, rows, cols))
         Threads(self.threads).run_in_turns(tasks)
 
@@ -109,9 +124,10 @@ class NumpySemiring:
                 np.copyto(nodes, np.broadcast_to(nodes[k].copy(), nodes.shape), where=won)
 
 
-def _pieces(x: Array) -> Iterator[tuple[slice, slice]]:
+def _pieces(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
     wide = max(min(x.shape[1], LONGEST_ROW // x.itemsize), 1)
-    high = max(PIECE_BYTES // (wide * x.itemsize), 1)
+    most = min(PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
+    high = max(most // wide, 1)
     for i in range(0, x.shape[0], high):
         for j in range(0, x.shape[1], wide):
             yield slice(i, min(i + high, x.shape[0])), slice(j, min(j + wide, x.shape[1]))

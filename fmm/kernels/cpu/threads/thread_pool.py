@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,7 +33,9 @@ MOST = 8
 # NumPy's iterator copies operands whose rows are shorter than its buffer (8192 elements) into that buffer, although
 # nothing needs a cast: sums of blocks then take two to three times as long. With the smallest buffer it does not.
 BUFFER = 16
-TOGETHER = 16  # tasks of a thread between which an interrupt is heard
+# An interrupt is heard between the turns of tasks that may be left in the middle: so many seconds each, as far as one
+# can tell beforehand, and at most so many times as many tasks as in the turn before.
+TURN, MOST_TURNS = 0.04, 4
 
 Task = Callable[[], None]
 
@@ -58,10 +61,14 @@ class Threads:
         _work_off(deque(tasks))
 
     def run_in_turns(self, tasks: Sequence[Task]) -> None:
-        """The same, a few tasks at a time: between these an interrupt is heard."""
-        together = TOGETHER * max(self.count, 1)
-        for first in range(0, len(tasks), together):
+        """The same, as many at a time as take a TURN if they are like those before: then an interrupt is heard."""
+        together, first = max(self.count, 1), 0
+        while first < len(tasks):
+            begun = time.monotonic()
             self.run(tasks[first : first + together])
+            first += together
+            turns = TURN / max(time.monotonic() - begun, TURN / MOST_TURNS)  # that were in it
+            together = max(self.count, 1, int(together * turns))
 
 
 def _share_out(tasks: Sequence[Task], count: int) -> None:

@@ -17,17 +17,19 @@ from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 
 
 class Lane(NamedTuple):
-    """Where a call goes: a cuBLAS handle that is set to a stream, and the event by which others wait for it."""
+    """Where a call goes."""
 
-    handle: int
+    handle: int  # of cuBLAS
     stream: int
-    event: int
+    event: int  # by which other lanes wait for this one
 
 
 class GemmCall(Protocol):
-    """A GEMM with everything but the pointers filled in: `bases` are those of A, B, C and the workspace first."""
+    """A product by the vendor, all of whose arguments stand ready but the addresses and where it goes."""
 
-    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall: ...
+    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
+        """The call on a lane. `bases` begins with the addresses of A, B, C and the workspace."""
+        ...
 
 
 def scalars_of(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:

@@ -9,24 +9,25 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-DIGEST = hashlib.sha256().digest_size
+DIGEST = hashlib.sha256().digest_size  # bytes in front of the code, by which a damaged file is known
 
 
 def cache_folder() -> Path:
-    """CuPy's, wherever the user told it to be."""
+    """The folder where CuPy keeps its own, wherever the user told it to be."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
 def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
-    """What `compile_code` makes; `inputs` are all that it depends on.
+    """The machine code that `compile_code` makes, or that it once made: `inputs` say all that it depends on.
 
     A damaged file is as good as none, and a folder that cannot be written to is no error: then it is compiled anew.
     """
     path = cache_folder() / f"fmm-{hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()}.cubin"
     with suppress(OSError):
-        kept = path.read_bytes()
-        if hashlib.sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
-            return kept[DIGEST:]
+        content = path.read_bytes()
+        digest, code = content[:DIGEST], content[DIGEST:]
+        if hashlib.sha256(code).digest() == digest:
+            return code
     code = compile_code()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

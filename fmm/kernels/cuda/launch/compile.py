@@ -27,7 +27,7 @@ class LoadedKernel(NamedTuple):
 
 @lru_cache(maxsize=2048)
 def compiled_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """On the current device, whose number it is; allowed the shared memory that it wants."""
+    """A kernel compiled for the current device, whose number is `device`, and allowed the shared memory it asks for."""
     if kernel.architecture:
         return _for_architecture(kernel)
     module = cupy.RawModule(code=kernel.source, options=kernel.options)
@@ -46,7 +46,10 @@ def _for_architecture(kernel: Kernel) -> LoadedKernel:
 
 
 def code_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
-    """CuPy compiles for what all devices of a compute capability have; for one architecture NVRTC is asked here."""
+    """Machine code for one architecture, such as sm_90a.
+
+    CuPy compiles only for what all devices of a compute capability have, so NVRTC is asked here.
+    """
 
     def compile_code() -> bytes:
         program = nvrtc.createProgram(source, "kernel.cu", (), ())
@@ -61,7 +64,10 @@ def code_for_architecture(source: str, architecture: str, options: tuple[str, ..
 
 
 def compile_all(device: int, kernels: Collection[Kernel]) -> None:
-    """What is not there yet, all at once: three levels in one pass take the compiler ten seconds and more."""
+    """Compile those kernels that are not compiled yet, several at a time.
+
+    The sums of three levels in one pass take the compiler ten seconds and more.
+    """
 
     def compile_one(kernel: Kernel) -> None:
         with cupy.cuda.Device(device):

@@ -8,7 +8,7 @@ _of_streams: dict[tuple[int, int, int], int] = {}
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """Of the launches on one stream, which come one after the other: they share their counters."""
+    """The address of counters for a launch on this stream, whose launches share them: they come one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
     if key not in _of_streams:
         _of_streams[key] = new_counters(key[2], stream)
@@ -16,7 +16,10 @@ def stream_counters(device: int, stream: int, count: int) -> int:
 
 
 def new_counters(count: int, stream: int) -> int:
-    """Zeros, once what the stream does before is done; never given back, since kernels may still write them."""
+    """The address of new counters, which are zero once the stream gets there.
+
+    They are never given back, since kernels may still write them.
+    """
     pointer = int(runtime.malloc(4 * count))
     runtime.memsetAsync(pointer, 0, 4 * count, stream)
     return pointer

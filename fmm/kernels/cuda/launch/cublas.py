@@ -18,33 +18,34 @@ from fmm.kernels.cuda.launch.cublaslt import CandidateCall, line_alignment
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.rank import RankOp
+from fmm.kernels.cuda.views import Factor
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
 
 
 def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
-    """The call of a leaf product; `divides`: a power of two that divides each base's address."""
-    kind = DTYPES[op.dtype]
+    """The call that does a product; `divides`: by base, the power of two that divides its address."""
+    element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
-        return _RankCall(op, kind)
-    number = op.use.number
-    if number is None:
+        return _RankCall(op, element)
+    candidate = op.use.number
+    if candidate is None:
         functions = _FUNCTIONS_3M if op.use.leaf.name == "vendor3m" else _FUNCTIONS
-        return _CublasCall(op, DTYPES[kind.stored], functions[kind.stored])
-    alignments = [line_alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
-    return CandidateCall(op, kind, number, alignments)
+        return _CublasCall(op, DTYPES[element.stored], functions[element.stored])
+    alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.pieces]
+    return CandidateCall(op, element, candidate, alignments)
 
 
 # ---- cuBLAS
 
 
 class _Function(NamedTuple):
-    """The names of cuBLAS's function for one product and for a batch; does it take any type, which it must be told?"""
+    """cuBLAS's functions for products of one type, by name."""
 
-    plain: str
-    batched: str
-    any_type: bool = False
+    plain: str  # for one product
+    batched: str  # for a batch of products at constant distances; empty if there is none
+    any_type: bool = False  # is it for all types, so that it must be told the type?
 
 
 _FUNCTIONS = {
@@ -55,7 +56,7 @@ _FUNCTIONS = {
     "float16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
     "bfloat16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
-# By three real products each; a batch of complex128 comes one by one (fmm.kernels.cuda.select).
+# By three real products each; a batch of complex128 comes one by one (fmm.kernels.cuda.selectors.vendor).
 _FUNCTIONS_3M = {
     "complex64": _Function("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
     "complex128": _Function("cublasZgemm3m", ""),
@@ -76,25 +77,36 @@ _MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF
 def _library() -> Any:
     """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
     library = load_library("libcublas")
-    i, p, q = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
+    number, pointer = ctypes.c_int, ctypes.c_void_p
     for call in (*_FUNCTIONS.values(), *_FUNCTIONS_3M.values()):
-        kind = [i] if call.any_type else []
-        operand, tail = [p, *kind, i], [i, i] if kind else []
-        head = [p, i, i, i, i, i, p]
-        strided = [*operand, q]
-        one, many = [*head, *operand, *operand, p, *operand, *tail], [*head, *strided, *strided, p, *strided, i, *tail]
-        for name, types in ((call.plain, one), (call.batched, many)):
+        for name, batched in ((call.plain, False), (call.batched, True)):
             if name and hasattr(library, name):  # a cuBLAS may lack a function that nobody asks for
-                getattr(library, name).argtypes = types
-    for name in _RANK_FUNCTIONS.values():
-        getattr(library, name).argtypes = [p, i, i, i, i, p, p, i, p, p, i]
-    library.cublasSetStream_v2.argtypes = [p, p]
-    library.cublasSetWorkspace_v2.argtypes = [p, p, ctypes.c_size_t]
+                getattr(library, name).argtypes = _argument_types(call.any_type, batched)
+    for name in _RANK_FUNCTIONS.values():  # handle, half, transposition, n, k, alpha, A, its lines, beta, C, its lines
+        sizes = [number, number, number, number]
+        getattr(library, name).argtypes = [pointer, *sizes, pointer, pointer, number, pointer, pointer, number]
+    library.cublasSetStream_v2.argtypes = [pointer, pointer]
+    library.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
     return library
 
 
+def _argument_types(any_type: bool, batched: bool) -> list[Any]:
+    """Of cuBLAS's product: handle, two transpositions, m, n, k, alpha, A, B, beta, C; then what only some have.
+
+    A matrix is its address, its type where any is taken, the distance of its lines, and in a batch of its layers.
+    """
+    number, pointer = ctypes.c_int, ctypes.c_void_p
+    matrix = [pointer, *([number] if any_type else []), number, *([ctypes.c_longlong] if batched else [])]
+    count, arithmetic = [number] if batched else [], [number, number] if any_type else []
+    head = [pointer, number, number, number, number, number, pointer]
+    return [*head, *matrix, *matrix, pointer, *matrix, *count, *arithmetic]
+
+
 def cublas_version() -> int:
-    """Of cuBLAS, as cublasGetVersion says it, but without a handle, which cannot be made while a stream is captured."""
+    """The version of cuBLAS, as cublasGetVersion says it.
+
+    That function wants a handle, and none can be made while a stream is captured; this one needs none.
+    """
     parts = []
     for number in range(3):
         value = ctypes.c_int()
@@ -104,12 +116,12 @@ def cublas_version() -> int:
 
 
 def math_mode(lane: Lane) -> int:
-    """Of a lane's handle, now."""
+    """The mode that a lane's handle has now."""
     return int(_cublas.getMathMode(lane.handle))
 
 
 def entering_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
-    """By which a lane's handle is set to its stream and to this mode; `before` is the mode that it has."""
+    """The calls that set a lane's handle to its stream and to this mode; `before` is the mode that it has."""
     calls: list[PreparedCall] = [partial(_library().cublasSetStream_v2, lane.handle, lane.stream)]
     if before != _MATH[math]:
         calls.append(partial(_cublas.setMathMode, lane.handle, _MATH[math]))
@@ -117,12 +129,12 @@ def entering_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
 
 
 def leaving_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
-    """By which the handle is given back in the mode that it had."""
+    """The calls that set the handle back to the mode that it had."""
     return [partial(_cublas.setMathMode, lane.handle, before)] if before != _MATH[math] else []
 
 
 def set_stream(lane: Lane) -> None:
-    """What the handle is used for next goes to the lane's stream; cuBLAS forgets what memory it was given."""
+    """Set the handle to the lane's stream. cuBLAS then forgets what memory it was given."""
     check_status(_library().cublasSetStream_v2(lane.handle, lane.stream))
 
 
@@ -134,30 +146,45 @@ def new_handle() -> int:
 
 
 def memory_call(lane: Lane, pointer: int, size: int) -> PreparedCall:
-    """What cuBLAS may use for itself, until the handle's stream is set anew: in a capture it may allocate nothing."""
+    """The call that gives cuBLAS memory for itself, until the handle's stream is set anew.
+
+    While a stream is captured it may allocate none.
+    """
     return partial(_library().cublasSetWorkspace_v2, lane.handle, pointer, size)
 
 
 class _CublasCall:
-    def __init__(self, op: GemmOp, type_: DType, call: _Function) -> None:
-        name = call.plain if op.count == 1 else call.batched
-        self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
-        self.scalars = scalars_of(op, type_.scalar)  # the host's copies, read at the call
-        alpha = self.scalars.ctypes.data
-        kind = (type_.cuda_type,) if call.any_type else ()
-        factors = (op.left, op.right, op.dest)
-        to = (DTYPES[op.dest_dtype].cuda_type,) if kind and op.dest_dtype else kind
-        kinds = (kind, kind, to)
-        x, y, z = (
-            (*own, f.leading, *((f.stride,) if op.count > 1 else ())) for own, f in zip(kinds, factors, strict=True)
+    """A product or a batch: all arguments but the handle and the three matrices' addresses stand ready."""
+
+    def __init__(self, op: GemmOp, element: DType, call: _Function) -> None:
+        batched = op.count > 1
+        name = call.batched if batched else call.plain
+        self.function: Callable[..., int] = _library()[name]  # without argument types: its arguments have theirs
+        self.scalars = scalars_of(op, element.scalar)  # the host's copies, read at the call
+        alpha, beta = self.scalars.ctypes.data, self.scalars.ctypes.data + self.scalars.itemsize
+
+        def described(x: Factor, stored: DType) -> tuple[int, ...]:
+            """What a matrix's address is followed by."""
+            kind = (stored.cuda_type,) if call.any_type else ()
+            return *kind, x.leading, *((x.stride,) if batched else ())
+
+        dest = described(op.dest, DTYPES[op.dest_dtype] if op.dest_dtype else element)
+        count = (op.count,) if batched else ()
+        arithmetic = (element.compute_type, _DEFAULT_ALGORITHM) if call.any_type else ()
+        parts: tuple[tuple[int, ...], ...] = (
+            (int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha),
+            described(op.left, element),
+            (*described(op.right, element), beta),
+            (*dest, *count, *arithmetic),
         )
-        tail = (*((op.count,) if op.count > 1 else ()), *((type_.compute_type, _DEFAULT_ALGORITHM) if kind else ()))
-        head = 0, int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha
-        values = *head, 0, *x, 0, *y, alpha + self.scalars.itemsize, 0, *z, *tail
-        made = [make(value) for make, value in zip(getattr(_library(), name).argtypes, values, strict=True)]
-        a, b, c = len(head), len(head) + 1 + len(x), len(head) + 3 + len(x) + len(y)  # where the pointers stand
-        self.parts = made[1:a], made[a + 1 : b], made[b + 1 : c], made[c + 1 :]
-        self.where = [(BASES.index(f.base), f.offset) for f in factors]
+        types = iter(getattr(_library(), name).argtypes)
+
+        def converted(values: tuple[int, ...]) -> list[Any]:
+            next(types)  # of what stands in front of these values: the handle or an address
+            return [next(types)(value) for value in values]
+
+        self.parts = [converted(values) for values in parts]
+        self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
     def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
         (i, x), (j, y), (k, z) = self.where
@@ -169,16 +196,19 @@ class _CublasCall:
 class _RankCall:
     """One half of a product of a matrix and its adjoint."""
 
-    def __init__(self, op: RankOp, type_: DType) -> None:
-        self.function: Callable[..., int] = getattr(_library(), _RANK_FUNCTIONS[type_.name])
-        self.scalars = np.array([op.alpha, op.beta], type_.real or type_.name)  # the host's copies, read at the call
-        turned = (_ADJOINT if type_.is_complex else _TRANSPOSED) if op.factor.transposed else _AS_IT_IS
-        self.head = _UPPER if op.upper else _LOWER, turned, op.n, op.k, self.scalars.ctypes.data
+    def __init__(self, op: RankOp, element: DType) -> None:
+        self.function: Callable[..., int] = getattr(_library(), _RANK_FUNCTIONS[element.name])
+        # The host's copies of alpha and beta, read at the call.
+        self.scalars = np.array([op.alpha, op.beta], element.real or element.name)
+        half, transposed = _UPPER if op.upper else _LOWER, _ADJOINT if element.is_complex else _TRANSPOSED
+        operation = transposed if op.factor.transposed else _AS_IT_IS
+        self.head = half, operation, op.n, op.k, self.scalars.ctypes.data
         self.beta = self.scalars.ctypes.data + self.scalars.itemsize
         self.leading = op.factor.leading, op.dest.leading
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
     def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
         (i, x), (k, z) = self.where
-        down, across = self.leading
-        return partial(self.function, lane.handle, *self.head, bases[i] + x, down, self.beta, bases[k] + z, across)
+        factor_lines, dest_lines = self.leading
+        factor, dest = bases[i] + x, bases[k] + z
+        return partial(self.function, lane.handle, *self.head, factor, factor_lines, self.beta, dest, dest_lines)

@@ -16,7 +16,7 @@ from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan_error import PlanError
 
-CANDIDATES = 32  # as many as are asked for
+CANDIDATES = 32  # that cuBLASLt is asked for
 
 # Numbers of attributes in cublasLt.h.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
@@ -52,10 +52,10 @@ def _library() -> tuple[Any, ctypes.c_void_p]:
 
 
 class CandidateCall:
-    """One candidate of cuBLASLt's heuristic; PlanError where it has not so many.
+    """One candidate of cuBLASLt's heuristic; PlanError if it has not so many.
 
-    Its scratch is part of the workspace, so that calls on many streams are safe; its descriptions are small, and are
-    kept until the process ends.
+    The call's scratch is part of the workspace, so that calls on many streams are safe. What cuBLASLt is told of the
+    matrices is small, and kept until the process ends.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
@@ -81,49 +81,50 @@ class CandidateCall:
         scratch = bases[3] + self.scratch, self.room
         return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream)
 
-    def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        function = getattr(self.library, f"cublasLt{what}SetAttribute")
-        check_status(function(made, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
+    def _set(self, noun: str, described: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        """Set an attribute of one of cuBLASLt's descriptions: a MatrixLayout, a MatmulDesc or a MatmulPreference."""
+        function = getattr(self.library, f"cublasLt{noun}SetAttribute")
+        check_status(function(described, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
 
     def _layout(self, rows: int, cols: int, x: Factor, count: int) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
+        layout = ctypes.c_void_p()
         stored = (cols, rows) if x.transposed else (rows, cols)
         check_status(
-            self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.cuda_type, *stored, x.leading)
+            self.library.cublasLtMatrixLayoutCreate(ctypes.byref(layout), self.types.cuda_type, *stored, x.leading)
         )
         if count > 1:
-            self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
-            self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(x.stride))
-        return made
+            self._set("MatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(count))
+            self._set("MatrixLayout", layout, _BATCH_STRIDE, ctypes.c_int64(x.stride))
+        return layout
 
     def _operation(self, op: GemmOp) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
+        operation = ctypes.c_void_p()
         create = self.library.cublasLtMatmulDescCreate
-        check_status(create(ctypes.byref(made), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
-        self._set("MatmulDesc", made, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
-        self._set("MatmulDesc", made, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
-        return made
+        check_status(create(ctypes.byref(operation), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
+        self._set("MatmulDesc", operation, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
+        self._set("MatmulDesc", operation, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
+        return operation
 
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
-        preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
+        preference, candidates, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
         check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
         self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.room))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
         status = self.library.cublasLtMatmulAlgoGetHeuristic(
-            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
+            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
         if status != _NOT_SUPPORTED:  # it says so where it has no candidate at all
             check_status(status, "cuBLASLt")
-        known = 0 if status else count.value
-        if number >= known:
+        offered = 0 if status else count.value
+        if number >= offered:
             where = f"operands whose lines begin at multiples of {', '.join(map(str, alignments))} bytes"
-            raise PlanError(f"cuBLASLt has {known} candidates for this product of {where}: there is no lt{number}")
-        return _Candidate.from_buffer_copy(found[number])
+            raise PlanError(f"cuBLASLt has {offered} candidates for this product of {where}: there is no lt{number}")
+        return _Candidate.from_buffer_copy(candidates[number])
 
 
-def line_alignment(x: Factor, itemsize: int, grain: int) -> int:
-    """A power of two that divides the addresses of all rows or columns of an operand."""
-    return gcd(grain, x.offset, x.leading * itemsize, x.stride * itemsize)
+def line_alignment(x: Factor, itemsize: int, divides: int) -> int:
+    """The power of two that divides the addresses of all lines of an operand, if `divides` does its base's address."""
+    return gcd(divides, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -10,24 +10,24 @@ from fmm.hardware.capability import nearest_capability
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch.tensor_map import driver_encoder
 
-USUAL = 16  # bytes of memory for each multiprocessor and clock
+USUAL_BYTES = 16  # of memory that a multiprocessor has in a clock
 
 
 @lru_cache(maxsize=64)
 def chip_of(device: int) -> Chip:
-    """Memory has two transfers a clock; if its clock is a secret, what is usual."""
-    found = cupy.cuda.Device(device)
-    says, version = found.attributes, str(found.compute_capability)
+    """The device's facts. Its memory has two transfers a clock; a driver that hides that clock gets what is usual."""
+    cupy_device = cupy.cuda.Device(device)
+    attributes, version = cupy_device.attributes, str(cupy_device.compute_capability)
     limits = nearest_capability(f"{version[:-1]}.{version[-1]}")
-    count, clock = says["MultiProcessorCount"], 1e3 * says["ClockRate"]
-    bandwidth = 2e3 * says["MemoryClockRate"] * says["GlobalMemoryBusWidth"] / 8 or USUAL * count * clock
+    count, clock = attributes["MultiProcessorCount"], 1e3 * attributes["ClockRate"]
+    bandwidth = 2e3 * attributes["MemoryClockRate"] * attributes["GlobalMemoryBusWidth"] / 8
     return Chip(
         limits,
         count,
         clock,
-        bandwidth,
-        says["L2CacheSize"],
+        bandwidth or USUAL_BYTES * count * clock,
+        attributes["L2CacheSize"],
         version=int(version),
-        shared=int(says["MaxSharedMemoryPerBlockOptin"]),
+        shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),
         tensor_maps=driver_encoder() is not None,
     )

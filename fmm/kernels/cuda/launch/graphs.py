@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 
 class KernelNode(NamedTuple):
-    """A launch of one of our own kernels: its function, where the pointer to its one parameter stands, and how many
-    bytes that parameter has."""
+    """A launch of one of our own kernels, which has one parameter."""
 
-    function: int
-    parameters: int
-    size: int
+    function: int  # the kernel's address
+    parameters: int  # where the pointer to the parameter stands
+    size: int  # bytes of the parameter
 
 
 class _Node(ctypes.Structure):
@@ -42,10 +41,10 @@ KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 class _Driver(NamedTuple):
     """The calls of the CUDA driver that CuPy has no names for."""
 
-    nodes: Any
-    kind: Any
-    read: Any
-    write: Any
+    nodes: Any  # cuGraphGetNodes
+    kind: Any  # cuGraphNodeGetType
+    read: Any  # cuGraphKernelNodeGetParams_v2
+    write: Any  # cuGraphExecKernelNodeSetParams_v2
 
 
 @lru_cache(maxsize=1)
@@ -67,14 +66,16 @@ class MovableGraph:
     """A graph, and for each of our kernels in it, in their order, how the driver is told its new parameters."""
 
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _Driver | None = None) -> None:
-        """`kernels`: each with its parameters as they are in the graph, good until the next one is asked for."""
+        """`kernels`: our kernels with their parameters as they were captured; each may be gone when the next comes."""
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver_calls()
         self.nodes = None if self.driver is None else _matching_nodes(_kernel_nodes(graph.graph, self.driver), kernels)
 
     def move(self, kernels: Iterable[KernelNode]) -> bool:
-        """Give the kernels other parameters, in the order of the first ones. False if that is not possible: some may
-        have theirs then, and others not."""
+        """Give the kernels other parameters, in their first order.
+
+        False if that is not possible: some may have new parameters then, and others their old ones.
+        """
         if self.driver is None or self.nodes is None:
             return False
         write, executable = self.driver.write, ctypes.c_void_p(self.executable)
@@ -90,23 +91,23 @@ _Claimed = list[tuple[ctypes.c_void_p, _Node, Any]]
 
 
 def _kernel_nodes(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
-    """The graph's kernels, and what was captured of each."""
+    """The graph's kernels: the handle of each, and what was captured of it."""
     count = ctypes.c_size_t()
     if driver.nodes(ctypes.c_void_p(graph), None, ctypes.byref(count)):
         return []
     handles = (ctypes.c_void_p * count.value)()
     driver.nodes(ctypes.c_void_p(graph), handles, ctypes.byref(count))
-    found = []
+    nodes = []
     for handle in handles:
         kind, node = ctypes.c_int(-1), _Node()
         driver.kind(ctypes.c_void_p(handle), ctypes.byref(kind))
         if kind.value == KERNEL_NODE and not driver.read(ctypes.c_void_p(handle), ctypes.byref(node)):
-            found.append((int(handle or 0), node))
-    return found
+            nodes.append((int(handle or 0), node))
+    return nodes
 
 
 def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _Claimed | None:
-    """The nodes of our kernels, in the kernels' order; None if one is not there."""
+    """Take our kernels' nodes out of `nodes`, in the kernels' order; None if one of them is not there."""
     claimed: _Claimed = []
     for kernel in kernels:
         wanted = _parameter_bytes(kernel.parameters, kernel.size)
@@ -121,5 +122,5 @@ def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode
 
 
 def _parameter_bytes(pointers: int, size: int) -> bytes:
-    """The bytes of the one parameter of a launch, to which the first of these pointers points."""
+    """The bytes of a launch's one parameter: `pointers` is where the pointer to it stands."""
     return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)

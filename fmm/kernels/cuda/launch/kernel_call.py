@@ -18,12 +18,15 @@ from fmm.kernels.cuda.launch_list import Launch
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 launch_kernel = driver.launchKernel
-Start = Callable[[int, int, int], PreparedCall]  # of a stream, the address of the pointer to the parameters, and 0
+Start = Callable[[int, int, int], PreparedCall]  # start(stream, address of the pointer to the parameters, 0)
 
 
 class KernelCall:
-    """Everything but the addresses: `start` wants a stream and where the parameters stand, which are read when the call
-    that it prepares is made."""
+    """A launch with everything but addresses.
+
+    `start` prepares the driver's call from a stream and the place of the parameters, which are read when that call is
+    made. `words` are the parameters with every address zero.
+    """
 
     def __init__(self, launch: Launch, device: int) -> None:
         self.launch = launch
@@ -33,8 +36,8 @@ class KernelCall:
         self.start: Start = overlapping if launch.overlaps else partial(partial, launch_kernel, self.function, *shape)
         self.words: Any = np.frombuffer(launch.parameters, np.int64).copy()
         for word, tensor_map in launch.maps:
-            found = map_words(tensor_map)
-            self.words[word : word + len(found)] = found
+            encoded = map_words(tensor_map)
+            self.words[word : word + len(encoded)] = encoded
 
 
 # ---- cuLaunchKernelEx: a launch that only adds to what the one before it writes may start before that one has ended
@@ -56,9 +59,9 @@ class _Config(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _launch_ex() -> Any:
-    found = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    found.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    return found
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    function.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return function
 
 
 def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> PreparedCall:

@@ -1,4 +1,4 @@
-"""Launches of our own kernels alone, one after the other on one stream: addresses are filled in, then all are made."""
+"""Playing launches of our own kernels alone, one after the other on one stream: shortest paths are such."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fmm.kernels.cuda.launch_list import Launch
 
 
 class LaunchRun:
-    """Launches made ready for one device. Several threads may play them: nothing here is written any more."""
+    """Launches made ready for one device. Several threads may play them at once, since nothing in here changes."""
 
     def __init__(self, launches: Sequence[Launch], device: int) -> None:
         compile_all(device, {launch.kernel for launch in launches})
         self.calls = [KernelCall(launch, device) for launch in launches]
         starts = np.cumsum([0, *(len(call.words) for call in self.calls)])[:-1]
-        self._words = np.concatenate([call.words for call in self.calls] or [np.empty(0, np.int64)])
-        self._starts = starts
+        self._words = np.concatenate([call.words for call in self.calls] or [np.empty(0, np.int64)])  # all parameters
+        self._starts = starts  # the word at which those of each launch begin
         self.bases = tuple(dict.fromkeys(slot.base for launch in launches for slot in launch.slots))
         numbers = {base: i for i, base in enumerate(self.bases)}
         slots = [
@@ -29,13 +29,13 @@ class LaunchRun:
             for slot in launch.slots
         ]
         columns = np.array(slots, np.int64).reshape(-1, 3).T
-        self._at, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
+        self._slots, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
 
     def play(self, addresses: Mapping[str, int], stream: int) -> None:
-        """On the current device; the driver copies the parameters while it is called."""
+        """Launch all of them on the current device; the driver copies the parameters while it is called."""
         words = self._words.copy()
-        where = np.array([addresses[base] for base in self.bases], np.int64)
-        words[self._at] = where[self._numbers] + self._offsets
+        by_number = np.array([addresses[base] for base in self.bases], np.int64)
+        words[self._slots] = by_number[self._numbers] + self._offsets
         pointers = words.ctypes.data + 8 * self._starts.astype(np.int64)
-        first = pointers.ctypes.data
-        make_calls([call.start(stream, first + 8 * i, 0) for i, call in enumerate(self.calls)])
+        first_pointer = pointers.ctypes.data
+        make_calls([call.start(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])

@@ -35,57 +35,66 @@ from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
 from fmm.kernels.cuda.launch.streams import lanes_for, turn_calls
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.select import Alignment, alignment_of
+from fmm.kernels.cuda.target import ALIGNED, Alignment, alignment_of
 from fmm.kernels.plans.steps.sums import APART
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
 cublas_handle = cupy.cuda.device.get_cublas_handle
 FEW_SLOTS = 32  # addresses up to which a loop is faster than NumPy
-# What a launch is told that does not write C. (All sums know the flag; those that write C may raise it.)
-WRITES_NO_C = frozenset(("A", "B", "W", APART, FLAG))
+# The bases of which a launch may be told without writing C. (All sums know the flag; those that write C may raise it.)
+BASES_WITHOUT_C = frozenset(("A", "B", "W", APART, FLAG))
+# The place of each base's address among all addresses of a call; counters stand behind them.
 NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, APART))}
 
 
 class Addresses(NamedTuple):
-    """Of A, B, C and the workspace, of the flag for inf and NaN, of the host's count of products computed again, and of
-    what is added, where C does not hold it."""
+    """The addresses that a call's launches are told, in the order of NUMBERS."""
 
     a: int
     b: int
     c: int
     workspace: int
-    flag: int = 0
-    host_count: int = 0
-    added: int = 0
+    flag: int = 0  # for inf and NaN
+    host_count: int = 0  # of products computed again
+    added: int = 0  # what is added, if C does not hold it
 
     @property
     def alignment(self) -> Alignment:
-        """Powers of two that divide the first four; what is added counts as C does."""
+        """The powers of two that divide the first four; what is added counts as C does."""
         return alignment_of(self.a, self.b, self.c | self.added, self.workspace)
 
     @property
+    def aligned(self) -> bool:
+        """Do all of these lie as libraries allocate memory?"""
+        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALIGNED[0]
+
+    @property
     def places(self) -> tuple[int, ...]:
-        """Of the memory that a caller has given."""
+        """The addresses of the memory that a caller has given."""
         return (*self[:4], self.added)
 
 
-class _Started(NamedTuple):
-    """A kernel of ours: on which lane; may it run ahead of the others?"""
+class _OwnLaunch(NamedTuple):
+    """A launch of our own kernel."""
 
     lane: int
     start: Start
-    ahead: bool
+    ahead: bool  # may it run before the other calls are prepared?
 
 
-class _Multiplied(NamedTuple):
-    """A product of the vendor's: on which lane."""
+class _VendorProduct(NamedTuple):
+    """A product by the vendor's library."""
 
     lane: int
     call: GemmCall
 
 
 class _Parameters:
-    """Parameters of all launches of a list: the driver copies them when it is called."""
+    """The parameters of all launches of a list, in memory that stays where it is; the driver copies them at the call.
+
+    `pointers` holds the address of each launch's block, and `addresses` says where these pointers stand: that is what
+    the driver is given.
+    """
 
     def __init__(self, blocks: list[Any]) -> None:
         starts = np.cumsum([0, *(8 * len(b) for b in blocks)])
@@ -93,15 +102,18 @@ class _Parameters:
         self.view: Any = self.words.data
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
-        self.known: tuple[int, ...] | None = None
+        self.filled_with: tuple[int, ...] | None = None  # addresses and counters that stand in the words now
 
 
-class _Spare(threading.local):
-    """A thread's own parameters that are not in use. Whoever plays the list takes them out until all is launched: a
-    signal's handler may play the same list in between. What an exception interrupts does not come back."""
+class _SpareParameters(threading.local):
+    """A thread's own parameters that are not in use.
+
+    Whoever plays the list takes them out until all is launched: a signal's handler may play the same list in between.
+    What an exception interrupts does not come back.
+    """
 
     def __init__(self) -> None:
-        self.kept: list[_Parameters] = []
+        self.free: list[_Parameters] = []
 
 
 class Player:
@@ -114,37 +126,39 @@ class Player:
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
         self._set_slots()
-        self._spare = _Spare()
+        self._spare = _SpareParameters()
         steps = list(self._steps())
-        leading = takewhile(lambda step: isinstance(step, _Started) and step.ahead, steps)
-        self._first = [step.start for step in leading if isinstance(step, _Started)]
+        leading = takewhile(lambda step: isinstance(step, _OwnLaunch) and step.ahead, steps)
+        self._first = [step.start for step in leading if isinstance(step, _OwnLaunch)]
         self._rest = steps[len(self._first) :]
-        # Where one launch is all, no lanes are to be prepared.
-        self._alone = steps[0].start if len(steps) == 1 and isinstance(steps[0], _Started) else None
+        # Where one launch, or one call of the vendor's, is all, no lanes are to be prepared.
+        only = steps[0] if len(steps) == 1 else None
+        self._alone = only.start if isinstance(only, _OwnLaunch) else None
+        self._vendors_alone = only.call if isinstance(only, _VendorProduct) else None
 
     def _set_slots(self) -> None:
-        """Which word of all parameters is told which address, and how much more."""
-        found: list[tuple[int, int, int]] = []
+        """Note which words of all parameters hold addresses: of each the word, the address's number, and an offset."""
+        slots: list[tuple[int, int, int]] = []
         start = counting = 0
         for call in self.calls:
             for word, base, offset in call.launch.slots:
                 number = len(NUMBERS) + counting if base == COUNTERS else NUMBERS[base]
-                found.append((start + word, number, offset))
+                slots.append((start + word, number, offset))
             counting += call.launch.counters > 0
             start += len(call.words)
-        self._few = found if len(found) <= FEW_SLOTS else None
-        columns = np.array(found, np.int64).reshape(-1, 3).T
+        self._few_slots = slots if len(slots) <= FEW_SLOTS else None
+        columns = np.array(slots, np.int64).reshape(-1, 3).T
         self._words, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
 
-    def _steps(self) -> Iterator[_Started | _Multiplied | Turn]:
+    def _steps(self) -> Iterator[_OwnLaunch | _VendorProduct | Turn]:
         calls = iter(self.calls)
         divides = dict(zip(BASES, self.launches.alignment, strict=True))
         for step, lane in zip(self.launches.steps, self.launches.lanes, strict=True):
             if isinstance(step, Launch):
-                ahead = lane == 0 and WRITES_NO_C.issuperset(slot.base for slot in step.slots)
-                yield _Started(lane, next(calls).start, ahead)
+                ahead = lane == 0 and BASES_WITHOUT_C.issuperset(slot.base for slot in step.slots)
+                yield _OwnLaunch(lane, next(calls).start, ahead)
             elif isinstance(step, VendorCall):
-                yield _Multiplied(lane, vendor_call(step.op, divides))
+                yield _VendorProduct(lane, vendor_call(step.op, divides))
             else:
                 yield step
 
@@ -153,46 +167,54 @@ class Player:
     def play(
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None = None, scratch: int = 0
     ) -> None:
-        """Every launch and call, in order, on its lane, on the current device. While the stream is captured: counters
-        of the graph's own, and `scratch`, memory for cuBLAS, GRAPH_SCRATCH bytes for each lane that calls it.
+        """Make every launch and call, in order, each on its lane, on the current device.
+
+        Only while the stream is captured: `counters` of the graph's own, and `scratch`, memory for cuBLAS,
+        GRAPH_SCRATCH bytes for each lane that calls it.
 
         The first sums are on their way before the other calls are prepared: an idle device starts some microseconds
         earlier.
         """
         if self._alone is not None and not self._counting:
-            parameters = self._filled(addresses, ())
+            parameters = self._filled_parameters(addresses, ())
             self._alone(stream, parameters.addresses[0], 0)()
-            self._spare.kept.append(parameters)
+            self._spare.free.append(parameters)
             return
-        lanes, parameters = self._made_ready(addresses, stream, counters)
+        if self._vendors_alone is not None and not scratch:
+            lane = Lane(cublas_handle(), stream, 0)
+            mode = math_mode(lane)
+            calls = [*entering_calls(lane, self.math, mode), self._vendors_alone.prepared(lane, addresses)]
+            make_calls(calls + leaving_calls(lane, self.math, mode))
+            return
+        lanes, parameters = self._lanes_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
         for start in self._first:
             start(stream, next(blocks), 0)()
-        make_calls(self._prepared(addresses, lanes, blocks, scratch))
-        self._spare.kept.append(parameters)
+        make_calls(self._prepared_rest(addresses, lanes, blocks, scratch))
+        self._spare.free.append(parameters)
 
     def prepared_product(self, addresses: Addresses, stream: int) -> tuple[list[PreparedCall], Callable[[], None]]:
-        """The same as calls that are still to be made; and what gives back their parameters when they are."""
-        lanes, parameters = self._made_ready(addresses, stream, None)
+        """The same as calls that are still to be made; and what gives back their parameters when they are made."""
+        lanes, parameters = self._lanes_and_parameters(addresses, stream, None)
         blocks = iter(parameters.addresses)
         first = [start(stream, next(blocks), 0) for start in self._first]
-        calls = first + self._prepared(addresses, lanes, blocks, 0)
-        return calls, partial(self._spare.kept.append, parameters)
+        calls = first + self._prepared_rest(addresses, lanes, blocks, 0)
+        return calls, partial(self._spare.free.append, parameters)
 
-    def _made_ready(
+    def _lanes_and_parameters(
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[Lane], _Parameters]:
-        """The lanes, and parameters of this call's own with its addresses in them."""
+        """The lanes of this call, and parameters of its own with its addresses in them."""
         handle = cublas_handle() if self.launches.vendor_lanes else 0  # a thread's own, which dies with it
         lanes = lanes_for(self.launches, self.device, stream, handle)
         if counters is None:
             counters = self._stream_counters(lanes) if self._counting else ()
-        return lanes, self._filled(addresses, counters)
+        return lanes, self._filled_parameters(addresses, counters)
 
-    def _prepared(
+    def _prepared_rest(
         self, addresses: Addresses, lanes: list[Lane], blocks: Iterator[int], scratch: int
     ) -> list[PreparedCall]:
-        """All calls but those that ran ahead, and around them those that set cuBLAS's handles and set them back."""
+        """All calls but the first ones, and around them those that set cuBLAS's handles and set them back."""
         calls, leaving = list[PreparedCall](), list[PreparedCall]()
         for i, lane in enumerate(lanes[: self.launches.vendor_lanes]):
             mode = math_mode(lane)
@@ -201,30 +223,33 @@ class Player:
             if scratch:
                 calls.append(memory_call(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
         for step in self._rest:
-            if isinstance(step, _Started):
+            if isinstance(step, _OwnLaunch):
                 calls.append(step.start(lanes[step.lane].stream, next(blocks), 0))
-            elif isinstance(step, _Multiplied):
+            elif isinstance(step, _VendorProduct):
                 calls.append(step.call.prepared(lanes[step.lane], addresses))
             else:
                 calls += turn_calls(step, lanes)
         return calls + leaving
 
-    def _filled(self, addresses: Addresses, counters: tuple[int, ...]) -> _Parameters:
-        """Parameters with these addresses in them, taken out of the spare ones. Half filled, they are for none."""
-        known = (*addresses, *counters)
+    def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _Parameters:
+        """Parameters with these addresses in them, taken out of the spare ones.
+
+        While they are being filled they are marked as holding none, should an exception come in between.
+        """
+        wanted = (*addresses, *counters)
         try:
-            found = self._spare.kept.pop()
+            parameters = self._spare.free.pop()
         except IndexError:
-            found = _Parameters([call.words for call in self.calls])
-        if found.known != known:
-            found.known = None
-            if self._few is not None:
-                for word, number, offset in self._few:
-                    found.view[word] = known[number] + offset
+            parameters = _Parameters([call.words for call in self.calls])
+        if parameters.filled_with != wanted:
+            parameters.filled_with = None
+            if self._few_slots is not None:
+                for word, number, offset in self._few_slots:
+                    parameters.view[word] = wanted[number] + offset
             else:
-                found.words[self._words] = np.array(known, np.int64)[self._numbers] + self._offsets
-            found.known = known
-        return found
+                parameters.words[self._words] = np.array(wanted, np.int64)[self._numbers] + self._offsets
+            parameters.filled_with = wanted
+        return parameters
 
     # ---- counters and graphs
 
@@ -234,19 +259,19 @@ class Player:
         return tuple(stream_counters(self.device, lanes[lane].stream, count) for count, lane in counting)
 
     def make_lanes(self) -> None:
-        """This thread's, which cannot be made while a stream is captured."""
+        """Make this thread's lanes, which cannot be made while a stream is captured."""
         lanes_for(self.launches, self.device, 0, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
-        """For a graph, which may run beside others."""
+        """Counters of a graph's own, since it may run beside others."""
         return tuple(new_counters(count, stream) for count in self._counting)
 
     def nodes(self, addresses: Addresses, counters: tuple[int, ...]) -> Iterator[KernelNode]:
         """Our kernels, in the order of their launches, with their parameters for these addresses."""
-        parameters = self._filled(addresses, counters)
+        parameters = self._filled_parameters(addresses, counters)
         for call, block in zip(self.calls, parameters.addresses, strict=True):
             yield KernelNode(call.function, block, 8 * len(call.words))
-        self._spare.kept.append(parameters)
+        self._spare.free.append(parameters)
 
 
 @lru_cache(maxsize=1024)

@@ -13,26 +13,29 @@ from contextlib import suppress
 from operator import call, length_hint
 from typing import Any
 
-# Of C alone. It returns a status, which is zero or None where all went well, or raises.
+# A call that runs no Python. It raises, or returns a status, which is zero or None if all went well.
 PreparedCall = Callable[[], Any]
 
 
 def make_calls(calls: Sequence[PreparedCall]) -> None:
-    """All of them, in order. One that fails keeps no later one from being made, those by which streams wait for each
-    other among them; its exception leaves in the end, or RuntimeError."""
-    left, statuses = iter(calls), list[Any]()
+    """Make all of these calls, in order.
+
+    One that fails keeps no later one from being made, since streams wait for each other by some of them. Its exception
+    leaves in the end; for a status that is an error, a RuntimeError.
+    """
+    remaining, statuses = iter(calls), list[Any]()
     try:
-        statuses.extend(map(call, left))
+        statuses.extend(map(call, remaining))
     except BaseException:
-        _make_the_rest(left)
+        _make_the_rest(remaining)
         raise
     if any(statuses):
         status = next(x for x in statuses if x)
         raise RuntimeError(f"a call of cuBLAS or of the driver failed with status {status}")
 
 
-def _make_the_rest(left: Iterator[PreparedCall]) -> None:
-    """After a failure, or an interrupt that came before the first call."""
-    while length_hint(left):
+def _make_the_rest(remaining: Iterator[PreparedCall]) -> None:
+    """Make the calls that remain after a failure, or after an interrupt that came before the first call."""
+    while length_hint(remaining):
         with suppress(BaseException):
-            deque(map(call, left), maxlen=0)
+            deque(map(call, remaining), maxlen=0)

@@ -20,18 +20,17 @@ from fmm.kernels.cuda.launch_list import LaunchList, Turn
 
 
 def turn_calls(turn: Turn, lanes: list[Lane]) -> list[PreparedCall]:
-    """By which the other lanes go on after what the first has done so far, or the first after all that the others
-    did."""
+    """The calls after which the other lanes wait for what the first has done so far (FORK), or it for them (JOIN)."""
     first, *others = lanes
     pairs = [(first, lane) if turn is Turn.FORK else (lane, first) for lane in others]
     runtime = cupy.cuda.runtime
-    noted = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
-    calls: list[PreparedCall] = [partial(runtime.eventRecord, event, stream) for event, stream in noted]
+    recorded = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
+    calls: list[PreparedCall] = [partial(runtime.eventRecord, event, stream) for event, stream in recorded]
     return calls + [partial(runtime.streamWaitEvent, then.stream, before.event) for before, then in pairs]
 
 
 class _LaneOfOurs:
-    """What a lane has of its own; of the first, which is the caller's, only the event is used."""
+    """A lane's own stream, event and cuBLAS handle. The first lane is the caller's, and only its event is used."""
 
     def __init__(self) -> None:
         self.stream: Any = cupy.cuda.Stream(non_blocking=True)
@@ -39,19 +38,23 @@ class _LaneOfOurs:
         self.handle = 0
 
 
-# By threads that ended: what is still on its way there comes before what the next thread begins.
+# Lanes, with their devices, of threads that ended. The next thread's work on such a lane comes behind what the last one
+# has begun there.
 _left: deque[tuple[int, _LaneOfOurs]] = deque()
 
 
 class _OwnLanes:
-    """One thread's lanes on each device, and the events by which they wait for each other. They go to other threads
-    when the thread ends, since cuBLAS's handles are large; to say so takes no lock, for that can be at any moment."""
+    """One thread's lanes, by device.
+
+    They go to other threads when the thread ends, since cuBLAS's handles are large. That takes no lock, since a thread
+    can end at any moment.
+    """
 
     def __init__(self) -> None:
-        self.kept: dict[int, list[_LaneOfOurs]] = {}
+        self.by_device: dict[int, list[_LaneOfOurs]] = {}
 
     def __del__(self, left: deque[tuple[int, _LaneOfOurs]] = _left) -> None:
-        left.extend((device, lane) for device, lanes in self.kept.items() for lane in lanes)
+        left.extend((device, lane) for device, lanes in self.by_device.items() for lane in lanes)
 
 
 class _LanesOfThread(threading.local):
@@ -63,26 +66,26 @@ _lanes = _LanesOfThread()
 
 
 def _another_lane(device: int) -> _LaneOfOurs:
-    """One that was left on the device, else a new one."""
+    """A lane that another thread has left on the device, or else a new one."""
     for _ in range(len(_left)):
         try:
-            where, lane = _left.popleft()
+            its_device, lane = _left.popleft()
         except IndexError:  # another thread was quicker
             break
-        if where == device:
+        if its_device == device:
             return lane
-        _left.append((where, lane))
+        _left.append((its_device, lane))
     return _LaneOfOurs()
 
 
 def lanes_for(launches: LaunchList, device: int, stream: int, handle: int) -> list[Lane]:
-    """As many as the list uses, with a handle of cuBLAS where it calls that."""
+    """As many lanes as the list uses, with a cuBLAS handle for each that calls it. The first is the caller's stream."""
     if launches.lanes_used == 1:
         return [Lane(handle, stream, 0)]
-    kept = _lanes.own.kept.setdefault(device, [])
-    while len(kept) < launches.lanes_used:
-        kept.append(_another_lane(device))
-    for own in kept[1 : launches.vendor_lanes]:
-        own.handle = own.handle or new_handle()
-    first, *others = kept[: launches.lanes_used]
+    own_lanes = _lanes.own.by_device.setdefault(device, [])
+    while len(own_lanes) < launches.lanes_used:
+        own_lanes.append(_another_lane(device))
+    for lane in own_lanes[1 : launches.vendor_lanes]:
+        lane.handle = lane.handle or new_handle()
+    first, *others = own_lanes[: launches.lanes_used]
     return [Lane(handle, stream, first.event.ptr), *(Lane(x.handle, x.stream.ptr, x.event.ptr) for x in others)]

@@ -11,9 +11,11 @@ import numpy as np
 from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, TensorMap
 
+MAP_ALIGNMENT = 64  # bytes to which the driver wants a map to be aligned
+DIMENSIONS = 3  # of a map: along a line, across lines, and from one block of a batch to the next
 NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_*
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
-SOMEWHERE = 1 << 20  # an address, when a map is made
+SOMEWHERE = 1 << 20  # an address to encode a map for: the true one is not known then
 
 
 @lru_cache(maxsize=1)
@@ -26,26 +28,42 @@ def driver_encoder() -> Any:
 
 
 def map_words(x: TensorMap) -> Any:
-    """The map's words, with address zero in the first. That the address stands there, and nowhere else, is checked by
-    encoding the map for two addresses."""
-    first, second = (_encode_at(x, address) for address in (SOMEWHERE, 2 * SOMEWHERE))
-    if first[0] != SOMEWHERE or second[0] != 2 * SOMEWHERE or (first[1:] != second[1:]).any():
+    """The words of a map, of which the first is to hold the address, and is zero.
+
+    That the address stands there, and nowhere else, is checked by encoding the map for two addresses.
+    """
+    words, others = (_encoded_for(x, address) for address in (SOMEWHERE, 2 * SOMEWHERE))
+    if words[0] != SOMEWHERE or others[0] != 2 * SOMEWHERE or (words[1:] != others[1:]).any():
         raise RuntimeError("this driver's tensor maps do not begin with their address")
-    first[0] = 0
-    return first
+    words[0] = 0
+    return words
 
 
-def _encode_at(x: TensorMap, address: int) -> Any:
-    kind = DTYPES.get(x.dtype, BYTE)
-    room = np.zeros(2 * MAP_BYTES, np.uint8)
-    begin = -room.ctypes.data % 64
-    sizes = (ctypes.c_uint64 * 3)(x.length, x.lines, x.layers)
+def _encoded_for(x: TensorMap, address: int) -> Any:
+    """The words of a map of a matrix at this address. The names are those of the driver's manual."""
+    element = DTYPES.get(x.dtype, BYTE)
     layer = x.layer if x.layers > 1 else x.leading * x.lines
-    steps = (ctypes.c_uint64 * 2)(x.leading * kind.itemsize, layer * kind.itemsize)
-    box, ones = (ctypes.c_uint32 * 3)(*x.box, 1), (ctypes.c_uint32 * 3)(1, 1, 1)
-    to, source = ctypes.c_void_p(room.ctypes.data + begin), ctypes.c_void_p(address)
-    told = kind.tensor_map, 3, source, sizes, steps, box, ones
-    how = NO_INTERLEAVE, SWIZZLES[x.swizzle], PROMOTE_256_BYTES, FILL_WITH_ZEROS
-    if status := driver_encoder()(to, *told, *how):
+    memory = np.zeros(2 * MAP_BYTES, np.uint8)
+    start = -memory.ctypes.data % MAP_ALIGNMENT
+    tensor_map, global_address = ctypes.c_void_p(memory.ctypes.data + start), ctypes.c_void_p(address)
+    global_dim = (ctypes.c_uint64 * DIMENSIONS)(x.length, x.lines, x.layers)
+    global_strides = (ctypes.c_uint64 * (DIMENSIONS - 1))(x.leading * element.itemsize, layer * element.itemsize)
+    box_dim = (ctypes.c_uint32 * DIMENSIONS)(*x.box, 1)
+    element_strides = (ctypes.c_uint32 * DIMENSIONS)(1, 1, 1)
+    status = driver_encoder()(
+        tensor_map,
+        element.tensor_map,
+        DIMENSIONS,
+        global_address,
+        global_dim,
+        global_strides,
+        box_dim,
+        element_strides,
+        NO_INTERLEAVE,
+        SWIZZLES[x.swizzle],
+        PROMOTE_256_BYTES,
+        FILL_WITH_ZEROS,
+    )
+    if status:
         raise RuntimeError(f"cuTensorMapEncodeTiled failed with status {status} for {x}")
-    return room[begin : begin + MAP_BYTES].view(np.int64).copy()
+    return memory[start : start + MAP_BYTES].view(np.int64).copy()

@@ -96,9 +96,9 @@ def product_again(problem: Problem) -> TileOp:
     s = TILED_AGAIN[problem.stored]
     views = operand_views(problem)
     op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
-    made = tile_op(op, problem.stored, s)
-    half: tiled_source.Half = "lower" if problem.fill == "lower" else ""
-    return replace(made, kernel=replace(made.kernel, flag="obeys", half=half))
+    product = tile_op(op, problem.stored, s)
+    half: tiled_source.Half | None = "lower" if problem.fill == "lower" else None
+    return replace(product, kernel=replace(product.kernel, flag="obeys", half=half))
 
 
 @lru_cache(maxsize=len(STORED))

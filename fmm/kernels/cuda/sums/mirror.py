@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
@@ -42,27 +43,37 @@ class MirrorOp:
 
     @property
     def tiles(self) -> int:
-        """On and below the diagonal."""
+        """How many tiles stand on and below the diagonal."""
         side = -(-self.dest.rows // self.tile)
         return side * (side + 1) // 2
 
 
+class MirrorVariant(NamedTuple):
+    """What a kernel is compiled for: fmm::MirrorVariant of mirror_half.cuh."""
+
+    in_place: bool  # does the lower half stand there already?
+    reads_source: bool
+    reads_dest: bool
+    full: bool  # does it write the upper half too?
+    raises_flag: bool
+
+
 def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
-    """`flagged`: is a flag raised where there is an inf or NaN?"""
+    """The launch; `flagged`: is a flag raised where an inf or NaN is stored in C?"""
     x, y = op.source.strides, op.dest.strides
     parameters = struct.pack("<7q2dq", 0, *x, 0, *y, op.dest.rows, op.alpha, op.beta, 0)
     slots = [Slot(0, op.source.base, op.source.offset), Slot(3, op.dest.base, op.dest.offset)]
     raises = flagged and op.writes_result
     slots += [Slot(9, FLAG)] if raises else []
-    variant = op.in_place, op.alpha != 0, op.beta != 0, op.full, raises
+    variant = MirrorVariant(op.in_place, op.alpha != 0, op.beta != 0, op.full, raises)
     kernel = Kernel(mirror_source, (op.dest.dtype, op.tile, variant), ENTRY, THREADS)
-    done = "the upper half is the lower one's mirror" if op.full else "the lower half"
-    label = f"mirror_half: {done}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
+    result = "the upper half is the lower one's mirror" if op.full else "the lower half"
+    label = f"mirror_half: {result}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
     return Launch("sums", label, kernel, (op.tiles, 1, 1), parameters, tuple(slots))
 
 
 @lru_cache(maxsize=256)
-def mirror_source(dtype: str, tile: int, variant: tuple[bool, ...]) -> str:
+def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
     """The whole CUDA source, entry point `ENTRY`."""
     flags = ", ".join(str(flag).lower() for flag in variant)
     body = (f"fmm::mirror_half<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)

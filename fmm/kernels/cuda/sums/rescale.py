@@ -16,7 +16,7 @@ from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 
 THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as rescale.cuh has them
 ENTRY = "fmm_rescale"
-Signed = tuple[View | None, int]  # a vector of exponents, and with which sign they are taken
+Signed = tuple[View | None, int]  # a vector of exponents, if there is one, and the sign with which they are taken
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ Scaling = ExponentsOp | RescaleOp
 
 
 def scaling_launch(op: Scaling, flagged: bool) -> Launch:
-    """`flagged`: is a flag raised where C is given an inf or NaN?"""
+    """The launch of either kind; `flagged`: is a flag raised where an inf or NaN is stored in C?"""
     return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
 
 
 def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> Scaling:
-    """What a step asks of a GPU."""
+    """The operation that a step asks of a GPU."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
         shifts, against = vectors[0] if step.sign else None, vectors[-1] if step.against else None
@@ -66,25 +66,26 @@ def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View
     return RescaleOp(step.label, source, dest, (rows, step.row_sign), (cols, step.col_sign))
 
 
-class _Told:
-    """Parameters word by word, and the addresses among them."""
+class _ParameterWords:
+    """A kernel's parameters, put together word by word, and which of the words are addresses."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
         self.slots: list[Slot] = []
 
-    def address(self, x: View | None) -> None:
+    def add_address(self, x: View | None) -> None:
+        """The address of a view; null without one."""
         if x is not None:
             self.slots.append(Slot(len(self.words), x.base, x.offset))
         self.words.append(0)
 
-    def numbers(self, *values: int) -> None:
+    def add_numbers(self, *values: int) -> None:
         self.words += values
 
-    def exponents(self, given: Signed) -> None:
-        vector, sign = given
-        self.address(vector)
-        self.numbers(vector.right if vector else 0, sign)
+    def add_exponents(self, exponents: Signed) -> None:
+        vector, sign = exponents
+        self.add_address(vector)
+        self.add_numbers(vector.right if vector else 0, sign)
 
     def launch(self, label: str, kernel: Kernel, blocks: int) -> Launch:
         parameters = struct.pack(f"<{len(self.words)}q", *self.words)
@@ -92,39 +93,43 @@ class _Told:
 
 
 def exponents_launch(op: ExponentsOp) -> Launch:
-    x, told = op.source, _Told()
+    """The launch that finds exponents: struct LineExponents of rescale.cuh."""
+    x, parameters = op.source, _ParameterWords()
     steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
-    told.address(x)
-    told.numbers(*steps, *sides)
-    told.exponents(op.shifts)
-    told.exponents((op.against, 1))
-    told.address(op.dest)
-    told.numbers(op.dest.right)
-    adjacent = abs(steps[0]) < abs(steps[1])
+    parameters.add_address(x)
+    parameters.add_numbers(*steps, *sides)
+    parameters.add_exponents(op.shifts)
+    parameters.add_exponents((op.against, 1))
+    parameters.add_address(op.dest)
+    parameters.add_numbers(op.dest.right)
+    adjacent = abs(steps[0]) < abs(steps[1])  # do lines lie side by side, and not end to end?
     kernel = Kernel(rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), ENTRY, THREADS)
-    return told.launch(f"line_exponents: {op.label}", kernel, -(-sides[0] // (ACROSS if adjacent else DOWN)))
+    return parameters.launch(f"line_exponents: {op.label}", kernel, -(-sides[0] // (ACROSS if adjacent else DOWN)))
 
 
 def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
-    """`flagged`: is a flag raised where there is an inf or NaN?"""
-    x, y, told = op.source, op.dest, _Told()
+    """The launch that copies and scales: struct Rescaled of rescale.cuh.
+
+    `flagged`: is a flag raised where an inf or NaN is stored in C?
+    """
+    x, y, parameters = op.source, op.dest, _ParameterWords()
     for view in (x, y):
-        told.address(view)
-        told.numbers(*view.strides)
-    told.numbers(*y.shape)
-    told.exponents(op.rows)
-    told.exponents(op.cols)
+        parameters.add_address(view)
+        parameters.add_numbers(*view.strides)
+    parameters.add_numbers(*y.shape)
+    parameters.add_exponents(op.rows)
+    parameters.add_exponents(op.cols)
     raises = flagged and op.writes_result
-    told.slots += [Slot(len(told.words), FLAG)] if raises else []
-    told.numbers(0)
+    parameters.slots += [Slot(len(parameters.words), FLAG)] if raises else []
+    parameters.add_numbers(0)
     by_columns = abs(y.down) < abs(y.right)
     kernel = Kernel(rescale_source, ("rescale", "Rescaled", y.dtype, (by_columns, raises)), ENTRY, THREADS)
-    return told.launch(f"rescale: {op.label}", kernel, -(-y.rows // TILE) * -(-y.cols // TILE))
+    return parameters.launch(f"rescale: {op.label}", kernel, -(-y.rows // TILE) * -(-y.cols // TILE))
 
 
 @lru_cache(maxsize=64)
-def rescale_source(function: str, told: str, dtype: str, flags: tuple[bool, ...]) -> str:
-    """The whole CUDA source, entry point `ENTRY`."""
+def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[bool, ...]) -> str:
+    """The whole CUDA source, entry point `ENTRY`. `flags`: the function's template arguments behind the type."""
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)
-    return entry_source(f"fmm::{told}", body, "rescale.cuh", (THREADS,), entry=ENTRY)
+    return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (THREADS,), entry=ENTRY)

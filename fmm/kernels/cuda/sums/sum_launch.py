@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, Scalar, Spot, SumKernel
+from fmm.kernels.cuda.sums.sum_arrays import (
+    Array,
+    FittedArrays,
+    Placed,
+    as_reals,
+    block_size,
+    holds_block,
+    same_places,
+    transposed_place,
+    turned_arrays,
+)
+from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
+from fmm.kernels.cuda.sums.sum_order import Scalar
 from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
-from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, transposed_view
+from fmm.kernels.cuda.views import View, columns_contiguous
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.steps.sums import APART, COPY, Place, whole_matrix
+from fmm.kernels.plans.steps.sums import COPY, whole_matrix
 
 ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
 GRID_LIMIT = 65535  # thread blocks along the second and third axis of a grid
-
-
-class Array(NamedTuple):
-    """What a kernel is told of one of its arrays: a grid of blocks of a matrix, or equal layers. In elements."""
-
-    base: str
-    offset: int  # bytes
-    row: int
-    col: int
-    down: int  # from one block to the one below it
-    right: int  # from one block to the one right of it
-    rows: int  # valid ones of the whole array
-    cols: int
-    height: int  # of a block
-    width: int
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,9 @@ class SumOp:
 
     @cached_property
     def inner(self) -> tuple[int, int]:
-        """Rows and columns within which every block of this launch is whole."""
-        rooms = [_room_at(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
-        return max(min(r for r, _ in rooms), 0), max(min(c for _, c in rooms), 0)
+        """Rows and columns that every block of this launch has."""
+        sizes = [block_size(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
+        return max(min(r for r, _ in sizes), 0), max(min(c for _, c in sizes), 0)
 
     @cached_property
     def parameters(self) -> bytes:
@@ -71,7 +68,7 @@ class SumOp:
 
     @cached_property
     def access(self) -> Access:
-        """`vector` where every block is aligned, if the bases of its arrays are."""
+        """`vector` if every block is aligned, provided that the bases of its arrays are."""
         lanes = self.kernel.lanes
         size = lanes * DTYPES[self.kernel.element].itemsize
         fits = all(
@@ -85,7 +82,7 @@ class SumOp:
 
     @cached_property
     def alignment(self) -> tuple[int, frozenset[str]]:
-        """What `vector` asks of the bases: a multiple of so many bytes, of these."""
+        """What `vector` asks of the addresses of bases: to be multiples of so many bytes, for these bases."""
         bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.tall)
         return self.kernel.lanes * DTYPES[self.kernel.element].itemsize, bases
 
@@ -98,61 +95,55 @@ class SumOp:
         return -(-self.cols // width), -(-down // deep), deep
 
 
-def _room_at(array: Array, spot: Spot) -> tuple[int, int]:
-    return (
-        min(array.height, array.rows - spot.i * array.height),
-        min(array.width, array.cols - spot.j * array.width),
-    )
-
-
-def _holds_block(array: Array, spot: Spot, rows: int, cols: int) -> bool:
-    room = _room_at(array, spot)
-    return room[0] >= rows and room[1] >= cols
-
-
-Placed = tuple[Place, View]
-
-
 def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes: Sequence[Placed]) -> SumOp | None:
     """The launch that does a step of sums; None where there is nothing to write."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # Along what is contiguous; a split that turns its blocks writes more than it reads, so what it writes decides.
+    # Threads lie along what is contiguous. A split that turns its blocks writes more than it reads, so that what it
+    # writes decides.
     if all(columns_contiguous(v) for _, v in writes):
-        reads, writes = ([_transposed_place(placed) for placed in side] for side in (reads, writes))
+        reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
-    fitted = _Fitting((*reads, *writes))
+    fitted = FittedArrays((*reads, *writes))
     arrays, spots, batches = fitted.run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
         element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
-        arrays = [_as_reals(x) for x in arrays]
+        arrays = [as_reals(x) for x in arrays]
     if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
         raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
-    aliases = _same_places(reads, writes)
-    whole = frozenset(a for a in batches if all(_holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a))
-    shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
-    kernel = _interned_kernel(
-        SumKernel(lines, len(scalars), *shape, whole, element, _turned_arrays(arrays, *shape[:2]), fitted.parts)
+    read, written = spots[: len(reads)], spots[len(reads) :]
+    kernel = SumKernel(
+        lines,
+        len(scalars),
+        read,
+        written,
+        same_places(reads, writes),
+        len(arrays),
+        frozenset(a for a in batches if all(holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a)),
+        element,
+        turned_arrays(arrays, read, written),
+        fitted.parts,
     )
+    kernel = _interned_kernel(kernel)
     if cols % kernel.lanes:
         kernel = _interned_kernel(replace(kernel, whole=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
 def copy_op(label: str, source: View, dest: View) -> SumOp | None:
-    """The launch that copies a matrix, all of which may be one row or column again and again."""
+    """The launch that copies a matrix; None for an empty one. The source may be one row or column, read repeatedly."""
     place = whole_matrix("source", dest.rows, dest.cols)
     return sum_op(label, COPY, [(place, source)], [(replace(place, name="dest"), dest)])
 
 
 @lru_cache(maxsize=4096)
 def _interned_kernel(kernel: SumKernel) -> SumKernel:
-    """One object for equal kernels: what is known of it (its order, its lanes) is found once."""
+    """One object for equal kernels, so that its order and its lanes are found only once."""
     return kernel
 
 
@@ -163,129 +154,27 @@ LITERALS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
     """The program with Scalars for the coefficients that come with the launch, and their values."""
-    found: dict[complex, Any] = {}
+    scalars: dict[complex, Any] = {}
     for c in (complex(c) for terms in program.lines for c, _ in terms):
         if c not in LITERALS:
-            found.setdefault(c, Scalar(len(found)))
-    if not found:
+            scalars.setdefault(c, Scalar(len(scalars)))
+    if not scalars:
         return program, ()
-    lines = tuple(tuple((found.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
-    return AdditionProgram(program.inputs, lines, program.outputs), tuple(found)
-
-
-def _turned_arrays(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:
-    """The arrays that are read, if they lie column by column and all that is written row by row; else none."""
-    read, written = ({spot.array for spot in side} for side in (reads, writes))
-    turned = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
-    return frozenset(read) if turned else frozenset()
-
-
-def _same_places(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
-    """What is written where it is read. What is added is so counted too where it lies elsewhere: in the same order of
-    statements few values are alive, and the results are the same."""
-    starts: dict[tuple[object, ...], list[int]] = {}
-    for i, (p, v) in enumerate(reads):
-        key = (p.row, p.col, p.part) if p.name == APART else (v.base, v.offset)
-        starts.setdefault(key, []).append(i)
-    keys = (((w.base, w.offset), *([(p.row, p.col, p.part)] if p.name == "C" else [])) for p, w in writes)
-    return tuple((o, i) for o, found in enumerate(keys) for key in found for i in starts.get(key, ()))
-
-
-def _transposed_place(placed: Placed) -> Placed:
-    """The same place of the transposed problem, whose fast index runs along the contiguous columns."""
-    p, v = placed
-    return Place(p.name, p.col, p.row, p.cols, p.rows, p.part), transposed_view(v)
-
-
-def _as_reals(x: Array) -> Array:
-    return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
-
-
-class _Fitting:
-    """Finds few arrays that hold all places of a step: grids of blocks, equal layers, or a block on its own."""
-
-    def __init__(self, placed: Sequence[Placed]) -> None:
-        self.placed = placed
-        self.arrays: list[Array] = []
-        self.batches: list[int] = []  # arrays that hold several temporaries
-        self.parts: frozenset[int] = frozenset()  # arrays of complex numbers, of which parts are wanted
-        self.spots: list[Spot | None] = [None] * len(placed)
-
-    def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
-        names: dict[tuple[str, bool], list[int]] = {}
-        for i, (place, _) in enumerate(self.placed):
-            names.setdefault((place.name, place.part != ""), []).append(i)
-        alone = [i for members in names.values() if not self._grid(members) for i in members]
-        for run in self._layers(sorted(alone)):
-            self._stack(run)
-        return self.arrays, tuple(s for s in self.spots if s is not None), self.batches
-
-    def _grid(self, members: Sequence[int]) -> bool:
-        """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands, none empty
-        where the matrix has numbers."""
-        places = [self.placed[i][0] for i in members]
-        height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
-        rows, cols = max(p.row + p.rows for p in places), max(p.col + p.cols for p in places)
-        single, parts = len({(p.row, p.col) for p in places}) < 2, places[0].part != ""
-        if single and not parts:
-            return False
-        corners = [(-(-p.row // height), -(-p.col // width)) for p in places]
-        for p, (i, j) in zip(places, corners, strict=True):
-            there = min(height, rows - i * height), min(width, cols - j * width)
-            if p.rows and p.cols:
-                if p.row % height or p.col % width or there != (p.rows, p.cols):
-                    return False
-            elif min(there) > 0:
-                return False
-        place, view = self.placed[members[0]]
-        steps = place.row * view.down + place.col * view.right + (place.part == "im")
-        blocks = (0, 0) if single else (height * view.down, width * view.right)
-        if place.name not in "ABC" or single:
-            self.batches.append(len(self.arrays))
-        if parts:
-            self.parts |= {len(self.arrays)}
-        offset = view.offset - steps * view.itemsize
-        self.arrays.append(Array(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
-        for i, p, corner in zip(members, places, corners, strict=True):
-            self.spots[i] = Spot(len(self.arrays) - 1, *corner, int(p.part == "im"))
-        return True
-
-    def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:
-        """Runs of equal blocks at equal distances; the same block met again joins the run that has it."""
-        run: list[int] = []
-        for i in members:
-            if run and not self._continues(run, i):
-                yield run
-                run = []
-            run.append(i)
-        if run:
-            yield run
-
-    def _continues(self, run: Sequence[int], i: int) -> bool:
-        nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
-        first, last = (constant_distance(pair) for pair in (nearest[:2], nearest[-2:]))
-        return last not in (None, 0) and (len(run) == 1 or first == last)
-
-    def _stack(self, run: Sequence[int]) -> None:
-        views = [self.placed[i][1] for i in run]
-        v, distance = views[0], constant_distance(views) or 0
-        array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
-        if len(run) > 1:
-            self.batches.append(len(self.arrays))
-        self.arrays.append(array)
-        for layer, i in enumerate(run):
-            self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)
+    lines = tuple(tuple((scalars.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
+    return AdditionProgram(program.inputs, lines, program.outputs), tuple(scalars)
 
 
 # ---- the launch on a chip
 
 
 def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """`alignment`: a power of two that divides each base's address; `flagged`: is a flag raised where C is given an inf
-    or NaN?"""
+    """The launch for addresses of this alignment: by base, the power of two that divides its address.
+
+    `flagged`: is a flag raised where an inf or NaN is stored in C?
+    """
     size, bases = op.alignment
-    fits = all(alignment[base] % size == 0 for base in bases)
-    access: Access = op.access if fits else "scalar"
+    aligned = all(alignment[base] % size == 0 for base in bases)
+    access: Access = op.access if aligned else "scalar"
     given = op.kernel, access, flagged and op.writes_result
     words = ARRAY_BYTES // 8
     slots = [Slot(words * i, x.base, x.offset) for i, x in enumerate(op.arrays)]

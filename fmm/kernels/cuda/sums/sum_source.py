@@ -13,7 +13,8 @@ from functools import lru_cache
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, Event, Scalar, Spot, SumKernel
+from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, Spot, SumKernel
+from fmm.kernels.cuda.sums.sum_order import Event, Scalar
 
 OPTIONS = ("--std=c++17",)  # of the compiler
 ENTRY = "fmm_sum"
@@ -62,10 +63,10 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(BATCHES if kernel.batch else 0):
         yield from _start_batch(kernel, loads, batch)
-    met: set[int] = set()  # values that are loaded, and outputs that are stored, beside their partners
+    seen: set[int] = set()  # loads and stores of parts of complex numbers, as _both_parts knows them
     for event in kernel.events:
-        if event.kind in ("load", "store") and (other := _partner(kernel, event, loads)) >= 0:
-            yield from _both_parts(kernel, event, other, met)
+        if event.kind in ("load", "store") and (other := _partner(kernel, event, loads)) is not None:
+            yield from _both_parts(kernel, event, other, seen)
         elif event.kind == "load" and kernel.batch:
             yield from _take_value(kernel, loads, number[event.value])
         elif event.kind == "load":
@@ -80,20 +81,22 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
             yield f"v{event.value} = v{event.value} {_next_term(event)};"
 
 
-def _partner(kernel: SumKernel, event: Event, loads: Sequence[int]) -> int:
+def _partner(kernel: SumKernel, event: Event, loads: Sequence[int]) -> int | None:
     """The other part of a complex number, if it is loaded or stored too."""
     other = kernel.partner(event)
-    return other if event.kind == "store" or other in loads else -1
+    return other if event.kind == "store" or other in loads else None
 
 
-def _both_parts(kernel: SumKernel, event: Event, other: int, met: set[int]) -> Iterator[str]:
-    """Real and imaginary parts move together: loads with the first of the two, stores with the second."""
+def _both_parts(kernel: SumKernel, event: Event, other: int, seen: set[int]) -> Iterator[str]:
+    """Real and imaginary parts move together: both are loaded with the first of the two, and stored with the second.
+
+    `seen`: the numbers of values loaded so far, and ~ the numbers of outputs stored so far.
+    """
     loads = event.kind == "load"
     own = event.value if loads else event.source
-    key = own if loads else ~own
-    met.add(key)
-    first = (other if loads else ~other) not in met
-    if first != loads:
+    seen.add(own if loads else ~own)
+    comes_first = (other if loads else ~other) not in seen
+    if comes_first != loads:
         return
     spots = kernel.reads if loads else kernel.writes
     re, im = sorted((own, other), key=lambda x: spots[x].part)
@@ -108,14 +111,14 @@ def _both_parts(kernel: SumKernel, event: Event, other: int, met: set[int]) -> I
 
 
 def _start_batch(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
-    """Start a batch of loads; past the last one too there is something to commit: nothing."""
+    """Start a batch of loads. Past the last one an empty batch is committed, so that waiting counts right."""
     for i in range(batch * kernel.batch, min((batch + 1) * kernel.batch, len(loads))):
         yield f"io.template fetch<{_spot_text(kernel.reads[loads[i]])}>({i % kernel.slots});"
     yield "Io::commit();"
 
 
 def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
-    """Take a fetched value; with the last of its batch, whose slots are free then, start a later batch."""
+    """Take a fetched value. After the last one of a batch its slots are free, and a later batch is started."""
     batch, within = divmod(i, kernel.batch)
     if within == 0:
         yield f"Io::template wait<{BATCHES - 1}>();"

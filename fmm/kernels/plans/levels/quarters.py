@@ -18,6 +18,7 @@ from fmm.kernels.algorithms.consider import ABOVE_AS_IT_IS
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level
 from fmm.kernels.plans.level_with_steps import Footprint, NonRecursiveLevel, Sides
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.blocks import operand_blocks
 from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
 
@@ -39,13 +40,17 @@ class Quarters(NonRecursiveLevel):
     def only_cuts(self) -> bool:
         return True
 
+    @property
+    def takes_alpha_beta(self) -> bool:
+        """Each product is a block of C, of all of the inner dimension: what is asked of C is asked of it."""
+        return True
+
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         rows, cols = min(m, 2), min(n, 2)
         lefts, rights = operand_blocks("A", m, k, (rows, 1), None), operand_blocks("B", k, n, (1, cols), None)
-        dests = operand_blocks("C", m, n, (rows, cols), None)
-        return LevelSteps(
-            (), tuple(Product(*pair, dest, plan.rest) for pair, dest in zip(product(lefts, rights), dests, strict=True))
-        )
+        dests, asked = operand_blocks("C", m, n, (rows, cols), None), Asked(alpha, beta)
+        pairs = zip(product(lefts, rights), dests, strict=True)
+        return LevelSteps((), tuple(Product(*pair, dest, plan.rest, asked) for pair, dest in pairs))
 
     @property
     def splits(self) -> bool:

@@ -106,6 +106,18 @@ def _break_even(results: Results) -> Numbers:
     return found
 
 
+def _none_faster(results: Results) -> list[str]:
+    """Which codes have no break-even point or were not there, so that their rows are empty."""
+    found, said = _break_even(results), []
+    none = [code for what, code in found if what == "best speedup" and ("break-even", code) not in found]
+    side = max((n for _, _, n in results.numbers("tflops") if isinstance(n, int)), default=0)
+    if none:
+        said.append(f"No break-even point here, up to {side}: {', '.join(map(str, none))}.")
+    if absent := [code for what, code in PRINTED_1 if what == "break-even" and ("best speedup", code) not in found]:
+        said.append(f"Not measured here: {', '.join(map(str, absent))}, whose products have sums inside.")
+    return said
+
+
 # Figure 1's caption, sections 1 and 4: break-even points, and speedups over cuBLAS.
 PRINTED_1: Final[Numbers] = {
     ("break-even", "1-level"): 1536.0,
@@ -194,6 +206,7 @@ FIGURES: Final = (
         keys=("number", "code"),
         x="code",
         unit="side, or speedup",
+        found=_none_faster,
     ),
     Figure(
         "huang-fig9",

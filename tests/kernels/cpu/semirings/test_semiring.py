@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm.kernels.cpu.semirings import semiring_compiled, semiring_numpy
 from fmm.kernels.cpu.semirings.closure import close_matrix
 from fmm.kernels.cpu.semirings.semiring_compiled import CompiledSemiring, can_compile
 from fmm.kernels.cpu.semirings.semiring_numpy import Noted, NumpySemiring
@@ -48,6 +49,20 @@ SIZES = [(1, 1, 1), (2, 5, 3), (65, 17, 131)]
     quick_and_slow([("float32", False), ("uint16", False)], [("float64", True), ("float64", False), ("uint32", False)]),
 )
 def test_products(way: Any, dtype: str, greatest: bool) -> None:
+    check_products(way, dtype, greatest)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("greatest", [False, True])
+def test_products_of_many_steps_are_done_in_parts(way: Any, greatest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which an interrupt need wait for one alone: of some steps, and of some numbers."""
+    monkeypatch.setattr(semiring_numpy, "PIECE_STEPS", 3)
+    monkeypatch.setattr(semiring_numpy, "PIECE_SUMS", 50)
+    monkeypatch.setattr(semiring_compiled, "TASK_SUMS", 5000)
+    check_products(way, "float32", greatest)
+
+
+def check_products(way: Any, dtype: str, greatest: bool) -> None:
     rng = np.random.default_rng(3)
     chosen = semiring(way, dtype, greatest)
     for m, k, n in SIZES:

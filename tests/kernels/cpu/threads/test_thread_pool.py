@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads import thread_pool
 from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.cpu.threads.thread_pool import TOGETHER, VARIABLES, Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.threads.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from tests.support import ROOT
@@ -308,7 +308,7 @@ def test_results_do_not_depend_on_the_threads(text: str, rng: np.random.Generato
 
 
 def test_an_interrupt_is_heard_between_turns() -> None:
-    """In the main thread, after the tasks of a turn."""
+    """In the main thread, after the tasks of a turn; in the first one each thread has one."""
     done: list[int] = []
 
     def task(number: int) -> None:
@@ -318,6 +318,27 @@ def test_an_interrupt_is_heard_between_turns() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Threads(2).run_in_turns([partial(task, number) for number in range(100)])
-    assert sorted(done) == list(range(2 * TOGETHER))
+    assert sorted(done) == [0, 1]
     Threads(2).run_in_turns([partial(done.append, number) for number in range(100, 200)])
-    assert sorted(done)[2 * TOGETHER :] == list(range(100, 200))
+    assert sorted(done)[2:] == list(range(100, 200))
+
+
+def test_turns_are_as_long_as_an_interrupt_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tasks at a time while they are short, and fewer when they are long, whatever there are; none is left out."""
+    now, turns, done = [0.0], list[int](), list[int]()
+
+    def run(self: Threads, tasks: Sequence[Callable[[], None]]) -> None:
+        turns.append(len(tasks))
+        for task in tasks:
+            task()
+
+    def task(number: int) -> None:
+        now[0] += 1 / 16 if number < 300 else 1 / 2
+        done.append(number)
+
+    monkeypatch.setattr(thread_pool, "TURN", 1.0)
+    monkeypatch.setattr(Threads, "run", run)
+    monkeypatch.setattr("fmm.kernels.cpu.threads.thread_pool.time.monotonic", lambda: now[0])
+    Threads(2).run_in_turns([partial(task, number) for number in range(400)])
+    assert done == list(range(400))
+    assert turns[:5] == [2, 8, 16, 16, 16] and set(turns[-40:]) == {2}

@@ -57,11 +57,11 @@ def test_no_more_is_kept_than_the_shelf_holds_and_then_capturing_gets_rarer() ->
     for key in range(5):
         for _ in range(100):
             find(owners[key % 2], key)
-    kept = {k for o in owners for k, v in o.known.items() if type(v) is not int}
+    kept = {key for owner in owners for key in owner.captured}
     assert kept == {2, 3, 4}
     assert shelf.repeats == 4 * REPEATS
     assert shelf.clear() == 3 and shelf.repeats == REPEATS
-    assert not any(o.known for o in owners)
+    assert not any(owner.captured or owner.counts for owner in owners)
 
 
 @given(st.lists(st.integers(0, 200), max_size=600))
@@ -69,7 +69,7 @@ def test_counts_do_not_pile_up_and_what_is_found_belongs_to_the_pointers(keys: l
     replays, made = capturing(GraphCache(limit=8))
     for key in keys:
         assert find(replays, key) in (None, f"graph of {key}")
-        assert len(replays.known) <= COUNTED + 8
+        assert len(replays.captured) + len(replays.counts) <= COUNTED + 8
     assert all(keys.count(key) >= REPEATS for key in made)
 
 
@@ -96,4 +96,4 @@ def test_release_workspace_releases_what_asked_for_it(monkeypatch: pytest.Monkey
         find(replays, "x")
     host_memory.also_released(shelf.clear)
     host_memory.release_workspace()
-    assert not replays.known
+    assert not replays.captured and not replays.counts

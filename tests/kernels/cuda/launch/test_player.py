@@ -19,8 +19,9 @@ from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import OperationList
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.recorder import Recorder
+from fmm.kernels.cuda.sums.sum_arrays import Array
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
-from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, Array, SumOp
+from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, SumOp
 from fmm.kernels.cuda.views import Factor, View, operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan

@@ -18,9 +18,10 @@ from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
 from fmm.kernels.cuda.products.float16.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.select import ALIGNED, with_plane_sums
+from fmm.kernels.cuda.selectors.planes import with_plane_sums
 from fmm.kernels.cuda.sums.sum_kernel import THREADS
 from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.target import ALIGNED
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem

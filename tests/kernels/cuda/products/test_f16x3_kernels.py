@@ -24,7 +24,9 @@ from tests.support.marks import quick_and_slow
 from tests.support.planes_on_host import launches_of, multiplied
 
 Array = np.ndarray[Any, Any]
-WIDE, NARROW = (next(s for s in SIZES if (s.n_s, s.cluster) == (n, 1)) for n in (128, 64))
+WIDE, NARROW, WIDE_PAIR, NARROW_PAIR = (
+    next(s for s in SIZES if (s.n_s, s.cluster) == x) for x in ((128, 1), (64, 1), (128, 2), (64, 2))
+)
 
 
 def placed(x: Array, order: str, gap: int = 0) -> tuple[Array, Array, Layout]:
@@ -64,7 +66,10 @@ SHAPES = [(1, 1, 1), (130, 70, 129), (5, 200, 260), (257, 64, 66)]
 
 @pytest.mark.parametrize(
     ("orders", "sizes"),
-    quick_and_slow([("CCC", WIDE), ("FFF", NARROW)], [("FCC", WIDE), ("CFC", NARROW), ("FCC", NARROW), ("FFF", WIDE)]),
+    quick_and_slow(
+        [("CCC", WIDE_PAIR), ("FFF", NARROW)],
+        [(orders, s) for orders in ("CCC", "FCC", "CFC", "FFF") for s in (WIDE, NARROW_PAIR)],
+    ),
 )
 def test_every_order_is_what_numpy_makes_of_it(orders: str, sizes: Any) -> None:
     """To the rounding of sums; nothing beside C is touched."""
@@ -86,8 +91,8 @@ SMALL_HALVES, LARGE_HALF = ((1, 3), (70, 70)), ((300, 33), (130, 70))
 @pytest.mark.parametrize(
     ("rows", "sizes", "shapes"),
     quick_and_slow(
-        [(True, NARROW, SMALL_HALVES)],
-        [(rows, s, (*SMALL_HALVES, *LARGE_HALF)) for rows in (True, False) for s in (WIDE, NARROW)],
+        [(True, NARROW_PAIR, SMALL_HALVES)],
+        [(rows, s, (*SMALL_HALVES, *LARGE_HALF)) for rows in (True, False) for s in (WIDE, NARROW, WIDE_PAIR)],
     ),
 )
 def test_halves_are_those_of_the_whole_product(rows: bool, sizes: Any, shapes: Any) -> None:

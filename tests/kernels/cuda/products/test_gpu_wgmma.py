@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import Launch, Turn
-from fmm.kernels.cuda.select import ALIGNED, Alignment
+from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 

@@ -465,12 +465,27 @@ def test_blocks_of_integers(dtype: str, aligned: bool) -> None:
             np.testing.assert_array_equal(c, wrapped_product(a, b))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
+@pytest.mark.parametrize("layouts", ["CCC", "FCF"])
+def test_blocks_of_integers_are_scaled_and_added_to(dtype: str, layouts: str) -> None:
+    """By the kernel that puts a block together; C held 7."""
+    rng = np.random.default_rng(14)
+    for m, k, n in ((1, 1, 1), (9, 40, 7), (34, 21, 33)):
+        a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
+        for plan in ("quarters > residues > bytes", "quarters > quarters > residues > bytes"):
+            for alpha, beta in ((3, 2), (1, 1), (5, 0)):
+                c, _ = product_on_host(a, b, plan, layouts, alpha, beta)
+                np.testing.assert_array_equal(c, alpha * wrapped_product(a, b) + np.full((m, n), 7 * beta, dtype))
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (3, 0), (3, 2), (1, 1)])
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_blocks_need_no_other_kernels(dtype: str) -> None:
-    """And each begins where its rows of A, its columns of B and its part of C do."""
+def test_blocks_need_no_other_kernels(dtype: str, alpha: int, beta: int) -> None:
+    """And each begins where its rows of A, its columns of B and its part of C do. (A GPU has no sums of integers.)"""
     size, item = (4096, 1024, 8192), DTYPES[dtype].itemsize
+    problem = replace(Problem(*size, dtype), alpha=alpha, beta=beta)
     whole, blocks = (
-        record_launches(Plan.parse(plan), Problem(*size, dtype), target_on(H200))
+        record_launches(Plan.parse(plan), problem, target_on(H200))
         for plan in ("residues > bytes", "quarters > residues > bytes")
     )
     assert {x.kernel for x in blocks.launches} == {x.kernel for x in whole.launches}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.gemm import GemmOp, gemm_op
+from fmm.kernels.cuda.gemm import GemmOp, WantedHalf, gemm_op
 from fmm.kernels.cuda.products.tiles.small import ENTRY, THREADS, small_launch, small_source
 from fmm.kernels.cuda.views import View
 from tests.support.host_launch import launch_words, told_words, view_of
@@ -50,7 +51,7 @@ def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generato
     return inside
 
 
-@pytest.mark.parametrize("half", ["", "lower", "full"])
+@pytest.mark.parametrize("half", [None, "lower", "full"])
 @pytest.mark.parametrize(("dtype", "orders"), [("float32", "CF"), ("float64", "FC"), ("float32", "FF")])
 def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
     """Sides around those of a tile, and sums of whole numbers, which are exact; what is not asked stays as it is."""
@@ -64,10 +65,10 @@ def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
             old, memory = c.copy(), c.base
             wanted = alpha * (a @ b) + (beta * old if beta else 0)
             op = gemm_op("small", [(view_of("A", a), view_of("B", b), view_of("C", c))], dtype, alpha, beta)
-            launched(GemmOp(**{**vars(op), "half": half}), dtype, {"A": a, "B": b, "C": c})
+            launched(replace(op, half=half and WantedHalf(half)), dtype, {"A": a, "B": b, "C": c})
             below = np.tri(n, dtype=bool)
             np.testing.assert_array_equal(c[below], wanted[below])
-            above = {"": wanted, "lower": old, "full": c.T}[half]
+            above = {None: wanted, "lower": old, "full": c.T}[half]
             np.testing.assert_array_equal(c[~below], above[~below])
             assert memory is not None and np.isnan(memory[:, n:]).all()
 
@@ -78,7 +79,7 @@ def test_nothing_is_multiplied_by_what_lies_beyond_the_operands() -> None:
     a[3, 36] = np.inf
     c = np.zeros((40, 40), np.float32)
     op = gemm_op("small", [(view_of("A", a), view_of("B", a.T), view_of("C", c))], "float32")
-    launched(GemmOp(**{**vars(op), "half": "full"}), "float32", {"A": a, "B": a, "C": c})
+    launched(replace(op, half=WantedHalf("full")), "float32", {"A": a, "B": a, "C": c})
     np.testing.assert_array_equal(c, a @ a.T)
 
 
@@ -98,7 +99,7 @@ def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
     """Nothing is spilled."""
     x = View("C", 0, 100, 100, 100, 1, dtype)
     op = gemm_op("small", [(x._replace(base="A"), x._replace(base="B"), x)], dtype)
-    for half in ("", "full"):
-        launch = small_launch(GemmOp(**{**vars(op), "half": half}), dtype)
+    for half in (None, WantedHalf("full")):
+        launch = small_launch(replace(op, half=half), dtype)
         found = report(dtype, launch.kernel.source, architecture)
         assert found.local == 0 and found.shared <= 48 << 10

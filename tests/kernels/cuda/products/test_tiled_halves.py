@@ -86,7 +86,7 @@ def played(problem: Problem, leaf: str) -> None:
     a, b, c = (x.astype(np.float64) for x in views.values())
     (op,) = record_operations(Plan.parse(leaf), problem).ops
     gemm = op.whole if isinstance(op, MirroredOp) else op
-    assert isinstance(gemm, GemmOp) and gemm.half == problem.fill
+    assert isinstance(gemm, GemmOp) and gemm.extent == problem.fill
     made = tiled_product(gemm, dtype)
     assert made.kernel.half == problem.fill
     launched(made, memory)
@@ -113,7 +113,7 @@ def test_halves_on_the_host(leaf: str, dtype: str, orders: str, gap: int) -> Non
 def test_a_batch_of_halves_is_one_launch() -> None:
     problem = Problem(8192, 512, 8192, "float64", op="gram")
     op = record_operations(Plan.parse("gram^2.tile > vendor"), problem).ops[-2]
-    assert isinstance(op, GemmOp) and (op.half, op.count, op.use.leaf.name) == ("loose", 4, "tile")
+    assert isinstance(op, GemmOp) and (op.extent, op.count, op.use.leaf.name) == ("loose", 4, "tile")
     made = tiled_product(op, "float64")
     one = lower_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
     assert made.kernel.half == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)

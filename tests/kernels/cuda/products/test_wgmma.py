@@ -216,7 +216,7 @@ def test_one_half_of_a_product() -> None:
     labels = launch_labels(Problem(2048, 512, 2048, "bfloat16", columns, op="symmetric"))
     assert [x.split()[0].strip(":") for x in labels] == ["gemm_wgmma", "mirror_half"] and "diagonal" not in labels[0]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
-    assert made.kernel.half == "" and made.units == made.tiles[0] * made.tiles[1]
+    assert made.kernel.half is None and made.units == made.tiles[0] * made.tiles[1]
 
 
 def launch_labels(problem: Problem) -> list[str]:

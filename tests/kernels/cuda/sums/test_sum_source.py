@@ -16,8 +16,9 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak_values
+from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
+from fmm.kernels.cuda.sums.sum_order import peak_values
 from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem

@@ -69,7 +69,7 @@ class ResidueOp:
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = tiles_of(rows, columns, s)
         steps, sides = -(-inner // LINE), (rows, columns)
-        kernel = ResidueKernel(s, "lower" if self.lower else "")
+        kernel = ResidueKernel(s, "lower" if self.lower else None)
         return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
@@ -95,13 +95,13 @@ def residue_op(
     # (The copy engine writes 16 bytes at a time: a row that ends in the midst of them would be followed by zeros.)
     sends = plain and (alpha, beta) == (1, 0) and n % WIDE == 0 and _is_aligned(op.dest, divides)
     # (The products of a fast algorithm's blocks are not their own adjoints.)
-    lower = bool(op.half) and not levels and not DTYPES[dtype].exact
+    lower = op.half is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, sends, lower)
 
 
 def _kept(op: GemmOp, side: Side, base: str) -> Side:
     """The same, or with what is kept behind the operand: planes of A's rows and of B's columns."""
-    if op.use.leaf.keeps is None or not op.kept == base == side.source.base:
+    if op.use.leaf.keeps is None or not op.ready.kept_of == base == side.source.base:
         return side
     exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + whole(EXPONENT * side.lines, ROOM)

@@ -9,6 +9,7 @@ from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.cuda.device_code.entry_source import entry_source
+from fmm.kernels.cuda.gemm import HalfExtent
 from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
 from fmm.kernels.plans.levels.residues import FAST
@@ -23,10 +24,10 @@ SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", 
 
 @dataclass(frozen=True)
 class ResidueKernel:
-    """The products of planes."""
+    """The kernel of the products of planes."""
 
     sizes: WgmmaSizes
-    half: str = ""  # only tiles that reach the diagonal or lie below it, if anything is named
+    half: HalfExtent | None = None  # of which it makes only tiles that reach the diagonal or lie below it
 
     @property
     def shared(self) -> int:

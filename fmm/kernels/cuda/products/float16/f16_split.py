@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp, Side
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.float16.f16_planes import (
@@ -28,6 +28,7 @@ from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.cuda.views import Factor, Piece
 from fmm.kernels.plans.memory_layout import whole
 
+SIDES: tuple[Side, Side] = ("left", "right")  # of the kernel's product: its A, its B
 THREADS = 256  # of a thread block that splits
 CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP, MOST_KEPT = 32, 16
@@ -149,22 +150,24 @@ def operand_planes(op: GemmOp) -> tuple[Planes, Planes]:
     a = _kept_or_made(op, Planes(first, along[0], *left, op.count, op.scratch))
     after = op.scratch if a.is_kept else a.end
     b = _kept_or_made(op, Planes(second, along[1], *right, op.count, after))
-    # The rows of a matrix are the columns of its transpose: the same planes, unless what is noted of them is not.
-    same = op.gram and not (op.checked or op.by_sums or a.is_kept or b.is_kept) and a.lies_as(b)
-    return a, a if same else b
+    # The rows of a matrix are the columns of its transpose, so that one set of planes serves both operands; unless
+    # entries are checked, for which something else is noted of rows than of columns.
+    gram = op.half is not None and op.half.gram
+    shared = gram and not (op.checked or op.ready.from_sums or a.is_kept or b.is_kept) and a.lies_as(b)
+    return a, a if shared else b
 
 
 def _kept_or_made(op: GemmOp, x: Planes) -> Planes:
-    """The same, or those that are kept behind the matrix itself."""
-    if op.kept != x.source.base or op.checked:
+    """These planes, or in their place those that are kept behind the operand itself."""
+    if op.ready.kept_of is None or op.ready.kept_of != x.source.base or op.checked:
         return x
-    return replace(x, base=op.kept, offset=matrix_room(x.lines, x.length))
+    return replace(x, base=op.ready.kept_of, offset=matrix_room(x.lines, x.length))
 
 
-def planes_to_make(op: GemmOp, planes: Sequence[Planes]) -> list[Planes]:
-    """Of A's and B's those that neither are kept nor come from the sums before; once, if both are the same."""
-    made = [x for x, side in zip(planes, "LR", strict=True) if not x.is_kept and side not in op.by_sums]
-    return list(dict.fromkeys(made))
+def planes_to_make(op: GemmOp, planes: tuple[Planes, Planes]) -> list[Planes]:
+    """Those of A's and B's planes that do not stand ready; one of them, if both are the same."""
+    missing = [x for x, side in zip(planes, SIDES, strict=True) if not x.is_kept and side not in op.ready.from_sums]
+    return list(dict.fromkeys(missing))
 
 
 @lru_cache(maxsize=64)

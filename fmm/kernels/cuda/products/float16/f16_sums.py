@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp, Side
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.float16.f16_planes import ITEM
-from fmm.kernels.cuda.products.float16.f16_split import Planes, operand_planes
+from fmm.kernels.cuda.products.float16.f16_split import SIDES, Planes, operand_planes
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
+from fmm.kernels.cuda.sums.sum_arrays import Array
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, Array, SumOp
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, SumOp
 from fmm.kernels.cuda.sums.sum_source import step_lines
 
 EXTENT_THREADS, WARP, STRIP = 256, 32, 32  # as in f16_sums.cuh
@@ -33,7 +34,7 @@ class PlaneSums:
 
     split: SumOp
     planes: Planes
-    side: str  # L or R: whose of the product
+    side: Side  # which operand of the kernel's product
     apart: bool = False  # does all hi stand before all lo, as the vendor wants them?
 
     @property
@@ -72,13 +73,16 @@ class PlaneSums:
 
 
 def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart: bool = False) -> PlaneSums | None:
-    """What writes planes of one of a batch's operands, if it is the one whose split this is, and it can."""
+    """The split that writes planes, in the place of one that writes an operand of a batch of products.
+
+    None if the split writes neither operand of the batch, or cannot write its planes.
+    """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
-    found = [PlaneSums(split, x, side, apart) for x, side in zip(planes, "LR", strict=True) if _can_write(split, x)]
-    return found[0] if found and not any(divides[base] % size for base in bases) else None
+    sums = [PlaneSums(split, x, side, apart) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
+    return sums[0] if sums and not any(divides[base] % size for base in bases) else None
 
 
 def _can_write(split: SumOp, x: Planes) -> bool:

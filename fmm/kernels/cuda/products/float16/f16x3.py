@@ -14,7 +14,9 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
 from fmm.kernels.cuda.products.float16.f16_split import Planes, operand_planes, planes_to_make, split_launch
 from fmm.kernels.cuda.products.float16.f16_spread import Spread, spread_launches
-from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, HalfWritten, f16x3_source
+from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, f16x3_source
+from fmm.kernels.cuda.products.tiles.tiled import HALVES
+from fmm.kernels.cuda.products.tiles.tiled_source import half_written
 from fmm.kernels.cuda.products.tiles.wgmma import group_of, sizes_for, tiles_of, units_of
 from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
@@ -32,7 +34,7 @@ class F16x3Op:
     kernel: F16x3Kernel
     left: Planes
     right: Planes
-    made: tuple[Planes, ...]  # of these, those that are not there yet
+    to_make: tuple[Planes, ...]  # those planes that do not stand ready
     dest: Factor
     m: int
     n: int
@@ -61,7 +63,7 @@ class F16x3Op:
 
     @property
     def units(self) -> int:
-        return units_of(self.tiles, self.kernel.sizes, bool(self.kernel.half)) * self.count
+        return units_of(self.tiles, self.kernel.sizes, self.kernel.half is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -86,22 +88,21 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     m, n, k = op.n, op.m, op.k
     a, b = operand_planes(op)
     spread = Spread(a, b, b.end) if op.checked else None
-    s = sizes_for(m, n, op.count, multiprocessors, SIZES, bool(op.half))
+    s = sizes_for(m, n, op.count, multiprocessors, SIZES, op.half is not None)
     clusters = max(multiprocessors // s.cluster, 1)
-    half: HalfWritten = "lower" if op.half == "loose" else op.half
-    kernel = F16x3Kernel(s, (a.along, b.along), op.checked, half)
-    made = tuple(planes_to_make(op, (a, b)))
-    return F16x3Op(kernel, a, b, made, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
+    kernel = F16x3Kernel(s, (a.along, b.along), op.checked, half_written(op.extent))
+    to_make = tuple(planes_to_make(op, (a, b)))
+    return F16x3Op(kernel, a, b, to_make, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
 
 
 # ---- the launches on a chip
 
 
 def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, ...]:
-    """What makes the planes that are not kept."""
+    """The launches that make the planes which do not stand ready."""
     if op.spread is not None:
         return spread_launches(op.spread, multiprocessors, divides)
-    return (split_launch(op.made, divides),) if op.made else ()
+    return (split_launch(op.to_make, divides),) if op.to_make else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
@@ -115,9 +116,8 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     slots += [Slot(after + 4, old.base, old.offset)] if op.keep else []
     s = op.kernel.sizes
     kernel = Kernel(f16x3_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
-    batch = f", a batch of {op.count}" if op.count > 1 else ""
-    batch += ", on and below the diagonal" if op.kernel.half else ""
-    batch += ", and its mirror" if op.kernel.half == "full" else ""
-    label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{batch}"
+    extra = f", a batch of {op.count}" if op.count > 1 else ""
+    extra += f", {HALVES[op.kernel.half]}" if op.kernel.half else ""
+    label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
     maps = tuple(zip(words, op.maps, strict=True))
     return Launch("product", label, kernel, op.grid, op.parameters, tuple(slots), maps)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.float16.f16_planes import PLANES
-from fmm.kernels.cuda.products.tiles.tiled_source import Along, along_names
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, Half, along_names
 from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
-
-HalfWritten = Literal["", "lower", "full"]
 
 
 @dataclass(frozen=True)
 class F16x3Kernel:
-    """The product of planes."""
+    """The kernel of a product of planes."""
 
     sizes: WgmmaSizes
-    along: tuple[Along, Along]  # how A and B are contiguous
-    checked: bool = False  # is the flag raised where it is not certain that an entry is right beside its own size?
-    # Only tiles that reach the diagonal or lie below it; the other half stays as it is, or becomes their mirror.
-    half: HalfWritten = ""
+    along: tuple[Along, Along]  # the dimension along which A, and B, are contiguous
+    checked: bool = False  # does it raise the flag where an entry may be wrong beside its own size?
+    half: Half | None = None
 
     @property
     def shared(self) -> int:

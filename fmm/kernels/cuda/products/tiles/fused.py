@@ -25,16 +25,16 @@ class Blocks(NamedTuple):
 
 
 class FusedLaunches:
-    """Makes the launches of a fused level. `begun`: the blocks of C that the launches made so far write."""
+    """Makes the launches of a fused level. `written`: the numbers of the blocks of C that those made so far write."""
 
     def __init__(
         self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: Blocks, alpha: float, beta: float
     ) -> None:
-        """Without a strategy, or with one for the copy engine, one launch does all products if the device can."""
+        # Without a strategy, or with one for the copy engine, one launch does all products if the device can.
         self.together = strategy is None or engine_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or SUMMING[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
-        self.begun: set[int] = set()
+        self.written: set[int] = set()
 
     @property
     def atomic(self) -> bool:
@@ -42,12 +42,11 @@ class FusedLaunches:
         return "atomic" in self.tasks
 
     def stages(self) -> Iterator[list[list[TileOp | TileGroup]]]:
-        """The launches: stage by stage, and in each lane by lane."""
+        """The launches stage by stage, those of a stage lane by lane."""
         if self.together and not self.tasks:
-            found = [op for p in range(self.scheme.rank) if (op := self._op(p)) is not None]
-            yield (
-                [[TileGroup(tuple(replace(op, follows=i > 0) for i, op in enumerate(found)), "turns")]] if found else []
-            )
+            products = [op for p in range(self.scheme.rank) if (op := self._op(p)) is not None]
+            group = TileGroup(tuple(replace(op, follows=i > 0) for i, op in enumerate(products)), "turns")
+            yield [[group]] if products else []
             return
         for stage in launch_stages(self.scheme, self.tasks):
             yield [ops for lane in stage if (ops := list(self._lane(lane)))]
@@ -64,7 +63,7 @@ class FusedLaunches:
                 yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
 
     def _op(self, product: int) -> TileOp | None:
-        """None where a product has nothing to multiply or to write."""
+        """One product; None if it has nothing to multiply or to write."""
         left, right = (
             _block_terms(self.scheme.u, product, self.blocks.a),
             _block_terms(self.scheme.v, product, self.blocks.b),
@@ -75,12 +74,12 @@ class FusedLaunches:
         into = [(self.alpha * c, x) for _, c, x in dest]
         update: Update = "atomic" if self.atomic else "keep"
         op = fused_op(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
-        kept = [1.0 if i in self.begun else self.beta for i, *_ in dest]
-        self.begun.update(i for i, *_ in dest)
+        kept = [1.0 if i in self.written else self.beta for i, *_ in dest]
+        self.written.update(i for i, *_ in dest)
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, kept, strict=True)))
 
 
 def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[int, float, View]]:
-    """What a product touches: the block's number, its coefficient, where it lies. Some blocks hold nothing."""
+    """The blocks that a product touches: number, coefficient and place of each. Empty blocks are left out."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
@@ -16,14 +17,14 @@ from fmm.kernels.cuda.views import Factor
 TILE, THREADS = 32, 256  # SMALL_TILE, SMALL_THREADS
 RESIDENT = 2  # thread blocks on a multiprocessor, for which registers are left
 ENTRY = "fmm_small"
-PARTS = {"": "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
-DONE = {"ALL": "", "LOWER": ", the lower half", "MIRRORED": ", the lower half and its mirror"}
+PARTS: Mapping[HalfExtent | None, str] = {None: "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
+PARTS_IN_LABELS = {"ALL": "", "LOWER": ", the lower half", "MIRRORED": ", the lower half and its mirror"}
 
 
 def small_launch(op: GemmOp, dtype: str) -> Launch:
     """The product in one launch, whatever its size."""
     left, right, along = kernel_operands(op)
-    part, (m, n) = PARTS[op.half], (op.n, op.m)
+    part, (m, n) = PARTS[op.extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real
     steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
     numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k
@@ -32,12 +33,13 @@ def small_launch(op: GemmOp, dtype: str) -> Launch:
     kernel = Kernel(small_source, (dtype, part), ENTRY, THREADS)
     high, wide = -(-m // TILE), -(-n // TILE)
     tiles = high * wide if part == "ALL" else high * (high + 1) // 2
-    label = f"gemm_small, tiles of {TILE} x {TILE}{DONE[part]}"
+    label = f"gemm_small, tiles of {TILE} x {TILE}{PARTS_IN_LABELS[part]}"
     return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
 
 
 def _steps(x: Factor, inner: bool) -> tuple[int, int, int]:
-    """Elements from one line to the next, along the inner dimension, and to the next of a batch."""
+    """Elements from one line to the next, from one number to the next along the inner dimension, and to the next
+    matrix of a batch."""
     return (x.leading, 1, x.stride) if inner else (1, x.leading, x.stride)
 
 

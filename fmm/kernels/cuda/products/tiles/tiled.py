@@ -92,8 +92,8 @@ class TileOp:
     @property
     def grid(self) -> tuple[int, int, int]:
         s = self.kernel.strategy
-        made = lower_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.half else prod(self.tiles)
-        return made * self.count, 1, 1
+        tiles = lower_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.half else prod(self.tiles)
+        return tiles * self.count, 1, 1
 
     @property
     def itemsize(self) -> int:

@@ -9,7 +9,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 from fmm.kernels.cuda.products.tiles.tiled import TileOp, paths_of, strategy_of
-from fmm.kernels.cuda.products.tiles.tiled_source import Along, Epilogue, Half, Scalar, TileKernel
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, Epilogue, Scalar, TileKernel, half_written
 from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 
 
@@ -17,8 +17,7 @@ from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     """The product by tiles of this strategy: C^T = B^T A^T is the same memory with the operands swapped."""
     left, right, along = kernel_operands(op)
-    half: Half = "" if not op.half else "full" if op.half == "full" else "lower"
-    kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.use), half=half)
+    kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.use), half=half_written(op.extent))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = Piece(left.base, left.offset, op.n, op.k)
     b = Piece(right.base, right.offset, op.k, op.m)

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.entry_source import entry_source
+from fmm.kernels.cuda.gemm import HalfExtent
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 
 Along = Literal["inner", "outer"]
@@ -23,10 +24,12 @@ Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: 
 # How a product is added to a destination: beside what that keeps of its old value while nobody else writes it, or
 # number by number, whoever else adds at the same time.
 Update = Literal["keep", "atomic"]
-Flag = Literal["", "raises", "obeys"]
-# Of a C that is its own adjoint, which tiles are made: all; those on and below the diagonal, and nothing else is
-# written; the same, and their mirror is written too.
-Half = Literal["", "lower", "full"]
+# What a kernel does with the device's flag for inf and NaN: it raises it where it stores one; or it does nothing while
+# the flag is down.
+FlagUse = Literal["raises", "obeys"]
+# How a kernel makes a C that is its own adjoint: only tiles on and below the diagonal, and it writes nothing else; or
+# the same tiles, and it writes their mirror too. None in its place: all tiles.
+Half = Literal["lower", "full"]
 ASYNC: tuple[Path, Path] = ("async", "async")
 # -O1, because ptxas's higher levels reorder the multiply-adds, and lose the order in which their operands can be read
 # without conflicts between register banks: a third of a cycle is lost for each multiply-add.
@@ -108,8 +111,8 @@ class TileKernel:
     """A kernel of `products` in one launch, each (sum of `left` blocks of A)(sum of `right` blocks of B), and what the
     epilogue does with it.
 
-    A kernel with a flag is told the flag's address: one that `raises` it does so where it stores an inf or NaN; one
-    that `obeys` it does nothing while the flag is down, and is told where the host's count is (recompute_tiled.cuh).
+    A kernel that uses the flag is told its address; one that obeys it also where the host's count is
+    (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -117,11 +120,11 @@ class TileKernel:
     left: int = 1
     right: int = 1
     epilogue: Epilogue = KEPT
-    along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
+    along: tuple[Along, Along] = ("inner", "outer")  # the dimensions along which A and B are contiguous: row by row
     products: int = 1
-    flag: Flag = ""
+    flag: FlagUse | None = None
     paths: tuple[Path, Path] = ASYNC  # of A's tiles, of B's
-    half: Half = ""
+    half: Half | None = None
 
     @property
     def operands(self) -> tuple[int, int, int]:
@@ -178,7 +181,7 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
-        f"    static constexpr fmm::Half HALF = fmm::Half::{kernel.half.upper() or 'NONE'};",
+        f"    static constexpr fmm::Half HALF = {half_name(kernel.half)};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue_struct(kernel.epilogue),
         "};",
@@ -260,6 +263,16 @@ def _choice_text(name: str, values: Sequence[str]) -> str:
     """The value with this number."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
+
+
+def half_written(extent: HalfExtent | None) -> Half | None:
+    """How kernels make so much of a C that is its own adjoint: beside a lower half they never write anything."""
+    return "lower" if extent == "loose" else extent
+
+
+def half_name(half: Half | None) -> str:
+    """The name of fmm::Half in the device code."""
+    return f"fmm::Half::{(half or 'none').upper()}"
 
 
 def sizes_type(s: TileSizes) -> str:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled_source import Along, Half, along_names, commas, sizes_type
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, Half, along_names, commas, half_name, sizes_type
 
 Counts = tuple[int, int, int]  # of A, B, C
 
@@ -28,7 +28,7 @@ class TmaKernel:
     shapes: frozenset[tuple[bool, bool]]
     order: str
     along: tuple[Along, Along]
-    half: Half = ""
+    half: Half | None = None
 
     @property
     def shared(self) -> int:
@@ -46,7 +46,7 @@ def tma_source(kernel: TmaKernel) -> str:
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     left, right = along_names(kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
-    order, half = f"fmm::Order::{kernel.order.upper()}", f"fmm::Half::{kernel.half.upper() or 'NONE'}"
+    order, half = f"fmm::Order::{kernel.order.upper()}", half_name(kernel.half)
     before = (
         f"using Task = fmm::Task<{element}, {commas(kernel.terms)}>;",
         f"using Launch = fmm::Launch<{element}, Task, {commas((*kernel.blocks, kernel.tasks))}>;",

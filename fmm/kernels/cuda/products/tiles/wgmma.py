@@ -10,11 +10,12 @@ from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.tiles.tiled import GROUP, WIDE, lower_tiles
+from fmm.kernels.cuda.products.tiles.tiled import GROUP, HALVES, WIDE, lower_tiles
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
+from fmm.kernels.cuda.products.tiles.tiled_source import half_written
 from fmm.kernels.cuda.products.tiles.wgmma_source import LINE, WgmmaKernel, WgmmaSizes, wgmma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Lines, Piece, View
@@ -33,7 +34,7 @@ class GroupKernel(Protocol):
     @property
     def sizes(self) -> WgmmaSizes: ...
     @property
-    def half(self) -> str: ...
+    def half(self) -> HalfExtent | None: ...
 
 
 Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
@@ -60,7 +61,7 @@ class WgmmaOp(Generic[Kind]):
 
     @property
     def units(self) -> int:
-        return units_of(self.tiles, self.kernel.sizes, bool(self.kernel.half)) * self.count
+        return units_of(self.tiles, self.kernel.sizes, self.kernel.half is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -92,14 +93,14 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     if turned or cut or not aligned or alpha.imag or beta.imag or abs(beta) > MOST_KEPT * abs(alpha):
         return None
     # Transposed tiles are made by an instruction for 16-bit numbers.
-    if op.half == "lower" or (op.half == "full" and element.itemsize > 2):
+    if op.extent == "lower" or (op.extent == "full" and element.itemsize > 2):
         return None
     # Pairs of numbers are read of what is added.
     if op.added is not None and (op.count > 1 or op.added.right % 2 or op.added.offset % (2 * element.itemsize)):
         return None
     # By the copy engine; what is also sent elsewhere must be known before.
-    adds = beta == 1 and not op.half and op.added is None
-    s = sizes_for(m, n, op.count, multiprocessors, HALF_SIZES if op.half else SIZES, bool(op.half))
+    adds = beta == 1 and op.half is None and op.added is None
+    s = sizes_for(m, n, op.count, multiprocessors, HALF_SIZES if op.half else SIZES, op.half is not None)
     line = LINE // element.itemsize
 
     def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
@@ -116,7 +117,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
         mapped(op.dest, m, n, True, 64),
     )
     tiles, clusters = tiles_of(m, n, s), max(multiprocessors // s.cluster, 1)
-    kernel = WgmmaKernel(dtype, s, along, op.half)
+    kernel = WgmmaKernel(dtype, s, along, op.extent)
     keep = 0.0 if adds else beta.real / alpha.real
     return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.added)
 
@@ -164,8 +165,8 @@ def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
     kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
-    batch = f", a batch of {op.count}" if op.count > 1 else ""
-    batch += ", on and below the diagonal" if op.kernel.half else ""
-    batch += ", and its mirror" if op.kernel.half == "full" else ""
-    label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{batch}"
+    extra = f", a batch of {op.count}" if op.count > 1 else ""
+    half = half_written(op.kernel.half)
+    extra += f", {HALVES[half]}" if half else ""
+    label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
     return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.entry_source import entry_source
+from fmm.kernels.cuda.gemm import HalfExtent
 from fmm.kernels.cuda.products.tiles.tiled_source import Along, along_names
 
 LINE = 128  # bytes of a tile's line along the inner dimension
@@ -36,15 +36,16 @@ class WgmmaSizes:
 
 @dataclass(frozen=True)
 class WgmmaKernel:
+    """The kernel of a product by warpgroups."""
+
     element: str
     sizes: WgmmaSizes
-    along: tuple[Along, Along]  # how A and B are contiguous
-    # Only tiles that reach the diagonal or lie below it; of the other half anything, or (`full`) their mirror.
-    half: Literal["", "loose", "lower", "full"] = ""
+    along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
+    half: HalfExtent | None = None  # of which it makes only tiles that reach the diagonal or lie below it
 
     @property
     def passes(self) -> int:
-        """In so many passes a tile of C leaves through shared memory: as many bytes a pass for all types."""
+        """In how many parts a tile of C goes out through shared memory: parts have equally many bytes in all types."""
         return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property

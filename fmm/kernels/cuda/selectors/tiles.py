@@ -1,0 +1,96 @@
+"""Products by our own kernels of tiles: the leaves `tile` and `small`, and what fused levels and step tables ask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Launch, VendorCall
+from fmm.kernels.cuda.products.tiles.small import small_launch
+from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TMA_SUMMING, engine_strategy
+from fmm.kernels.cuda.products.tiles.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
+from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op, with_added
+from fmm.kernels.cuda.products.tiles.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
+from fmm.kernels.cuda.products.tiles.wgmma import wgmma_launch, wgmma_op
+from fmm.kernels.cuda.selectors.vendor import Selected, batch_label
+from fmm.kernels.cuda.target import Target
+from fmm.kernels.cuda.views import View
+
+
+def select_small(op: GemmOp, target: Target) -> Selected:
+    """The leaf `small`: one launch, whatever the type and layout."""
+    return (small_launch(op, op.dtype),)
+
+
+def select_tile(op: GemmOp, target: Target) -> Selected:
+    """The leaf `tile`: the tiled kernel for types that it has sums inside for, the tensor cores for the others.
+
+    What the tensor cores' kernel cannot do is the vendor's.
+    """
+    if op.dtype in SUMMING:
+        return select_tiled(_tiled(op), target)
+    launch = _warpgroup_launch(op, target)
+    if isinstance(launch, Launch):
+        return (launch,)
+    return (VendorCall(op.by_vendor, batch_label(f"cuBLAS, not {op.leaf}, because {launch}", op)),)
+
+
+def select_tile_added(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
+    """The leaf `tile`, reading what is added where it lies.
+
+    Nothing where no kernel can read it there, or one that cannot is faster.
+    """
+    if op.dtype not in SUMMING:
+        launch = _warpgroup_launch(op, target)
+        return (launch,) if isinstance(launch, Launch) else ()
+    plain = _with_closed_strategy(_tiled(replace(op, added=None)), target)
+    if _by_copy_engine(plain, target) is not None:
+        return ()
+    return tile_launches(with_added(plain, added), target.chip, target.divides, target.flagged)
+
+
+def select_tiled(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
+    """Tiled products: by the copy engine's kernel where that can do them and is faster, else by the usual one."""
+    op = _with_closed_strategy(op, target) if isinstance(op, TileOp) else op
+    by_engine = _by_copy_engine(op, target)
+    if by_engine is not None:
+        return (tma_launch(by_engine, target.divides, target.flagged),)
+    return tile_launches(op, target.chip, target.divides, target.flagged)
+
+
+def _tiled(op: GemmOp) -> TileOp:
+    return tile_op(op, op.dtype, strategy_of(op.use) or SUMMING[op.dtype])
+
+
+def _with_closed_strategy(op: TileOp, target: Target) -> TileOp:
+    """With the fastest strategy, if the leaf leaves it open."""
+    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open else op
+
+
+def _warpgroup_launch(op: GemmOp, target: Target) -> Launch | str:
+    """The launch of the tensor cores' kernel, or the reason why there is none."""
+    if not target.chip.has_warpgroups:
+        return "only compute capability 9.0 has its instructions"
+    if any(target.divides[x.base] % WIDE for x in op.pieces):
+        return f"an operand does not begin at a multiple of {WIDE} bytes"
+    product = wgmma_op(op, op.dtype, target.chip.multiprocessors)
+    if product is None:
+        wants = f"lines of whole {WIDE} bytes, alpha and beta real"
+        inner = ", both along the inner dimension" if op.dtype == "tf32" else ""
+        return f"its kernel cannot do this product: it wants {wants}{inner}"
+    return wgmma_launch(product)
+
+
+def _by_copy_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
+    """The products as one launch of the copy engine's kernel; None where it cannot do them, or would be slower."""
+    chip = target.chip
+    bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
+    aligned = rows_are_aligned(op) and all(target.divides[base] % WIDE == 0 for base in bases)
+    if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
+        return None
+    if named := engine_strategy(op.kernel.strategy.name):
+        return tma_op(op, named, chip.multiprocessors)
+    if isinstance(op, TileGroup):
+        return tma_op(op, TMA_SUMMING, chip.multiprocessors) if op.order == "turns" else None
+    fastest = target.tiles.fastest_by_engine(op, chip) if op.open else None
+    return tma_op(op, fastest, chip.multiprocessors) if fastest else None

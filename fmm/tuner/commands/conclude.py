@@ -1,0 +1,107 @@
+"""fmm-tune conclude: a config made anew of the trials beside it, by the rules of today; nothing is measured.
+
+For a config of an earlier fmm: what it measured is worth as much as ever, but its model has other terms, or its
+thresholds meant something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fmm.config import store
+from fmm.config.identity import Identity
+from fmm.config.schema import ConfigError, Raw, Tuned
+from fmm.hardware.datasheets import device
+from fmm.perfmodel.papers.huang_blocks import datasheet_chip
+from fmm.perfmodel.untuned.built_in import cpu, in_lanes
+from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config
+from fmm.tuner.commands.tune import output_path, trials_path
+from fmm.tuner.devices.recorded import RecordedDevice
+from fmm.tuner.findings.conclude import concluded_section, one_level
+from fmm.tuner.findings.model_in_use import device_name, guess_of
+from fmm.tuner.findings.thresholds import thresholds
+from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
+from fmm.tuner.trials.journal import Journal
+from fmm.tuner.trials.record import Trials, Tuning, tuning_of
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("conclude", help="make a config anew of its trials, by the rules of today")
+    takes_config(parser)
+    only = "leave the model as it is, and make of it and the trials the thresholds alone"
+    parser.add_argument("--thresholds", action="store_true", help=only)
+    parser.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the same)")
+    parser.set_defaults(run=one_line_errors(run))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write every section of which there are trials; exit code 1 if there are none of some."""
+    path, code = output_path(options.config), 0
+    into = output_path(options.into) if options.into else path
+    tunings = Trials(trials_path(path)).tunings()
+    for key, dtype, raw in some_sections(path):
+        checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
+        found = None if tuning is None else concluded(Recorded(key, dtype, raw, checked, tuning), options.thresholds)
+        if found is None:
+            print(f"{key}, {dtype}: left as it is: no trials of it are beside {path}")
+            code = 1
+            continue
+        store.merge_section(into, key, dtype, found)
+        print(f"{key}, {dtype}: concluded from {len(tuning.trials) if tuning else 0} samples{_doubted(found)}")
+    print(f"written to {into}")
+    return code
+
+
+def _doubted(section: Mapping[str, Any]) -> str:
+    doubts = section.get("doubts")
+    return f"; not used: {doubts[0]}" if doubts else ""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A section of a config, and the trials that led to it."""
+
+    key: str
+    dtype: str
+    raw: Raw
+    tuned: Tuned
+    tuning: Tuning
+
+    @property
+    def device(self) -> RecordedDevice:
+        """ConfigError if what was believed of it before the tuning cannot be told."""
+        header, name = self.tuning.header, device_name(self.key, self.raw)
+        identity, known = Identity(self.key, name, header.versions), self.tuned.calibration
+        if (guess := guess_of(self.key, name)) is not None:
+            return RecordedDevice(identity, guess, header.conditions, datasheet_chip(device(guess.name)))
+        if known is None or known.batches:
+            raise ConfigError(f"{self.key}, {self.dtype}: {name} is in no datasheet table; tune it again")
+        threads = int(header.conditions.get("threads") or self.key.rpartition("-")[2].rstrip("t"))
+        return RecordedDevice(identity, in_lanes(cpu(threads), known.lanes), header.conditions)
+
+
+def concluded(known: Recorded, only_thresholds: bool) -> dict[str, Raw] | None:
+    """The section as it would be written today; None if too little was measured."""
+    if only_thresholds:
+        return with_thresholds(known)
+    journal = Journal(known.tuning.header.run, known.device, known.tuning.trials, live=False)
+    section = concluded_section(journal, known.dtype)
+    if section is None:
+        return None
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**section, "conditions": known.raw["conditions"], "tuned": {**(known.raw["tuned"] or {}), "concluded": now}}
+
+
+def with_thresholds(known: Recorded) -> dict[str, Raw] | None:
+    """The section with the thresholds of its own model, beside what was measured."""
+    if known.tuned.calibration is None:
+        return None
+    trials, chip = known.tuning.trials, known.device.chip
+    strategies = chosen_strategies(known.dtype, chip, fitted_blocks(trials, chip))
+    found = thresholds(known.tuned.calibration, known.dtype, one_level(trials), strategies)
+    return {**known.raw, "thresholds": found.fields}

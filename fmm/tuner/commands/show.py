@@ -1,0 +1,69 @@
+"""fmm-tune show: what a config says of each device and type; in short first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fmm.config import environment, locate
+from fmm.config.schema import ConfigError, Raw
+from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config, tuned_how
+from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.tune import output_path
+from fmm.tuner.findings.described import described
+from fmm.tuner.findings.model_in_use import device_name, model_in_use
+from fmm.tuner.findings.outcome import told_plans
+from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("show", help="print what a config says of each device and type")
+    takes_config(parser)
+    add_json(parser, "the sections as JSON")
+    parser.set_defaults(run=one_line_errors(run))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what can be read; a line on stderr and exit code 1 for what cannot."""
+    path = output_path(options.config)
+    found = some_sections(path)
+    if options.json:
+        print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
+        return 0
+    devices: dict[str, dict[str, Raw]] = {}
+    wrong: list[str] = []
+    for key, dtype, raw in found:
+        try:
+            checked_fully(key, dtype, raw)
+            devices.setdefault(key, {})[dtype] = raw
+        except ConfigError as error:
+            wrong.append(f"fmm-tune: {path}: {error}")
+    lines = [line for key, sections in devices.items() for line in shown_device(key, sections, path)]
+    for line in (*lines, *told_plans(lines)):
+        print(line)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return int(bool(wrong))
+
+
+def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
+    """In short, what is to be done next, then type by type."""
+    types = [TypeInShort(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
+    names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
+    yield f"{', '.join(names)} ({key})"
+    yield from in_short(types)
+    yield from next_steps(key, types, _in_force(path), str(path))
+    for dtype, raw in sections.items():
+        yield ""
+        yield f"{key}, {dtype} ({device_name(key, raw)}; {tuned_how(raw)})"
+        yield from described(raw, dtype, key, sections)
+    yield ""
+
+
+def _in_force(path: Path) -> bool:
+    """Is it among the configs that fmm reads here?"""
+    given = environment.environment_value("FMM_CONFIG")
+    return path.resolve() in {known.resolve() for known in locate.search_path(given)}

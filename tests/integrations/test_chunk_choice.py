@@ -1,0 +1,56 @@
+"""Tasks on chunks, simulated: worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import pytest
+
+from fmm.integrations.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
+from fmm.integrations.chunk_grid import combined_chunks, multiplied_chunks
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.chunk_schedule import ChunkTask, Simulated, Workers, simulated_schedule
+
+HOMES: dict[Hashable, int] = {"x": 0, "y": 1}
+WINOGRAD = Plan.parse("winograd > vendor")
+
+
+def test_a_task_waits_for_what_it_reads() -> None:
+    chain = [ChunkTask("a", ("x",), 2.0), ChunkTask("b", ("a",), 3.0), ChunkTask("c", ("x",), 4.0)]
+    assert simulated_schedule(chain, HOMES, Workers(1, 1, 1.0)) == Simulated(9.0, 9.0, 0)
+    # Two threads: c beside a and b.
+    assert simulated_schedule(chain, HOMES, Workers(1, 2, 1.0)) == Simulated(6.0, 9.0, 0)
+
+
+def test_what_is_elsewhere_is_sent_once() -> None:
+    """Both tasks on y's worker or x's: the first one fetches, the second one finds it there or where x is."""
+    tasks = [ChunkTask("a", ("x", "y"), 5.0), ChunkTask("b", ("x", "y"), 5.0), ChunkTask("c", ("x", "y"), 5.0)]
+    assert simulated_schedule(tasks, HOMES, Workers(2, 1, 1.0)) == Simulated(11.0, 15.0, 2)
+    # A link so slow that both stay where x is.
+    alone = [ChunkTask("a", ("x",), 5.0), ChunkTask("b", ("x",), 5.0)]
+    assert simulated_schedule(alone, HOMES, Workers(2, 1, 100.0)) == Simulated(10.0, 10.0, 0)
+
+
+def test_tasks_cost_products_passes_and_new_memory() -> None:
+    costs = ChunkCosts(product=1.0, chunk=1e9, stream=1e10)
+    four = [["a"] * 4, ["b"] * 4, 1.0, 0.0, None, None]
+    assert costs.seconds(multiplied_chunks, four) == pytest.approx(4 + 3 * 0.2 + 1.0)
+    assert costs.seconds(combined_chunks, [(1, 1, 1), ["a", "b", "c"]]) == pytest.approx(0.4 + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [((1, 1), 4), ((2, 1), 4), ((4, 1), 4), ((4, 2), 2), ((8, 2), 1), ((100, 8), 1)],
+)
+def test_every_thread_has_enough_tasks(workers: tuple[int, int], expected: int) -> None:
+    assert usual_together((4, 4, 4), workers) == expected
+
+
+def test_levels_only_where_they_clearly_win() -> None:
+    """Of products that cost all the time, one level saves an eighth; of such as cost what a chunk does, nothing."""
+    grid, plans = (8, 8, 8), (VENDOR, WINOGRAD)
+    dear, cheap = ChunkCosts(100.0, 1e6, 1e10), ChunkCosts(0.1, 1e8, 1e10)
+    assert chosen_way(grid, plans, dear, (1, 1)).above == WINOGRAD
+    assert chosen_way(grid, plans, cheap, (1, 1)) == Way(VENDOR, 4)
+    assert chosen_way(grid, (WINOGRAD,), cheap, (1, 1)).above == WINOGRAD  # who asks for it has it
+    assert chosen_way(grid, (WINOGRAD,), ChunkCosts(1e-9, 1e8, 1e10), (1, 1)).above == WINOGRAD

@@ -1,0 +1,230 @@
+"""Products by Hopper's warpgroups, kernel by kernel on the host: every type and order, clusters, halves with and
+without their mirror, what is added, batches, edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.products.tiles import wgmma
+from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, SIZES, WgmmaOp, wgmma_launch, wgmma_op
+from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.steps.sums import APART
+from fmm.problem import Layout, Problem
+from tests.support.host_launch import aligned
+from tests.support.marks import quick_and_slow
+from tests.support.warpgroups_on_host import play
+
+Array = np.ndarray[Any, Any]
+TOGETHER, WIDE = SIZES[1], SIZES[0]
+ALONE = WgmmaSizes(128, 128, cluster=1)
+MULTIPROCESSORS = 4
+POISON = {"float16": 0x7E01, "bfloat16": 0x7FC1, "tf32": 0x7FC00001}
+
+
+def bits_of(x: Array, dtype: str) -> Array:
+    """Small whole numbers as they are stored."""
+    if dtype == "float16":
+        return x.astype(np.float16).view(np.uint16)
+    single = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return single if dtype == "tf32" else (single >> 16).astype(np.uint16)
+
+
+def numbers_of(x: Array, dtype: str) -> Array:
+    if dtype == "float16":
+        return x.view(np.float16).astype(np.float64)
+    single = x if dtype == "tf32" else x.astype(np.uint32) << 16
+    return np.ascontiguousarray(single).view(np.float32).astype(np.float64)
+
+
+def placed(x: Array, order: str, dtype: str, gap: int = 16) -> tuple[Array, Array, Layout]:
+    """Memory with NaN around a matrix that lies so in it, the matrix there, and its layout; 16 bytes at a time."""
+    poison = POISON[dtype]
+    stored = np.uint32 if dtype == "tf32" else np.uint16
+    lies = x if order == "C" else x.T
+    step = -(-lies.shape[1] // 8) * 8 + gap
+    memory = aligned((len(lies) + 1) * step, stored, poison)
+    inside = memory[: len(lies) * step].reshape(len(lies), step)[:, : lies.shape[1]]
+    inside[...] = bits_of(lies, dtype)
+    return memory, inside if order == "C" else inside.T, Layout(order, step)  # type: ignore[arg-type]
+
+
+def made_op(problem: Problem, sizes: WgmmaSizes, plan: str = "tile", **changed: Any) -> WgmmaOp[Any]:
+    found = [op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp | MirroredOp)]
+    op = found[0].whole if isinstance(found[0], MirroredOp) else found[0]
+    wgmma_op.cache_clear()
+    with mock.patch.object(wgmma, "SIZES", (sizes,)), mock.patch.object(wgmma, "HALF_SIZES", (sizes,)):
+        made = wgmma_op(replace(op, **changed), problem.dtype, MULTIPROCESSORS)
+    wgmma_op.cache_clear()
+    assert made is not None
+    return made
+
+
+def check(
+    size: tuple[int, int, int],
+    dtype: str = "bfloat16",
+    orders: str = "CCC",
+    scalars: tuple[float, float] = (1, 0),
+    sizes: WgmmaSizes = TOGETHER,
+    seed: int = 0,
+) -> None:
+    """Small whole numbers, so that all is exact but for the last rounding, which cuts none of them."""
+    m, k, n = size
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-2, 3, shape) for shape in ((m, k), (k, n)))
+    old = rng.integers(-8, 9, (m, n))
+    places = [placed(x, order, dtype) for x, order in zip((a, b, old), orders, strict=True)]
+    if not scalars[1]:
+        places[2][1][...] = POISON[dtype]
+    beside = np.count_nonzero(places[2][0] == POISON[dtype]) - (0 if scalars[1] else m * n)
+    problem = Problem(m, k, n, dtype, tuple(x[2] for x in places), *scalars)  # type: ignore[arg-type]
+    play(wgmma_launch(made_op(problem, sizes)), dict(zip("ABC", (x[0] for x in places), strict=True)))
+    wanted = scalars[0] * (a @ b) + scalars[1] * old
+    np.testing.assert_array_equal(numbers_of(places[2][1], dtype), wanted)
+    assert np.count_nonzero(places[2][0] == POISON[dtype]) == beside
+
+
+ORDERS = ["CCC", "FCC", "CFC", "FFC", "CCF", "FFF"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "orders", "sizes"),
+    quick_and_slow(
+        [("bfloat16", "CCC", TOGETHER), ("float16", "FCF", ALONE), ("tf32", "CFC", TOGETHER)],
+        [
+            *((dtype, orders, s) for dtype in ("bfloat16", "float16") for orders in ORDERS for s in (TOGETHER, WIDE)),
+            *(("tf32", orders, s) for orders in ("CFC", "CFF") for s in (TOGETHER, WIDE)),
+        ],
+    ),
+)
+def test_every_order(dtype: str, orders: str, sizes: WgmmaSizes) -> None:
+    """Edges within a tile, tiles of two clusters below each other, more steps than there are stages."""
+    for size in ((8, 8, 8), (264, 296, 136), (1, 64, 8)):
+        # (The copy engine writes whole 16 bytes of a row of C.)
+        m, k, n = size if orders[2] == "C" else size[::-1]
+        check((m, k, n), dtype, orders, sizes=sizes)
+
+
+@pytest.mark.parametrize("scalars", [(1, 1), (2, -3), (0.5, 1)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
+def test_what_stands_in_c_is_added(dtype: str, scalars: tuple[float, float]) -> None:
+    check((40, 72, 136), dtype, "CFC", scalars)
+
+
+def test_what_is_added_stays_where_it_lies() -> None:
+    """One line for all lines, or a matrix; C was NaN."""
+    rng = np.random.default_rng(1)
+    m, k, n = 72, 40, 24
+    a, b = (rng.integers(-2, 3, shape) for shape in ((m, k), (k, n)))
+    for broadcast in (False, True):
+        added = rng.integers(-9, 10, (1 if broadcast else m, n))
+        there = aligned(added.size, np.uint16, 0)
+        there[:] = bits_of(added, "bfloat16").ravel()
+        places = [placed(x, "C", "bfloat16") for x in (a, b, np.zeros((m, n)))]
+        places[2][1][...] = POISON["bfloat16"]
+        layouts: Any = tuple(x[2] for x in places)
+        problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, added=(0 if broadcast else n, 1))
+        memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), APART: there}
+        play(wgmma_launch(made_op(problem, TOGETHER)), memory)
+        np.testing.assert_array_equal(numbers_of(places[2][1], "bfloat16"), 2 * (a @ b) + 3 * added)
+
+
+def made_half(
+    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: str, scalars: tuple[float, float], rows: bool
+) -> tuple[Array, int]:
+    """x times its transpose into a C that lies row by row, and how many numbers beside C are as they were."""
+    n, k = x.shape
+    orders = "CF" if rows else "FC"
+    left, right = (placed(y, order, dtype) for y, order in zip((x, x.T), orders, strict=True))
+    to = placed(old, "C", dtype)
+    problem = Problem(n, k, n, dtype, (left[2], right[2], to[2]), *scalars, op="gram")
+    made = made_op(problem, sizes, half=half)
+    play(wgmma_launch(made), {"A": left[0], "B": right[0], "C": to[0]})
+    return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "half"),
+    quick_and_slow(
+        [("bfloat16", TOGETHER, "full"), ("float16", HALF_SIZES[2], "full"), ("tf32", TOGETHER, "loose")],
+        [
+            *((dtype, s, half) for dtype in ("bfloat16", "float16") for s in HALF_SIZES for half in ("loose", "full")),
+            *(("tf32", s, "loose") for s in SIZES),
+            *(("bfloat16", ALONE, half) for half in ("loose", "full")),
+        ],
+    ),
+)
+def test_halves(dtype: str, sizes: WgmmaSizes, half: str) -> None:
+    """On and below the diagonal as of the whole product, above it their mirror, or anything; nothing beside C."""
+    rng = np.random.default_rng(2)
+    for n, k, scalars, rows in ((8, 8, (1, 0), True), (136, 72, (2, -1), True), (520, 40, (1, 1), dtype == "tf32")):
+        x, old = rng.integers(-2, 3, (n, k)), rng.integers(-8, 9, (n, n))
+        old = old + old.T
+        found, beside = made_half(x, old, dtype, sizes, half, scalars, rows)
+        wanted = scalars[0] * (x @ x.T) + scalars[1] * old
+        below = np.tri(n, dtype=bool)
+        np.testing.assert_array_equal(found[below], wanted[below])
+        if half == "full":
+            np.testing.assert_array_equal(found, wanted)
+        step = -(-n // 8) * 8 + 16
+        assert beside == (n + 1) * step - n * n
+
+
+def test_a_batch() -> None:
+    """Products at distances of their own."""
+    rng = np.random.default_rng(3)
+    count, m, k, n = 3, 72, 40, 136
+    a, b = (rng.integers(-2, 3, (count, *shape)) for shape in ((m, k), (k, n)))
+    memory: Mapping[str, Array] = {"A": aligned(a.size, np.uint16), "B": aligned(b.size, np.uint16)}
+    memory = {**memory, "C": aligned(count * (m * n + 8), np.uint16, POISON["float16"])}
+    memory["A"][:], memory["B"][:] = (bits_of(x, "float16").ravel() for x in (a, b))
+    problem = Problem(m, k, n, "float16")
+    (op,) = (op for op in record_operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
+    left, right, dest = (x._replace(stride=s) for x, s in zip(op.pieces, (k * n, m * k, m * n + 8), strict=True))
+    made = made_op(problem, TOGETHER, count=count, left=left, right=right, dest=dest)
+    play(wgmma_launch(made), memory)
+    layers = memory["C"].reshape(count, -1)
+    np.testing.assert_array_equal(numbers_of(layers[:, : m * n], "float16").reshape(count, m, n), a @ b)
+    assert (layers[:, m * n :] == POISON["float16"]).all()
+
+
+# What is left out of a kernel, or done too early, and by what it is replaced.
+FAULTS = {
+    "products are read of a tile that has not come": ("pass(gates.full + round.stage, round.parity);", ""),
+    "a tile is overwritten that is still read": ("until_multiplied<1>();  // so", "until_multiplied<2>();  // so"),
+    "nobody waits for what is sent": ("until_read();\n            arrive", "arrive"),
+    "a square is turned before all of it is there": (
+        'asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");',
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", quick_and_slow(list(FAULTS)[:2], list(FAULTS)[2:]))
+def test_faults_are_found_out(fault: str) -> None:
+    """In an order of events at random, some of several products are wrong."""
+    rng = np.random.default_rng(4)
+    n, k = 264, 328
+    x = rng.integers(-2, 3, (n, k))
+    left, right = placed(x, "C", "bfloat16"), placed(x.T, "F", "bfloat16")
+    to = placed(np.zeros((n, n)), "C", "bfloat16")
+    problem = Problem(n, k, n, "bfloat16", (left[2], right[2], to[2]), 2.0**-6, op="gram")
+    launch = wgmma_launch(made_op(problem, TOGETHER, half="full"))
+    wanted = bits_of(2.0**-6 * (x @ x.T), "bfloat16")
+    text, by = FAULTS[fault]
+    source = launch.kernel.source
+    assert text in source
+    for mended in (source, source.replace(text, by)):
+        kernel = replace(launch.kernel, generate=str, given=(mended,))
+        play(replace(launch, kernel=kernel), {"A": left[0], "B": right[0], "C": to[0]})
+        right_now = np.abs(numbers_of(to[1], "bfloat16") - numbers_of(wanted, "bfloat16")).max() <= 2.0**-3
+        assert right_now == (mended is source)

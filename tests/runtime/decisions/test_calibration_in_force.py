@@ -1,0 +1,186 @@
+"""What the model knows of a device: of its tuning, of a probe, or by a guess; of integers and of complex numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from fmm.config import document, environment, files
+from fmm.kernels.leaves import F16X3_RATE
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.untuned.built_in import cpu, with_integers
+from fmm.problem import Problem
+from fmm.runtime.decisions.calibration_in_force import (
+    calibration_in_force,
+    integer_calibration,
+    tuned_calibration,
+    untuned_calibration,
+    with_unmeasured,
+)
+from fmm.runtime.devices import Device, cpu_device
+from tests.support import configs as tuned
+from tests.support.devices import H200
+
+LARGE = Limits(1 << 40)
+SIDE = 4096
+FREE_SUMS = replace(cpu(2), stream=1e18, small=0.0, launch=0.0)  # plans with levels win by it
+SLOW_SUMS = replace(cpu(2), stream=1.0)  # none wins
+PROBED = replace(FREE_SUMS, source="a probe")
+
+
+def product(dtype: str, side: int = SIDE) -> Problem:
+    return Problem(side, side, side, dtype)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only config that is looked at."""
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    files.forget_configs()
+    environment.log_once.cache_clear()
+    yield tmp_path / "config.json"
+    files.forget_configs()
+
+
+def processor(guess: Calibration | None, probed: list[str] | None = None) -> Device:
+    """This CPU with a guess, and with a probe that notes for which types it is asked."""
+
+    def probe(dtype: str) -> Calibration:
+        assert probed is not None
+        probed.append(dtype)
+        return PROBED
+
+    return replace(cpu_device(2), guess=guess, probe=None if probed is None else probe)
+
+
+# ---- a device that is not tuned
+
+
+@pytest.mark.parametrize(
+    ("guess", "probed"),
+    [
+        (FREE_SUMS, ["float32"]),  # the guess proposes a plan: that is worth a probe
+        (SLOW_SUMS, []),  # it does not
+        (None, []),  # nothing is known
+    ],
+)
+def test_a_device_is_probed_only_where_the_guess_proposes_a_plan(guess: Calibration | None, probed: list[str]) -> None:
+    seen: list[str] = []
+    found = untuned_calibration(product("float32"), LARGE, processor(guess, seen))
+    assert seen == probed and found is (PROBED if probed else guess)
+
+
+def test_a_device_without_a_probe_has_its_guess() -> None:
+    assert untuned_calibration(product("float32"), LARGE, processor(FREE_SUMS)) is FREE_SUMS
+
+
+# ---- a tuning
+
+
+def section(path: Path, device: Device, **types: float) -> None:
+    """A config with these types of the device, each with so many flops a second."""
+    sections = {
+        dtype: tuned.section(calibration={"stream": 1e12, "margin": 0.02, "rate": rate_fields(flops)})
+        for dtype, flops in types.items()
+    }
+    path.write_text(document.config_text({device.identity.key: sections}), encoding="utf-8")
+    files.forget_configs()
+
+
+def rate_fields(flops: float) -> dict[str, float]:
+    return {"flops": flops, "fill": 0.0, "pipe": 0.0}
+
+
+def trusted(device: Device, dtype: str) -> Calibration:
+    found = files.configs_in_force().tuned(device.identity, dtype)
+    assert found is not None
+    calibration = tuned_calibration(found, device)
+    assert calibration is not None
+    return calibration
+
+
+def test_a_tuning_comes_before_a_guess(path: Path) -> None:
+    device = processor(FREE_SUMS)
+    section(path, device, float64=3e9)
+    found = calibration_in_force(product("float64"), LARGE, device)
+    assert found is not None and found.rates["float64"].flops == 3e9
+    assert calibration_in_force(product("float32"), LARGE, device) is FREE_SUMS
+
+
+def test_no_tuning_is_looked_for_where_that_is_switched_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = processor(FREE_SUMS)
+    section(path, device, float64=3e9)
+    monkeypatch.setenv("FMM_TUNING_MODE", "off")
+    assert calibration_in_force(product("float64"), LARGE, device) is FREE_SUMS
+
+
+def test_a_tuned_gpu_has_the_guessed_rates_of_leaves_that_no_tuning_measures(path: Path) -> None:
+    section(path, H200, float64=3e13)
+    assert H200.guess is not None
+    found = trusted(H200, "float64")
+    assert found.rates["float64"].flops == 3e13 != H200.guess.rates["float64"].flops
+    unmeasured = {name for name in found.rates if name in H200.guess.rates} - {"float64"}
+    assert unmeasured and F16X3_RATE not in unmeasured
+    assert all(found.rates[name] == H200.guess.rates[name] for name in unmeasured)
+    assert found.call_of_small == H200.guess.call_of_small > 0
+
+
+def test_what_a_tuning_measured_stands() -> None:
+    guess = H200.guess
+    assert guess is not None
+    (name, *_) = with_unmeasured(replace(guess, rates=MappingProxyType({})), guess).rates
+    own = Rate(1.0, 2.0, 3.0)
+    measured = replace(guess, rates=MappingProxyType({name: own}), call_of_small=9.0)
+    found = with_unmeasured(measured, guess)
+    assert found.rates[name] is own and found.call_of_small == 9.0
+
+
+def test_a_processor_has_no_such_rates(path: Path) -> None:
+    device = processor(FREE_SUMS)
+    section(path, device, float64=3e9)
+    assert set(trusted(device, "float64").rates) == {"float64"}
+
+
+def test_complex_numbers_have_the_rates_of_their_parts_if_these_are_tuned(path: Path) -> None:
+    device = processor(FREE_SUMS)
+    section(path, device, complex128=4e9)
+    assert set(trusted(device, "complex128").rates) == {"complex128"}
+    section(path, device, complex128=4e9, float64=3e9)
+    rates = trusted(device, "complex128").rates
+    assert {name: rate.flops for name, rate in rates.items()} == {"complex128": 4e9, "float64": 3e9}
+    assert set(trusted(device, "float64").rates) == {"float64"}
+
+
+# ---- integers
+
+
+def test_integers_of_a_gpu_are_guessed(path: Path) -> None:
+    section(path, H200, float64=3e13)
+    assert integer_calibration(product("int32"), LARGE, H200) == (H200.guess, False)
+    nobody = replace(H200, guess=None)
+    assert integer_calibration(product("int32"), LARGE, nobody) == (None, False)
+
+
+def test_integers_of_a_processor_follow_from_float64s_tuning(path: Path) -> None:
+    device = processor(FREE_SUMS)
+    section(path, device, float32=1e9)
+    assert integer_calibration(product("int32"), LARGE, device) == (with_integers(FREE_SUMS), False)
+    section(path, device, float64=3e9)
+    found, is_tuned = integer_calibration(product("int32"), LARGE, device)
+    assert is_tuned and found == with_integers(trusted(device, "float64"))
+    assert calibration_in_force(product("int32"), LARGE, device) == found
+
+
+@pytest.mark.parametrize(("guess", "probed"), [(FREE_SUMS, ["float64"]), (SLOW_SUMS, [])])
+def test_integers_are_probed_only_where_levels_are_in_question(
+    guess: Calibration, probed: list[str], path: Path
+) -> None:
+    seen: list[str] = []
+    found = integer_calibration(product("int64"), LARGE, processor(guess, seen))
+    assert seen == probed and found == (with_integers(PROBED if probed else guess), False)

@@ -1,0 +1,117 @@
+"""A plugin of pytest for long runs that may be ended: `-p tests.support.ended_tests --ended-tests FILE`.
+
+How each test ends is a line of the file, and what stands there is not run again; but a failure that stands there makes
+this run fail too. A launch that reads where nothing is leaves its process without a device, and all tests that follow
+there would fail: such a process ends itself, and pytest-xdist begins another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OPTION = "ended_tests"
+BEGUN, HANGS = "begun", 3  # a test that has begun so often and never ended has failed
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ended-tests", dest=OPTION, type=Path, help="a file of how tests ended")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption(OPTION, None) is not None:
+        config.pluginmanager.register(_EndedTests(config))
+
+
+def recorded(path: Path) -> dict[str, str]:
+    """How tests ended, by their names."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    noted = [(name, outcome) for outcome, _, name in (line.partition(" ") for line in lines) if name]
+    ended = {name: outcome for name, outcome in noted if outcome != BEGUN}
+    begun = Counter(name for name, outcome in noted if outcome == BEGUN and name not in ended)
+    return ended | {name: "failed" for name, times in begun.items() if times >= HANGS}
+
+
+def lost_device() -> str:
+    """Why this process has no device any more; empty as long as it has one, or never had."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return ""
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+    except Exception as error:  # whatever it is called, the next test would meet it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class _EndedTests:
+    def __init__(self, config: pytest.Config) -> None:
+        self.path: Path = config.getoption(OPTION)
+        told: dict[str, Any] | None = getattr(config, "workerinput", None)
+        self.works_for_another = told is not None
+        self.before: dict[str, str] = recorded(self.path) if told is None else told[OPTION]
+        self.now: dict[str, str] = {}
+        self.in_doubt = False
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Every process, one that begins late too, is told the same: all must find the same tests."""
+        node.workerinput[OPTION] = self.before
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        ended = [item for item in items if item.nodeid in self.before]
+        items[:] = [item for item in items if item.nodeid not in self.before]
+        config.hook.pytest_deselected(items=ended)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._note(BEGUN, nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name, parts = report.nodeid, ("setup", "call", "teardown")
+        self.in_doubt |= report.failed
+        if report.failed or report.when == "call" or name not in self.now:
+            self.now[name] = "failed" if self.now.get(name) == "failed" else report.outcome
+        if report.when == "teardown" or report.when not in parts:
+            self._note(self.now[name], name)
+
+    def _note(self, outcome: str, name: str) -> None:
+        if not self.works_for_another:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{outcome} {name}\n")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self) -> None:
+        if self.in_doubt and (why := lost_device()):
+            if self.works_for_another:
+                os._exit(1)
+            pytest.exit(f"the device is lost: {why}", returncode=pytest.ExitCode.TESTS_FAILED)
+        self.in_doubt = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        found = self.before | self.now
+        if self.works_for_another or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return
+        if "failed" in found.values():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif found:
+            session.exitstatus = pytest.ExitCode.OK
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        found = self.before | self.now
+        if self.before:
+            terminalreporter.write_line(f"with those that had ended before: {counted(found)}")
+
+
+def counted(found: dict[str, str]) -> str:
+    """In words: how many ended how, and which failed."""
+    counts = Counter(found.values())
+    failed = sorted(name for name, outcome in found.items() if outcome == "failed")
+    text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped") if counts[outcome])
+    return f"{text} ({', '.join(failed)})" if failed else text

@@ -1,0 +1,222 @@
+"""What processes of a mesh may do wrong together, or torch may hand them: cases of tests/support/sharded_ranks.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import fmm
+import fmm.distributed
+from fmm.kernels.plans.plan import PlanError
+
+
+def drawn(m: int, n: int, dtype: Any = torch.float64, seed: int = 1) -> Any:
+    """The same on all processes."""
+    found = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return found.to(dtype)
+
+
+def right(found: Any, expected: Any, bound: float = 1e-12) -> None:
+    whole = found.full_tensor().to(torch.float64)
+    assert float((whole - expected).norm()) <= bound * max(float(expected.norm()), 1e-30), whole
+
+
+def disagree(device: str) -> None:
+    """Each process is told, at once and in the same words, and the next product is right."""
+    mesh, second = init_device_mesh(device, (dist.get_world_size(),)), dist.get_rank() == 1
+    rows = [Shard(0)]
+    single, double = (distribute_tensor(drawn(12, 12, kind), mesh, rows) for kind in (torch.float32, torch.float64))
+    wide = distribute_tensor(drawn(12, 20), mesh, rows)
+    whole = distribute_tensor(drawn(12, 12).long(), mesh, rows)
+    wanting = distribute_tensor(drawn(12, 12), mesh, rows).requires_grad_()
+    taller = torch.ones(7 if second else 5, 12, dtype=torch.float64)  # not as torch.chunk cuts twelve rows
+    shape = torch.Size((12, 12))
+    uneven = DTensor.from_local(taller, mesh, rows, run_check=False, shape=shape, stride=(12, 1))
+    asked: dict[str, Callable[[], Any]] = {
+        "types": lambda: multiplied(single, single) if second else multiplied(double, double),
+        "shapes": lambda: multiplied(double, wide) if second else multiplied(double, double),
+        "plans": lambda: multiplied(double, double, plan="winograd" if second else "vendor"),
+        "places": lambda: multiplied(double, double, placements=[Replicate()] if second else [Shard(1)]),
+        "limits": lambda: multiplied(double, double, max_error_growth=3.0 if second else 4.0),
+        "gradients": lambda: multiplied(wanting if second else double, double),
+        "torch's own": lambda: multiplied(whole, whole) if second else multiplied(double, double),
+        "no plan": lambda: multiplied(double, double, plan="no-such-scheme" if second else "vendor"),
+        "mixed types": lambda: multiplied(double, single) if second else multiplied(double, double),
+        "uneven parts": lambda: multiplied(uneven, double),
+    }
+    expected = drawn(12, 12) @ drawn(12, 12)
+    for known in (False, True):  # the first time nobody has multiplied yet
+        for what, call in asked.items():
+            began = time.monotonic()
+            try:
+                call()
+            except (ValueError, PlanError) as error:
+                told: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(told, str(error))
+                assert len(set(told)) == 1 or what == "uneven parts", told
+                assert "different products" in str(error), error
+            else:
+                raise AssertionError(f"{what}: nobody was told")
+            assert time.monotonic() - began < 5, what
+            right(fmm.distributed.matmul(double, double), expected)
+        for matrix in (single, double) if not known else ():
+            fmm.distributed.matmul(matrix, matrix)
+
+
+def multiplied(a: Any, b: Any, **asked: Any) -> Any:
+    return fmm.distributed.matmul(a, b, **asked)
+
+
+def refused(device: str) -> None:
+    """What all of them ask alike and cannot have is the error that one alone would be given."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    x, y = (distribute_tensor(drawn(8, 8, kind), mesh, [Shard(0)]) for kind in (torch.float64, torch.float32))
+    wrongs: tuple[tuple[Callable[[], Any], type[Exception]], ...] = (
+        (lambda: fmm.distributed.matmul(x, x, plan="no-such-scheme"), PlanError),
+        (lambda: fmm.distributed.matmul(x, y, plan="winograd"), PlanError),
+        (lambda: fmm.distributed.matmul(x, y), RuntimeError),
+        (lambda: fmm.distributed.matmul(x, distribute_tensor(drawn(6, 8), mesh, [Shard(0)])), RuntimeError),
+    )
+    for wrong, error in wrongs:
+        try:
+            wrong()
+        except error:
+            continue
+        raise AssertionError(error)
+    right(fmm.distributed.matmul(x, x), drawn(8, 8) @ drawn(8, 8))
+
+
+def stuck(device: str) -> None:
+    """The second process is there, but does not come: the first one waits for the time-out, no longer."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    a = distribute_tensor(drawn(64, 64), mesh, [Shard(0)])
+    fmm.distributed.matmul(a, a)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(30)
+        os._exit(0)
+    began = time.monotonic()
+    try:
+        fmm.distributed.matmul(a, a)
+    except RuntimeError as error:
+        taken = time.monotonic() - began
+        print(f"{type(error).__name__} after {taken:.1f} s: {error}", flush=True)
+        os._exit(3 if 5 < taken < 20 else 4)
+    os._exit(0)
+
+
+def submeshes(device: str) -> None:
+    """Meshes of a part of the processes, of three dimensions, and slices of a larger one."""
+    count, rank = dist.get_world_size(), dist.get_rank()
+    a, b = drawn(13, 9), drawn(9, 11, seed=2)
+    part = DeviceMesh(device, [[0], [count - 1]])  # without names
+    row = DeviceMesh(device, [0, count - 1])
+    for mesh, places in ((part, [Shard(0), Shard(1)]), (row, [Shard(1)])):
+        if rank in (0, count - 1):
+            x, y = distribute_tensor(a, mesh, places), distribute_tensor(b, mesh, places)
+            for plan in (None, "vendor"):
+                right(fmm.distributed.matmul(x, y, plan=plan), a @ b)
+    dist.barrier()
+    if count == 4:
+        square = init_device_mesh(device, (2, 2), mesh_dim_names=("down", "across"))
+        for name in ("down", "across"):
+            x, y = distribute_tensor(a, square[name], [Shard(0)]), distribute_tensor(b, square[name], [Shard(1)])
+            right(fmm.distributed.matmul(x, y), a @ b)
+        solid = init_device_mesh(device, (2, 1, 2))
+        x, y = (distribute_tensor(matrix, solid, [Shard(0), Replicate(), Shard(1)]) for matrix in (a, b))
+        right(fmm.distributed.matmul(x, y), a @ b)
+        twice = distribute_tensor(a, square, [Shard(0), Shard(0)])
+        right(fmm.distributed.matmul(twice, distribute_tensor(b, square, [Replicate(), Shard(1)])), a @ b)
+
+
+def again(device: str) -> None:
+    """Groups that were ended and begun anew: an equal mesh is one of the new ones."""
+    for _ in range(2):
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        x = distribute_tensor(drawn(16, 16), mesh, [Shard(0)])
+        right(fmm.distributed.matmul(x, x), drawn(16, 16) @ drawn(16, 16))
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+
+
+def odd_parts(device: str) -> None:
+    """Parts that lie in any order, with gaps, again and again the same row, or are empty; what is to be added up."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    count, rank = dist.get_world_size(), dist.get_rank()
+    a, b = drawn(4 * count, 10), drawn(10, 6, seed=2)
+    mine = a[4 * rank : 4 * rank + 4]
+    y = distribute_tensor(b, mesh, [Shard(1)])
+    wide = torch.empty(8, 30, dtype=a.dtype)
+    wide[::2, ::3] = mine
+    for local in (mine.T.contiguous().T, wide[::2, ::3]):
+        x = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+        right(fmm.distributed.matmul(x, y), a @ b)
+        right(fmm.distributed.matmul(y.T, x.T), (a @ b).T)
+    row = torch.ones(1, 10, dtype=a.dtype).expand(4, 10)
+    same = DTensor.from_local(row, mesh, [Shard(0)], run_check=False)
+    right(fmm.distributed.matmul(same, y), torch.ones_like(a) @ b)
+    few = distribute_tensor(a[:1], mesh, [Shard(0)])  # all but one have nothing
+    right(fmm.distributed.matmul(few, y), a[:1] @ b)
+    for kind, whole in (("sum", count), ("avg", 1), ("max", 1)):
+        parts = DTensor.from_local(b, mesh, [Partial(kind)], run_check=False)
+        x = distribute_tensor(a, mesh, [Shard(0)])
+        right(fmm.distributed.matmul(x, parts), a @ b * whole)
+
+
+def all_gradients(device: str) -> None:
+    """Of parts, at asked-for places, and gradients of gradients."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    a, b = drawn(10, 7), drawn(7, 5, seed=2)
+    for places in ([Shard(0)], [Shard(1)], [Replicate()]):
+        x = distribute_tensor(a, mesh, [Shard(1)]).requires_grad_()
+        y = distribute_tensor(b, mesh, [Replicate()]).requires_grad_()
+        found = fmm.distributed.matmul(x, y, placements=places, plan="winograd" if places[0] == Shard(0) else None)
+        (found * found).sum().backward()
+        p, q = a.clone().requires_grad_(), b.clone().requires_grad_()
+        (p @ q).square().sum().backward()
+        right(x.grad, p.grad)
+        right(y.grad, q.grad)
+    x, y = (distribute_tensor(matrix, mesh, [Shard(0)]).requires_grad_() for matrix in (a, b))
+    p, q = a.clone().requires_grad_(), b.clone().requires_grad_()
+    ours = torch.autograd.grad(fmm.distributed.matmul(x, y).square().sum(), (x, y), create_graph=True)
+    theirs = torch.autograd.grad((p @ q).square().sum(), (p, q), create_graph=True)
+    sum(g.square().sum() for g in ours).backward()
+    sum(g.square().sum() for g in theirs).backward()
+    right(x.grad, p.grad)
+    right(y.grad, q.grad)
+
+
+def other_arrays(device: str) -> None:
+    """Another library's arrays, as CuPy's are, by DLPack: NumPy's stand in for them; no number is copied."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    rng = np.random.default_rng(dist.get_rank())
+    mine = [rng.standard_normal((6, 6 * mesh.size())) for _ in range(2)]
+    x, y = (DTensor.from_local(torch.from_dlpack(part), mesh, [Shard(0)], run_check=False) for part in mine)
+    assert x.to_local().data_ptr() == mine[0].ctypes.data
+    found = np.from_dlpack(fmm.distributed.matmul(x, y, placements=[Shard(0)]).to_local())
+    assert np.abs(found - mine[0] @ np.from_dlpack(y.full_tensor())).max() < 1e-12
+
+
+def alike(device: str) -> None:
+    """What each process would tell of a product is the same."""
+    for shape in ((dist.get_world_size(),), (2, dist.get_world_size() // 2)):
+        mesh = init_device_mesh(device, shape)
+        x = distribute_tensor(drawn(300, 200, torch.float32), mesh, [Shard(0)] * mesh.ndim)
+        y = distribute_tensor(drawn(200, 100, torch.float32), mesh, [Shard(1)] * mesh.ndim)
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, str(fmm.distributed.explain(x, y)))
+        assert len(set(told)) == 1, told
+
+
+HOSTILE = (disagree, refused, stuck, submeshes, again, odd_parts, all_gradients, other_arrays, alike)

@@ -1,0 +1,164 @@
+"""How many of Python's functions a call runs that was made before: `python -m tests.support.short_ways` prints it, a
+line for each kind of call, on a CuPy that is made of NumPy and a driver that only counts its launches.
+
+What a small product takes on a GPU is the host's time, and that goes with these counts; seconds would say as much of
+whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+
+from tests.support import numpy_cupy
+
+launches = [0]
+alignments: list[tuple[int, ...]] = []  # for which the lists that were played are made
+
+
+def launched(*given: Any) -> int:
+    launches[0] += 1
+    return 0
+
+
+class Functions:
+    """A library that is called through ctypes."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.made.setdefault(name, Function(launched if "Stream" not in name else lambda *given: 0))
+
+
+class Function:
+    """As ctypes has them: told the types of its arguments, and no function of Python's."""
+
+    def __init__(self, call: Callable[..., int]) -> None:
+        self.call, self.argtypes = call, list[Any]()
+
+    def __call__(self, *given: Any) -> int:
+        return self.call(*given)
+
+
+def install() -> Any:
+    """In the place of CuPy and its driver, before our modules are loaded."""
+    found = numpy_cupy.install()
+    api, libs = (sys.modules[f"cupy_backends.cuda.{name}"] for name in ("api", "libs"))
+    driver = SimpleNamespace(launchKernel=launched)
+    cublas = SimpleNamespace(gemmEx=launched, getMathMode=lambda handle: 0, setMathMode=lambda handle, mode: None)
+    vars(api).update(driver=driver)
+    vars(libs).update(cublas=cublas, nvrtc=MagicMock())
+    made: dict[str, Any] = {"": MagicMock(), ".cuda": MagicMock(), ".cuda.api.runtime": vars(api)["runtime"]}
+    made |= {".cuda.api.driver": driver, ".cuda.libs.cublas": cublas, ".cuda.libs.nvrtc": MagicMock()}
+    sys.modules.update({"cupy_backends" + name: module for name, module in made.items()})
+    linalg = SimpleNamespace(get_compute_type=lambda dtype: 1)
+    vars(sys.modules.setdefault("cupy._core", ModuleType("cupy._core")))["_routines_linalg"] = linalg
+    found.zeros = lambda shape, dtype: found.ndarray(shape, dtype)
+    found.cuda.alloc = lambda nbytes: SimpleNamespace(ptr=1 << 30)
+    return found
+
+
+# ---- the calls
+
+
+def own_calls(call: Callable[[], object]) -> list[str]:
+    """The functions of fmm's that one call runs."""
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("fmm."):
+            names.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return names
+
+
+cupy = install()
+
+import fmm  # noqa: E402
+from fmm.kernels.cuda.launch import cublas, kernel_call, player  # noqa: E402
+from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
+from fmm.runtime import devices  # noqa: E402
+from fmm.runtime.running import device_run  # noqa: E402
+from tests.support.devices import H200  # noqa: E402
+
+
+def patch() -> None:
+    functions = Functions()
+    for module, name, value in (
+        (kernel_call, "map_words", lambda tensor_map: np.zeros(16, np.int64)),
+        (kernel_call, "compiled_kernel", lambda device, kernel: LoadedKernel(1, None)),
+        (player, "compile_all", lambda device, kernels: None),
+        (cublas, "load_library", lambda name: functions),
+        (devices, "cuda_device", lambda index: H200),
+        (device_run, "chip_of", lambda device: H200.chip),
+        (device_run, "cuda_device", lambda device: H200),
+    ):
+        vars(module)[name] = value
+    device_run.GRAPHS.repeats = 1 << 30
+
+
+def drawn(*shape: int, dtype: str = "float32") -> Any:
+    return cupy.ndarray(shape, dtype)
+
+
+def calls() -> Iterator[tuple[str, Callable[[], object]]]:
+    small, out, tall = drawn(64, 64), drawn(64, 64), drawn(3932, 72, dtype="float64")
+    yield "a half by one launch", lambda: fmm.gram(small, rows=True)
+    yield "the same, the lower one into a place", lambda: fmm.gram(small, None, out, rows=True, fill="lower")
+    wide = drawn(634, 2466, dtype="float64")
+    narrow = drawn(634, 634, dtype="float64")
+    yield "a half by the vendor", lambda: fmm.gram(wide, None, narrow, rows=True, fill="lower")
+    yield "a small product", lambda: fmm.matmul(small, small)
+    middle = drawn(1500, 1500, dtype="float16")
+    yield "a product that is the library's by its sides", lambda: fmm.matmul(middle, middle)
+    yield "a product by a plan", lambda: fmm.matmul(tall, tall.T)
+
+
+def by_alignment() -> list[tuple[int, ...]]:
+    """For which addresses the lists are made that are played for a matrix as a library allocates it, one that begins
+    elsewhere, and the first again."""
+    usual = drawn(64, 64)
+    moved = cupy.ndarray(np.zeros(64 * 64 + 1, np.float32)[1:].reshape(64, 64))
+    play = player.Player.play
+
+    def noted(self: Any, *given: Any) -> None:
+        alignments.append(self.launches.alignment)
+        play(self, *given)
+
+    vars(player)["Player"].play = noted
+    for x in (usual, usual, moved, usual):
+        fmm.gram(x, rows=True)
+    return alignments
+
+
+def main() -> int:
+    patch()
+    found: dict[str, Any] = {}
+    for name, call in calls():
+        for _ in range(3):
+            call()
+        launches[0] = 0
+        names = own_calls(call)
+        found[name] = {"launches": launches[0], "functions": names}
+    print(json.dumps({"calls": found, "alignments": by_alignment()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Kernels of Hopper's warpgroups compiled for the host: gates, the copy engine, tensor cores, clusters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.read import header_text
+from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.products.tiles.wgmma_source import LINE
+from fmm.kernels.cuda.tensor_map import TensorMap
+from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.host_launch import launch_words, told_words
+from tests.support.tiled_on_host import scheduler
+
+Array = np.ndarray[Any, Any]
+FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", *SANITIZER)
+ASKS = "// ---- what clusters, the copy engine and warpgroups are asked", "// ---- shared memory"
+# By what the instruction is told that operands are: what turns of the host have, and what is added up.
+KINDS = {"f16": ("FLOAT16", "float"), "bf16": ("BFLOAT16", "float"), "tf32": ("TF32", "float"), "s8": ("BYTES", "int")}
+REDUCED = {"byte": 0, "float16": 1, "bfloat16": 2, "tf32": 3, "float32": 3}  # as warpgroups.h has them
+# What instructions make of single numbers, by functions of the host.
+NUMBERS = (
+    (r'asm\("cvt\.rn\.f16x2\.f32 %0[^;]*;"[^;]*;', "both = planes::narrowed(x) | planes::narrowed(y) << 16;"),
+    (r'asm\("cvt\.rn\.bf16x2\.f32 %0[^;]*;"[^;]*;', "both = bfloat16_of(x) | bfloat16_of(y) << 16;"),
+    (
+        r'asm\("\{\.reg \.b16 x, y;.*?\*reinterpret_cast<const unsigned\*>\(q\)\)\);',
+        "both.x = planes::widened(*reinterpret_cast<const unsigned short*>(q));\n"
+        "both.y = planes::widened(reinterpret_cast<const unsigned short*>(q)[1]);",
+    ),
+    (r'asm volatile\("stmatrix\..*?"memory"\);', "store_turned(first + j * S::LINE, block);"),
+    (r'asm volatile\("bar\.sync %0, 128;".*?"memory"\);', "warpgroup_meets();"),
+    (r'asm volatile\("" : "\+[fr]"\(x\)::"memory"\);', ""),
+)
+# In the place of the one instruction, which names all registers of a tile.
+STEP = """
+struct Step {
+    using Sum = SUM_OF_STEP;
+    template <bool LEFT_TURNED, bool RIGHT_TURNED, int COUNT>
+    static void multiply(Sum (&x)[COUNT], unsigned long long a, unsigned long long b, int keeps) {
+        fmm::Queue& q = fmm::queues[thread_number()];
+        q.asked[q.end++ % 64] = {x, a, b, COUNT, keeps, LEFT_TURNED, RIGHT_TURNED, 0};
+    }
+};
+"""
+# Functions of whole_bytes.cuh.
+BYTES = """
+static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+namespace fmm {
+static int dot_bytes(unsigned a, int b, int c) {
+    for (int i = 0; i < 4; ++i) c += static_cast<int>(a >> 8 * i & 255) * static_cast<signed char>(b >> 8 * i);
+    return c;
+}
+static unsigned low_bytes(unsigned a, unsigned b) { return (a & 255) | (b & 255) << 8; }
+static unsigned low_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+    return low_bytes(a, b) | low_bytes(c, d) << 16;
+}
+}
+"""
+DRIVER = """
+extern "C" int launch(const void* parameters, int blocks) {{
+    using Parameters = {told};
+    auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
+    run_clusters(entry, parameters, blocks, 1, {threads}, BLOCKS);
+    return sizeof(Parameters);
+}}
+"""
+
+
+def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
+    """A kernel's source, with functions in the place of what only a GPU has."""
+    text = _without(source, "ptx_tma.cuh", header("warpgroups.h"))
+    before = header("sum_host.h").replace("static Dim block", "extern Dim block")
+    macros = [f"constexpr int BLOCKS = {cluster};", "#define __align__(x)", "#define __cluster_dims__(...)"]
+    if multiplies:
+        text = text if "dot_bytes" not in text else _without(text, "whole_bytes.cuh", BYTES)
+        begin, end = (text.index(mark) for mark in ASKS)
+        text = text[:begin] + header("warpgroup_asks.h") + text[end:]
+        kind, total = KINDS[re.findall(r"wgmma\.mma_async\.\S+\.(\w+)\.\1 ", source)[0]]
+        macros += [f"#define KIND_OF_STEP fmm::{kind}", f"#define SUM_OF_STEP {total}"]
+        text = replaced(r"struct Step \{.*?\n\};", STEP, text)
+        memory = r"extern __shared__ __align__\(1024\) ([\w:]+) memory\[\];"
+        text, found = re.subn(memory, r"\1* const memory = reinterpret_cast<\1*>(fmm::shared_begin());", text)
+        assert found == 1
+        for pattern, by in NUMBERS:
+            text = re.sub(pattern, lambda _, by=by: by, text, flags=re.DOTALL)  # type: ignore[misc]
+        # Shared memory that is declared is that of kernels which stand beside it and do not run.
+        before = before.replace("#define __shared__ static", "#define __shared__")
+    hosts = ("f16_host.h", "block_meets.h", "warps_meet.h")
+    return "\n".join(macros) + "\n" + before + "".join(map(header, hosts)) + text
+
+
+def replaced(pattern: str, by: str, text: str) -> str:
+    found, changed = re.subn(pattern, lambda _: by, text, flags=re.DOTALL)
+    assert changed == 1, pattern
+    return found
+
+
+def _without(text: str, name: str, by: str) -> str:
+    own = header_text(name).replace("#pragma once\n", "", 1)
+    assert text.count(own) == 1, name
+    return text.replace(own, by)
+
+
+@cache
+def compiled(source: str, threads: int, cluster: int, multiplies: bool) -> Any:
+    """The kernel's library. Of kernels that do not multiply the clusters are thread blocks by themselves."""
+    required_compiler()
+    scheduler()
+    text = for_the_host(source, cluster, multiplies)
+    told = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
+    assert told is not None
+    return shared_library(text + DRIVER.format(told=told[1], threads=threads, entry=ENTRY), FLAGS)
+
+
+def play(launch: Launch, memory: Mapping[str, Array]) -> None:
+    """One launch, on what is in memory."""
+    words = told_words(launch.parameters, launch.slots, memory)
+    for word, x in launch.maps:
+        words[word : word + 10] = described(x, memory[x.piece.base].ctypes.data)
+    source = launch.kernel.source
+    dims = re.search(r"__cluster_dims__\((\d+), 1, 1\)", source)
+    cluster = int(dims[1]) if dims and launch.maps else 1
+    library = compiled(source, launch.kernel.threads, cluster, bool(launch.maps))
+    launch_words(library.launch, words, launch.grid[0])
+
+
+def described(x: TensorMap, start: int) -> list[int]:
+    """The words of Map in host_cuda/warpgroups.h."""
+    assert x.swizzle == LINE
+    item = LINE // x.box[0]  # boxes are as wide as lines of shared memory
+    lines = x.length * item, x.lines, x.layers, x.leading * item, x.layer * item
+    return [start + x.piece.offset, *lines, x.box[0] * item, x.box[1], item, REDUCED[x.dtype]]

@@ -1,0 +1,85 @@
+"""fmm-tune conclude: what a tuning wrote is what its trials say again, of a config of an earlier fmm too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fmm.config import files
+from fmm.tuner.cli import main
+from fmm.tuner.commands import tune
+from fmm.tuner.devices.effort import EFFORTS
+from fmm.tuner.devices.fake import FAKE, FakeDevice
+from tests.support import ROOT
+from tests.support import configs as tuned
+
+OLD = {"tau1": 2569.0, "tau2": 5138.1, "recursion_points": [5138.1], "epsilon": 190.3, "ratio": 152.2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tuning of the fake device."""
+    found = tmp_path_factory.mktemp("tuning")
+    (found / "shapes").write_text("6000 6000 6000\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "chosen_devices", lambda name: [FakeDevice()])
+        patch.setitem(EFFORTS, "quick", tuned.SMALL)
+        arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
+        assert main([*arguments, "--output", str(found)]) == 0
+    return found
+
+
+def section(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = files.read_config(path)[FAKE.key]["float64"]
+    return found
+
+
+def older(folder: Path, into: Path) -> Path:
+    """The same tuning with thresholds of an earlier form, its trials beside it."""
+    (into / "trials.jsonl").write_bytes((folder / "trials.jsonl").read_bytes())
+    known = {**section(folder / "config.json"), "thresholds": OLD}
+    return tuned.write(into / "config.json", FAKE.key, found=known)
+
+
+def test_a_tuning_is_concluded_again_from_its_trials(folder: Path, tmp_path: Path) -> None:
+    path = older(folder, tmp_path)
+    assert main(["conclude", str(path)]) == 0
+    before, after = section(folder / "config.json"), section(path)
+    assert after.pop("tuned").keys() - before.pop("tuned").keys() == {"concluded"}
+    assert after == before and set(before["thresholds"]["one_level"])
+
+
+def test_thresholds_alone_leave_the_model_as_it_is(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, other = older(folder, tmp_path), tmp_path / "other" / "config.json"
+    slow = {**section(path), "noise": 0.5}
+    tuned.write(path, FAKE.key, found=slow)
+    assert main(["export", "--thresholds", str(path)]) == 1
+    assert main(["conclude", "--thresholds", str(path), "--into", str(other)]) == 0
+    assert section(path) == slow
+    assert section(other) == {**slow, "thresholds": section(folder / "config.json")["thresholds"]}
+    assert main(["export", "--thresholds", "--json", str(other)]) == 0
+    assert "concluded from" in capsys.readouterr().out
+
+
+def test_without_trials_nothing_is_made_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tuned.write(tmp_path / "config.json", FAKE.key, found={**section(folder / "config.json"), "thresholds": OLD})
+    before = path.read_text(encoding="utf-8")
+    assert main(["conclude", str(path)]) == 1
+    assert "left as it is: no trials of it" in capsys.readouterr().out and path.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["nvidia-h200", "nvidia-h200/tiles", "cpu-intel-r-xeon-r-processor-2t"])
+def test_recorded_thresholds_are_those_of_the_recorded_trials(folder: str, tmp_path: Path) -> None:
+    path = Path(ROOT) / "results" / folder / "config.json"
+    again = tmp_path / "config.json"
+    assert main(["conclude", "--thresholds", str(path), "--into", str(again)]) == 0
+    for key, types in files.read_config(path).items():
+        for dtype, known in types.items():
+            found = files.read_config(again)[key][dtype]["thresholds"]
+            assert json.dumps(found, sort_keys=True) == json.dumps(known["thresholds"], sort_keys=True), dtype

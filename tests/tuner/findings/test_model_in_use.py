@@ -1,0 +1,113 @@
+"""Which model a section stands for: with what no tuning measures, with what is known of real numbers, and without what
+it is older than."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from fmm.config import files, schema
+from fmm.config.locate import SHIPPED
+from fmm.config.schema import ConfigError
+from fmm.kernels.leaves import F16X3_RATE
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import decide
+from fmm.runtime.devices import described_gpu
+from fmm.tuner.findings.described import described
+from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
+from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
+from tests.support import configs as tuned
+
+((KEY, TYPES),) = files.read_config(SHIPPED).items()
+
+
+def without_three_products() -> dict[str, Any]:
+    """The float32 section of a tuning that is older than the leaf f16x3."""
+    known = schema.checked_calibration(TYPES["float32"]["calibration"], "", "float32", "", "")
+    older = replace(known, rates=MappingProxyType({x: r for x, r in known.rates.items() if x == "float32"}))
+    return {**TYPES["float32"], "calibration": schema.calibration_fields(older, "float32")}
+
+
+def test_a_gpu_is_known_by_its_key_and_name() -> None:
+    found = guess_of("cuda-9.0-132sm", "NVIDIA H200")
+    assert found is not None and found.name == "H200"
+    assert guess_of("cuda-9.0-114sm", "NVIDIA H200") is None  # a part of one
+    assert guess_of("cpu-a-2t", "NVIDIA H200") is None
+    assert device_name(KEY, TYPES["float32"]) == "NVIDIA H200" and device_name("cpu-a", {"conditions": None}) == "cpu-a"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_it_is_the_one_by_which_products_are_decided(
+    dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FMM_CONFIG", str(SHIPPED))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.delenv("FMM_DISABLE", raising=False)
+    files.forget_configs()
+    used, limits = model_in_use(KEY, dtype, TYPES).calibration, Limits(1 << 34, 16.0)
+    assert used is not None
+    for side in (1500, 4096, 8192):
+        problem = Problem(side, side, side, dtype)
+        plan = decide(problem, limits, described_gpu("NVIDIA H200", "9.0", 132)).plan
+        assert plan == choose(problem, used, limits).best.plan
+    files.forget_configs()
+
+
+def test_a_tuning_that_is_older_than_a_leaf_does_not_take_it_and_says_so() -> None:
+    section = without_three_products()
+    used = model_in_use(KEY, "float32", {"float32": section})
+    assert used.lacking == ("f16x3",) and used.calibration is not None and F16X3_RATE not in used.calibration.rates
+    assert used.renewed is not None and used.renewed.rates[F16X3_RATE] == datasheet("H200").rates[F16X3_RATE]
+    told = "\n".join(described(section, "float32", KEY))
+    assert (
+        "  older      The tuning of float32 was made before fmm had f16x3, which fmm.matmul does not take by it" in told
+    )
+    short = TypeInShort("float32", used)
+    assert "`fmm-tune --device 0 --dtype float32`, since it is older" in "\n".join(next_steps(KEY, [short], True, "x"))
+    today = model_in_use(KEY, "float32", TYPES)
+    assert today.lacking == () and today.renewed is None
+
+
+def test_what_no_tuning_measures_goes_by_the_datasheet_and_is_named() -> None:
+    assert "residues(8) > bytes" in model_in_use(KEY, "float32", {"float32": without_three_products()}).assumed
+    assert model_in_use(KEY, "bfloat16", TYPES).assumed == ()
+    assert "besides    plans that end in residues(8) > bytes" in "\n".join(
+        described(without_three_products(), "float32", KEY)
+    )
+
+
+def test_complex_numbers_know_what_real_ones_do() -> None:
+    section = tuned.section()
+    both = model_in_use("cpu-a", "complex128", {"complex128": section, "float64": section}).calibration
+    alone = model_in_use("cpu-a", "complex128", {"complex128": section}).calibration
+    assert both is not None and alone is not None
+    assert set(both.rates) == {"complex128", "float64"} and set(alone.rates) == {"complex128"}
+    damaged = model_in_use("cpu-a", "complex128", {"complex128": section, "float64": {}})
+    assert damaged.calibration == alone
+    with pytest.raises(ConfigError):
+        model_in_use("cpu-a", "float64", {"float64": {}})
+
+
+# ---- in short
+
+
+def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
+    doubted = tuned.section(doubts=["nobody looked"])
+    gains = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
+    types = [TypeInShort(t, model_in_use("cpu-a", t, {t: s})) for t, s in (("float32", gains), ("float64", doubted))]
+    head, columns, one, two = in_short(types)
+    assert head == "Square products by fmm.matmul, beside NumPy's product:" and columns.split()[0] == "type"
+    assert one.split()[:2] == ["float32", "256"] and one.endswith("1.17 at 4096")
+    assert two.split() == ["float64", "not", "used"]
+    (again,) = next_steps("cpu-a", types, True, "c.json")
+    assert again == "Next: `fmm-tune --device cpu --dtype float64`, when nothing else runs on the device."
+    assert list(next_steps("cpu-a", types[:1], True, "c")) == [
+        "Nothing is left to do: fmm.matmul reads this config by itself."
+    ]
+    (elsewhere,) = next_steps("cpu-a", types[:1], False, "c.json")
+    assert "unless FMM_CONFIG=c.json names it" in elsewhere
