@@ -31,8 +31,9 @@ SOUND, DISTURBED = 1.25, 1.5  # times as long as that the fitted model may say t
 UNEXPLAINED = 0.25
 NOISY = 0.08  # the largest noise floor; on idle machines 0.2 to 4 %
 RELEVANT = 0.01  # twins shorter than this share of the longest are not asked: such short products are not tuned
-# The margin is the model's error on held-out shapes (`Error.upper`), but at least MARGIN; a model that is further off
-# than MOST, or that was checked on fewer pairs than ENOUGH, is not used, though its margin is written down.
+# The margin is by what the model promises too much on held-out shapes (`Error.above`), but no more than it is off by
+# (`Error.upper`), and at least its median error and MARGIN; a model that is further off than MOST, or that was checked
+# on fewer pairs than ENOUGH, is not used, though its margin is written down.
 MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
 REACH = 3  # times the largest side that was measured: where plans pay only from there on, they need this margin
 DISTANT = 0.05
@@ -90,7 +91,8 @@ def largest_pair(trials: Iterable[Trial]) -> float:
 
 def promised_margin(error: Error) -> float:
     """The margin by which a plan must be predicted to win, where predictions are off by this much."""
-    return min(max(MARGIN, error.upper if error.count >= ENOUGH else UNKNOWN), MOST)
+    off = max(min(error.above, error.upper), error.median) if error.count >= ENOUGH else UNKNOWN
+    return min(max(MARGIN, off), MOST)
 
 
 def disturbed_margin(disturbed: float | None) -> float:
@@ -135,7 +137,7 @@ def model_doubts(error: Error, losing: float) -> Iterator[str]:
     if error.count < ENOUGH:
         checked = f"on {error.count} plans only" if error.count else "nowhere"
         yield f"the model was checked {checked}: {ENOUGH} on other shapes are needed"
-    elif error.upper > MOST:
-        yield f"the model is off by up to {error.upper:.0%} on other shapes"
+    elif (off := max(min(error.above, error.upper), error.median)) > MOST:
+        yield f"the model is off by up to {off:.0%} on other shapes"
     elif losing > MOST:
         yield f"plans that the model expects to save {losing:.0%} are slower than the vendor"

@@ -244,7 +244,8 @@ def scaled_calibration(known: Calibration, dtype: str, observed: Sequence[Observ
     leaves with a rate of their own that is kept, or scaled where they were timed."""
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
     informed = [p for p in SCALED if p.informed_by & {o.kind for o in others}]
-    found = determined_fit(known, dtype, others, informed) if informed else Fit(known, {}, ())
+    start = _as_fast(_as_fast(known, dtype, others, "rate.flops", "vendor"), dtype, others, "stream", "sums")
+    found = determined_fit(start, dtype, others, informed) if informed else Fit(known, {}, ())
     for name in known.rates.keys() - {dtype}:
         own = [o for o in observed if o.run.plan.leaf_use.leaf.rate == name and o.run.part != "sums"]
         if own:
@@ -252,6 +253,16 @@ def scaled_calibration(known: Calibration, dtype: str, observed: Sequence[Observ
             intervals = {f"{name}.{x}": ends for x, ends in more.intervals.items()}
             found = Fit(more.calibration, {**found.intervals, **intervals}, found.residuals + more.residuals)
     return found
+
+
+def _as_fast(known: Calibration, dtype: str, observed: Sequence[Observation], name: str, kind: str) -> Calibration:
+    """The calibration with a rate by which half of the observations of a kind are faster and half are slower."""
+    ratios = [
+        formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), known) / o.seconds
+        for o in observed
+        if o.kind == kind
+    ]
+    return put_all(known, dtype, {name: BY_NAME[name].get(known, dtype) * median(ratios)}) if ratios else known
 
 
 def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
@@ -275,13 +286,15 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
 @dataclass(frozen=True)
 class Error:
     """How far predictions are off, as shares of the measured values. `bias` is the median with its sign. `upper` is the
-    upper end of a 95 % interval of the median: far above it if there are few measurements."""
+    upper end of a 95 % interval of the median: far above it if there are few measurements. `above` is what it would be
+    if the errors above the measured values were all there are, and as many below them as large."""
 
     count: int
     median: float
     p95: float
     bias: float
     upper: float
+    above: float = 0.0
 
     @property
     def fields(self) -> dict[str, float]:
@@ -296,7 +309,8 @@ class Error:
         # Two standard deviations of the number of samples that lie below the true median.
         place = min(0.5 + 0.98 / count**0.5, 1.0)
         middle, far, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, place)))
-        return Error(count, middle, far, float(np.median(relative)), upper)
+        above = max(float(np.quantile(relative, (1 + place) / 2)), 0.0)
+        return Error(count, middle, far, float(np.median(relative)), upper, above)
 
 
 def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:

@@ -57,11 +57,12 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
     Every second one has round sides: random ones are aligned to nothing, those that people multiply often are.
     """
     rng = random.Random(seed)
-    # A shape takes about three runs and a warm-up of each, a tenth of the time of the product of the largest sides.
-    cost = 0.3 * (effort.rounds + 1) / (LARGEST * effort.rounds)
+    # A shape takes about three runs and a warm-up of each; with sides spread by four, a tenth of the time of the
+    # largest product.
+    cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
-        m, k, n = (int(math.exp(rng.uniform(math.log(top / 4), math.log(top)))) for _ in range(3))
+        m, k, n = (int(math.exp(rng.uniform(math.log(top / effort.spread), math.log(top)))) for _ in range(3))
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 

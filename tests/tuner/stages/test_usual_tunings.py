@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
 from fmm.config import files, schema
+from fmm.config.thresholds import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Rate
 from fmm.problem import Problem
 from fmm.tuner.cli import main
 from fmm.tuner.commands import one_type, tune
+from fmm.tuner.devices.device import Run
 from fmm.tuner.devices.fake import TRUTH
+from fmm.tuner.findings.doubts import ENOUGH
+from fmm.tuner.fit.model import stage_medians
+from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal
 from tests.support.busy_device import BusyDevice, decided_plan
+from tests.support.marks import quick_and_slow
 
 RATES = {"complex128": 1.4e11, "complex64": 2.8e11, "float64": 1.5e11, "float32": 3.0e11}
 TWO_CORES = replace(
@@ -48,3 +55,37 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
         problem = Problem(7000, 7000, 7000, dtype)
         plan = decided_plan(device, problem, section)
         assert plan != VENDOR and device.true_speedup(plan, problem) > 1
+
+
+NEAR = 1.7  # times as long as the vendor
+
+
+@pytest.mark.parametrize("dtype", quick_and_slow(["float64"], ["float32", "complex64", "complex128"]))
+def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
+    """The margin is what the model is off by on held-out shapes; of small products, where plans take twice as long,
+    that would say nothing."""
+    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+    journal = Journal("run", device, clock=device.clock)
+    section = tune_type(journal, dtype, device.efforts["quick"]).section
+    held = stage_medians(journal.recorded, ("held out",))
+    vendor = {o.problem: o.seconds for o in held if o.run == Run()}
+    slower = [o.seconds / vendor[o.problem] for o in held if o.run != Run()]
+    assert len(slower) >= ENOUGH and max(slower) < NEAR and min(slower) < 1.5, slower
+    assert section is not None and section["calibration"]["margin"] < 0.06 and device.now < 21
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_two_tunings_of_one_kind_agree_within_a_tenth(dtype: str) -> None:
+    """Twenty quick ones, equal products off by 2 % as on the recorded processor: any two of them."""
+    found: dict[str, list[float]] = {"n1": [], "tau1": [], "tau2": []}
+    for seed in range(20):
+        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
+        section = tune_type(Journal("run", device, clock=device.clock), dtype, device.efforts["quick"]).section
+        thresholds = read_thresholds(section and section["thresholds"])
+        assert thresholds is not None
+        for name, values in found.items():
+            value = getattr(thresholds, name)
+            values.append(value if name == "n1" else (value.value or inf))
+    for name, values in found.items():
+        assert max(values) <= 1.1 * min(values), (name, values)
