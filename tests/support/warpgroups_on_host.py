@@ -74,7 +74,8 @@ extern "C" int launch(const void* parameters, int blocks) {{
 
 def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
     """A kernel's source, with functions in the place of what only a GPU has."""
-    text = _without(source, "ptx_tma.cuh", header("warpgroups.h"))
+    text = _without(source, "cluster.cuh", header("warpgroups.h"))
+    text = _without(text, "ptx_tma.cuh", "") if "mbarrier" in text else text
     before = header("sum_host.h").replace("static Dim block", "extern Dim block")
     macros = [f"constexpr int BLOCKS = {cluster};", "#define __align__(x)", "#define __cluster_dims__(...)"]
     if multiplies:

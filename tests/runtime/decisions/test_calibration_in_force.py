@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -83,10 +83,12 @@ def test_a_device_without_a_probe_has_its_guess() -> None:
 # ---- a tuning
 
 
-def section(path: Path, device: Device, **types: float) -> None:
+def section(path: Path, device: Device, doubts: Sequence[str] = (), **types: float) -> None:
     """A config with these types of the device, each with so many flops a second."""
     sections = {
-        dtype: tuned.section(calibration={"stream": 1e12, "margin": 0.02, "rate": rate_fields(flops)})
+        dtype: tuned.section(
+            calibration={"stream": 1e12, "margin": 0.02, "rate": rate_fields(flops)}, doubts=list(doubts)
+        )
         for dtype, flops in types.items()
     }
     path.write_text(document.config_text({device.identity.key: sections}), encoding="utf-8")
@@ -184,3 +186,37 @@ def test_integers_are_probed_only_where_levels_are_in_question(
     seen: list[str] = []
     found = integer_calibration(product("int64"), LARGE, processor(guess, seen))
     assert seen == probed and found == (with_integers(PROBED if probed else guess), False)
+
+
+def test_integers_of_a_processor_of_which_nothing_is_known(path: Path) -> None:
+    assert integer_calibration(product("int32"), LARGE, processor(None)) == (None, False)
+
+
+# ---- a tuning that is not trusted
+
+
+def test_a_tuning_that_is_doubted_says_nothing(path: Path) -> None:
+    device = processor(FREE_SUMS)
+    section(path, device, doubts=["the clock fell"], float64=3e9, complex128=4e9)
+    found = files.configs_in_force().tuned(device.identity, "float64")
+    assert found is not None and tuned_calibration(found, device) is None
+    assert calibration_in_force(product("float64"), LARGE, device) is FREE_SUMS
+    assert integer_calibration(product("int32"), LARGE, device) == (with_integers(FREE_SUMS), False)
+
+
+def test_complex_numbers_do_without_doubted_rates_of_their_parts(path: Path) -> None:
+    device = processor(FREE_SUMS)
+    fields = {"stream": 1e12, "margin": 0.02}
+    sections = {
+        "complex128": tuned.section(calibration={**fields, "rate": rate_fields(4e9)}),
+        "float64": tuned.section(calibration={**fields, "rate": rate_fields(3e9)}, doubts=["the clock fell"]),
+    }
+    path.write_text(document.config_text({device.identity.key: sections}), encoding="utf-8")
+    files.forget_configs()
+    assert set(trusted(device, "complex128").rates) == {"complex128"}
+
+
+def test_a_tuned_gpu_of_which_nothing_else_is_known(path: Path) -> None:
+    device = replace(H200, guess=None)
+    section(path, device, float64=3e13)
+    assert set(trusted(device, "float64").rates) <= {"float64"} | set(trusted(H200, "float64").rates)

@@ -6,6 +6,8 @@ alignas(1024) static char shared_memory[BLOCKS][ROOM];
 namespace fmm {
 static int cluster_rank() { return static_cast<int>(blockIdx.x % BLOCKS); }
 static void cluster_meets() { meet_cluster(); }
+// Of planes, whose clusters are single thread blocks here.
+template <class T> static T there(const T* here, int) { return *here; }
 static char* shared_begin(int rank = cluster_rank()) { return shared_memory[rank]; }
 static unsigned shared_address(const void* p) { return static_cast<unsigned>(static_cast<const char*>(p) - shared_begin()); }
 // The same place in another thread block's.

@@ -10,8 +10,8 @@
 // the inner dimension end with zeros, whole 64 numbers.
 #pragma once
 
+#include "cluster.cuh"
 #include "f16_numbers.cuh"
-#include "ptx_tma.cuh"
 
 namespace fmm {
 namespace planes {
@@ -151,24 +151,6 @@ __device__ __forceinline__ void by_line(const Told& p, int block) {
 }
 
 // ---- lines along the outer dimension
-
-// What stands in the same place of another thread block's shared memory.
-__device__ __forceinline__ int there(const int* here, int rank) {
-    int x;
-    asm volatile(
-        "{\n"
-        ".reg .b32 at;\n"
-        "mapa.shared::cluster.u32 at, %1, %2;\n"
-        "ld.shared::cluster.b32 %0, [at];\n"
-        "}"
-        : "=r"(x)
-        : "r"(shared_address(here)), "r"(rank)
-        : "memory");
-    return x;
-}
-__device__ __forceinline__ float there(const float* here, int rank) {
-    return __int_as_float(there(reinterpret_cast<const int*>(here), rank));
-}
 
 // What one position's threads have noted, and then all of a cluster's thread blocks: beside the exponent.
 template <class Rule, class Told>

@@ -13,6 +13,7 @@
 // it can be read; forming sums there would take longer than the product does.
 #pragma once
 
+#include "cluster.cuh"
 #include "gemm_common.cuh"
 #include "ptx_tma.cuh"
 

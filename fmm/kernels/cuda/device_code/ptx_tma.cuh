@@ -1,5 +1,4 @@
-// What Hopper's copy engine, its gates and its clusters are asked, and nothing else: tests on the host put functions in their
-// place.
+// What Hopper's copy engine and its gates are asked, and nothing else: tests on the host put functions in their place.
 //
 // A gate (an mbarrier) opens when all who were to arrive have arrived and all bytes that it expects have come; then its
 // next phase begins. Phases are told apart by their parity.
@@ -63,17 +62,6 @@ __device__ __forceinline__ void bring(void* to, const Map* map, int x, int y, in
 template <int THREADS>
 __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-}
-
-// ---- thread blocks of a cluster
-
-__device__ __forceinline__ int cluster_rank() {
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_meets() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // ---- whose turn it is to write a tile of C

@@ -9,6 +9,7 @@
 // A plane has lines along the inner dimension, whose lengths are multiples of 16; behind a line's end stand zeros.
 #pragma once
 
+#include "cluster.cuh"
 #include "fast_sums.cuh"
 #include "gemm_common.cuh"
 #include "modulus.cuh"
@@ -157,29 +158,6 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure: lines along the outer dimension
 
-__device__ __forceinline__ int rank_in_cluster() {
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void all_of_cluster_meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// What stands in the same place of another thread block's shared memory.
-__device__ __forceinline__ double there(const double* here, int rank) {
-    double x;
-    asm volatile(
-        "{\n"
-        ".reg .b32 at;\n"
-        "mapa.shared::cluster.u32 at, %1, %2;\n"
-        "ld.shared::cluster.f64 %0, [at];\n"
-        "}"
-        : "=d"(x)
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank)
-        : "memory");
-    return x;
-}
-
 // A cluster for SIDE lines, each of its thread blocks for a part of these.
 template <class Element>
 struct Strip {
@@ -187,7 +165,7 @@ struct Strip {
     const Element* from;
     Element* to;
 
-    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(rank_in_cluster()) {
+    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(cluster_rank()) {
         const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER;
         layer = strip / strips;
         first = strip % strips * SIDE;
@@ -272,14 +250,14 @@ __device__ __forceinline__ void turn_numbers(const Operand<Element>& p, int bloc
         for (int i = 1; i < DOWN; ++i) sum.add(shared[i][across]);
         shared[0][across] = sum;
     }
-    all_of_cluster_meet();
+    cluster_meets();
     if (rank == 0 && down == 0) {
         for (int i = 1; i < CLUSTER; ++i)
             sum.add({there(&shared[0][across].large, i), there(&shared[0][across].usual, i),
                      there(&shared[0][across].small, i)});
         if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
     }
-    all_of_cluster_meet();  // nobody leaves while others read what it has
+    cluster_meets();  // nobody leaves while others read what it has
 }
 
 template <bool WIDE, class Element>
