@@ -29,12 +29,12 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
 
     @wraps(product)
     def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
-        if out is None and not options and (kind := type(a)) is type(b):
+        if not options and (kind := type(a)) is type(b) and (out is None or type(out) is kind):
             if kind is ndarray:
                 if small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
-                    return numpy_matmul(a, b)
-                return library_matmul.product(NUMPY, a, b, None, NO_WISHES)
-            if (known := PLAIN_TYPES.get(kind)) is not None:
+                    return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
+                return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
+            if out is None and (known := PLAIN_TYPES.get(kind)) is not None:
                 return routes.plain_product(known, a, b)
         return product(a, b, out, **options)
 
