@@ -8,7 +8,15 @@ import pytest
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.margins import DOUBT, HALF_DOUBT, OTHER_NUMBERS, ROUNDS_KNOWN, few_tiles_doubt, needed_margin
+from fmm.perfmodel.margins import (
+    DOUBT,
+    HALF_DOUBT,
+    OTHER_NUMBERS,
+    ROUNDS_KNOWN,
+    TURNED_DOUBT,
+    few_tiles_doubt,
+    needed_margin,
+)
 from fmm.problem import Problem
 
 MARGIN, TILED = 0.01, 0.08
@@ -68,3 +76,13 @@ def test_cuts_of_one_half_ask_for_more_on_a_gpu() -> None:
     plan, half = Plan.parse("gram > vendor"), product(op="gram")
     assert needed_margin(plan, half, device(gpu=True)) == pytest.approx(MARGIN + HALF_DOUBT + 2 * DOUBT / TILES)
     assert needed_margin(plan, half, device(gpu=False)) == MARGIN
+
+
+def test_blocks_on_the_diagonal_that_read_turned_copies_are_known_better() -> None:
+    plan = Plan.parse("gram.tile.outer > vendor")
+    wanted = MARGIN + TURNED_DOUBT + 2 * DOUBT / TILES
+    assert needed_margin(plan, product(op="gram"), device(gpu=True)) == pytest.approx(wanted)
+
+
+def test_the_vendors_own_half_is_no_cut() -> None:
+    assert needed_margin(VENDOR, product(op="gram"), device(gpu=True)) == MARGIN
