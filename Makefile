@@ -39,7 +39,7 @@ bench: $(READY_TUNE)
 	$(BIN)/python -m benchmarks.cpu
 
 # Runs in the active Python, which holds CuPy, and fails where no device answers: a check that checks nothing is no pass.
-# GPU_ARGS="--time-limit S": a piece of it; the same command goes on, as long as it ends with status 3.
+# GPU_ARGS="--time-limit S": a piece of it; the same command goes on, until nothing is left.
 # GPU_CACHE: a folder for compiled kernels, which can be taken along to the next machine with such a device.
 gpu-check: export CUPY_CACHE_DIR ?= $(abspath $(GPU_CACHE))
 gpu-check:

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -49,7 +50,9 @@ def measured(side: int, dtype: str, rounds: int, until: float) -> dict[str, Any]
             corner[name] = found[:64, :64].compute()
             del found
     apart = np.linalg.norm(corner["fmm"] - corner["dask"]) / np.linalg.norm(corner["dask"])
-    return {"side": side, "dtype": dtype, "chunk": chunk, "seconds": seconds, "apart": float(apart)}
+    tasks = Counter(task[0].__name__ for task in dict(ways["fmm"]().dask).values() if isinstance(task, tuple))
+    row = {"side": side, "dtype": dtype, "chunk": chunk, "tasks": dict(tasks)}
+    return {**row, "seconds": seconds, "apart": float(apart)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             times = runs[-1]["seconds"]
             gain = median(theirs / ours for theirs, ours in zip(times["dask"], times["fmm"], strict=False))
             shown = ", ".join(f"{name} {[round(t, 2) for t in taken]}" for name, taken in times.items())
-            print(f"{given.dtype} {side}: {shown}: {gain:.3f}; apart by {runs[-1]['apart']:.1e}", flush=True)
+            paired = [round(theirs / ours, 3) for theirs, ours in zip(times["dask"], times["fmm"], strict=False)]
+            print(f"{given.dtype} {side}, {runs[-1]['tasks']}: {shown}; plain Dask's over fmm's {paired}, {gain:.3f};")
+            print(f"  apart by {runs[-1]['apart']:.1e}", flush=True)
     return 0
 
 

@@ -66,6 +66,10 @@ def batches(planned: Iterable[Step]) -> Iterator[list[Step]]:
         yield from ([step] for step in together) if alone else [together]
 
 
+def _checks_in(path: Path) -> list[Check]:
+    return list(json.loads(path.read_text(encoding="utf-8"))["checks"]) if path.exists() else []
+
+
 @dataclass
 class Checks:
     """The file of them, and what is done in this call. `about`: the environment; `code`: that which is checked."""
@@ -74,13 +78,17 @@ class Checks:
     about: Check
     code: str
     order: Sequence[str]
+    notes: Path  # where it stands too what this code has done, whatever becomes of that file
     copy_to: Path | None = None
     began: float = field(default_factory=time.time)
 
     @property
     def known(self) -> list[Check]:
-        found = json.loads(self.path.read_text(encoding="utf-8"))["checks"] if self.path.exists() else []
-        return list(found)
+        return joined(_checks_in(self.path), _checks_in(self._noted), self.order)
+
+    @property
+    def _noted(self) -> Path:
+        return self.notes / f"{self.path.parent.name}-{self.path.name}"
 
     def ended(self, name: str) -> Check | None:
         """How the step ended, if this code has done it."""
@@ -93,9 +101,11 @@ class Checks:
         """(Read as late as this: other steps may have been run beside this one.)"""
         ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": " ".join(step.command[1:])}
         row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = joined(self.known, [row], self.order)
-        self.path.write_text(json.dumps({"environment": self.about, "checks": rows}, indent=1) + "\n", "utf-8")
+        ours = [row for row in rows if row.get("code") == self.code]
+        for path, checks in ((self.path, rows), (self._noted, ours)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"environment": self.about, "checks": checks}, indent=1) + "\n", "utf-8")
         print(f"{step.name}: {outcome}" + ("" if seconds is None else f" ({seconds:.1f} s)"), flush=True)
 
     def copy(self, *folders: Path) -> None:
@@ -167,7 +177,7 @@ def main(arguments: list[str]) -> int:
     for each in (folder, several.results) if count > 1 else (folder,):
         each.mkdir(parents=True, exist_ok=True)
     path = (several if options.gpus else places).results / "checks.json"
-    checks = Checks(path, environment(), code, [step.name for step in all_steps], options.copy_to)
+    checks = Checks(path, environment(), code, [step.name for step in all_steps], places.notes, options.copy_to)
     if options.anew or "tests" in names:
         places.ended_tests.unlink(missing_ok=True)
     wanted = chosen(planned, names, options.anew, checks)

@@ -16,9 +16,12 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-import torch
-
 import fmm
+
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit("examples/newton_schulz.py needs torch: pip install torch") from None
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c: Muon's
 Step = Callable[[Any], Any]

@@ -184,7 +184,8 @@ def gemm(
         What is added, times beta: of the product's shape, or broadcast to it. It is left as it is unless it is also
         `out`, where it is updated in place. With beta = 0 it is not read.
     alpha, beta
-        Numbers; complex ones for complex arrays only. With alpha = 0, a and b are not read.
+        Numbers; complex ones for complex arrays only, and for integers whole ones. With alpha = 0, a and b are not
+        read.
     transpose_a, transpose_b
         False, True, or "C" for the conjugate transpose; 0, 1 and 2 as in SciPy's gemm. Nothing is copied for the first
         two, and for the third not if the plan is one for complex numbers (3m).
@@ -209,10 +210,10 @@ def explain_gemm(asked: Mapping[str, Any]) -> Decision:
 def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin: bool = False) -> Any:
     """The min-plus product: c[i, j] is the smallest of all sums a[i, k] + b[k, j].
 
-    Of two matrices of NumPy's, CuPy's or torch's, in float32, float64, int32 or int16; other real numbers become
-    float64. Whole numbers are saturated: the largest one of their type means "none" and stays that, whatever is added
-    to it; a sum beyond the type's range is the nearest number in it. A sum that is NaN is never the smallest. What is
-    masked in a masked array is none.
+    Of two matrices of NumPy's, CuPy's or torch's, in float32, float64, int32 or int16; other real numbers (int64, too)
+    become float64. Whole numbers are saturated: the largest one of their type means "none" and stays that, whatever is
+    added to it; a sum beyond the type's range is the nearest number in it. A sum that is NaN is never the smallest.
+    What is masked in a masked array is none.
 
     out
         Where the result goes, of its shape and type; it may overlap a and b.

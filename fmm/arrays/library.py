@@ -44,6 +44,7 @@ class Setting(NamedTuple):
     even_with_plan: bool = False  # it does so even if a plan is given, which is then not an error
     vendor_better: str = ""  # why its own product of these very arrays beats any plan; a plan that is given runs
     adjoint: bool = False  # is b a's transpose, in the same memory?
+    mirrors: bool = False  # then: is one half of its own product the mirror of the other, bit for bit?
     casts_result: bool = False  # `out` may have another type, to which the result is then cast
     folds_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
     lacking: bool = False  # it has no product of these types itself: any plan that can, computes it

@@ -106,6 +106,7 @@ class NumpyLibrary(NumpyLike):
             even_with_plan=even_with_plan,
             vendor_better=SYRK if (adjoint := dtype in BLAS_TYPES and same_memory_transposed(a, b)) else "",
             adjoint=adjoint,
+            mirrors=adjoint,
             casts_result=True,
             folds_stacks=False,
         )

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from fmm.arrays import host_memory
@@ -19,7 +20,9 @@ from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.numpy_like import whole_factor
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, INTEGERS, STORED
+from fmm.kernels.cpu.half_product import mirror_tasks
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.plans.steps.sums import Mirror, Place
 
 # Older versions have no unsigned types but that of bytes.
 NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
@@ -250,6 +253,22 @@ class TorchHostLibrary(_TorchTensors):
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(MATMUL, a, b, out=out)
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        """A whole product with nothing to be added is mirrored where it stands, tile by tile, without temporaries."""
+        if fill != "full" or (alpha, beta) != (1, 0) or not out.dtype == product.dtype in HOST_TYPES:
+            super().finish_half(product, out, alpha, beta, fill)
+            return
+        view = self.as_numpy(product)
+        for index in np.ndindex(*view.shape[:-2]):
+            for task in mirror_tasks(IN_PLACE, view[index], view[index]):
+                task()
+        if out is not product:
+            out.copy_(product)
+
+
+ANYWHERE = Place("C", 0, 0, 0, 0)
+IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
 
 
 def _begin_alike(a: Any, b: Any) -> bool:

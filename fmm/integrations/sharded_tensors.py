@@ -209,7 +209,7 @@ def _placed(found: Any, placements: Sequence[Any] | None, processes: Processes) 
 # ---- agreeing on a way
 
 _groups: dict[Any, tuple[Any, Processes]] = {}
-_ways: dict[Any, dict[str, Way]] = {}
+_ways: dict[Any, dict[str, Way | None]] = {}
 
 
 def processes_of(mesh: Any) -> Processes:
@@ -221,6 +221,8 @@ def processes_of(mesh: Any) -> Processes:
             group = mesh.get_group()
         elif len(numbers) == dist.get_world_size():
             group = dist.group.WORLD
+        elif mesh.device_type == "cuda":  # NCCL may want those that are not in a group to help to make it
+            group = mesh._flatten().get_group()
         else:
             group = _own_group(numbers, mesh.device_type)
         found = Processes(group, numbers, numbers.index(dist.get_rank()))
@@ -251,12 +253,11 @@ def _agreed(a: Any, b: Any, wanted: Wanted) -> Way | None:
     answered = everybody_knows(processes, question, question in known, device)
     if complaint is not None:
         raise complaint
-    if not _ours(a, b):
-        return None
     if not answered:
         if len(known) >= KEPT:
             known.clear()
-        known[question] = _told_way(question, a, b, wanted, processes, device)
+        ours = _ours(a, b)
+        known[question] = _told_way(question, a, b, wanted, processes, device) if ours else None
     return known[question]
 
 

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from fmm.arrays.library import Library, product_shape
+from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime.calls.operands import byte_span, spans_meet
@@ -69,6 +70,9 @@ def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: U
     """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
     a, b, c = library.promoted(a, b, c if update.beta else None)
     found = _explained_operands(library, a, b, c, out, update)
+    if _nothing_to_multiply(found, update.alpha) and product_shape(tuple(found.a.shape), tuple(found.b.shape)):
+        why = f"{library.name} answers: there is nothing to multiply"
+        return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
     wishes = _with_update(library, found, update, wishes)
     call = prepare(library, found.a, found.b, found.target, wishes)
     if any(found.conjugated):
@@ -187,7 +191,7 @@ def _same_array(library: Library, x: Any, y: Any) -> bool:
 
 def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
     """C, in the target if that can be and it has one; else in new memory, where it can."""
-    if wishes.asked.alpha == 0 or 0 in found.a.shape:  # nothing of A and B counts, be it inf or NaN
+    if _nothing_to_multiply(found, wishes.asked.alpha):
         return _by_library(library, found, wishes)
     call = prepared(library, found.a, found.b, found.target, wishes)
     if call.refused_plan:
@@ -204,6 +208,11 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
         return _of_conjugates(library, call, found, wishes)
     c = by_plan(library, call, found.a, found.b, found.target, wishes, found.added)
     return _by_library(library, found, wishes) if c is None else c
+
+
+def _nothing_to_multiply(found: Operands, alpha: Coefficient) -> bool:
+    """Does nothing of A and B count, be it inf or NaN? Then no plan is asked, be it given."""
+    return alpha == 0 or 0 in found.a.shape
 
 
 def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes) -> Any:

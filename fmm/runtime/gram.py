@@ -129,6 +129,9 @@ def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequ
     call, chosen = _chosen(library, found, wishes, prepare)
     if call.plan is None and _is_librarys_own(call, found):
         return replace(call.decision, kernels=(f"{library.vendor_name}: BLAS's syrk, one half, and NumPy's mirror",))
+    if _is_own_gemm(library, call, found, wishes) or (call.plan is None and call.setting.adjoint):
+        own = library.gemm_name if call.plan is not None and found.asked.beta else library.vendor_name
+        return replace(call.decision, kernels=(f"{own}: a whole product, of which one half is mirrored",))
     alone = b is None and wishes == NO_WISHES and request == GramRequest(request.rows)
     if alone and _is_mirrored_whole(a, request.rows):
         whole = f"{library.vendor_name}: a whole product, of which one half is mirrored"
@@ -177,6 +180,8 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
         library.vendor(left, right)
         raise PlanError(call.refused_plan)
     c = None
+    if _is_own_gemm(library, call, found, wishes):
+        return _by_own_gemm(library, found)
     if call.plan is not None:
         c = by_plan(library, call, left, right, chosen.out, wishes._replace(asked=chosen.asked))
     if c is not None and chosen is found:
@@ -227,7 +232,24 @@ def _can_write_there(library: Library, call: Call, found: Operands) -> bool:
 def _is_librarys_own(call: Call, found: Operands) -> bool:
     """Does the library's own product compute one half, and mirror it, where it is wanted? NumPy's of a real matrix and
     its transpose in place does."""
-    return found.asked == _whole(found.asked) and call.setting.adjoint and bool(call.setting.vendor_better)
+    return found.asked == _whole(found.asked) and call.setting.mirrors
+
+
+def _is_own_gemm(library: Library, call: Call, found: Operands, wishes: Wishes) -> bool:
+    """Is a product of two matrices, for whose half BLAS has no function, one of a library's on the host that has a BLAS
+    of its own, which adds as it goes?"""
+    own = library.processor == "cpu" and bool(library.gemm_name) and wishes.plan is None
+    return own and call.plan == VENDOR and found.asked.op == "symmetric"
+
+
+def _by_own_gemm(library: Library, found: Operands) -> Any:
+    """The whole of it by the library's own function, in an array of its own, and the mirror of one half."""
+    asked = found.asked
+    if not asked.beta:
+        return _finished(library, found, library.vendor(found.left, found.right))
+    value = library.copied(found.out, tuple(found.out.shape), found.out)
+    library.updated(found.left, found.right, value, asked.alpha, asked.beta)
+    return _finished(library, found._replace(asked=asked._replace(alpha=1, beta=0)), value)
 
 
 def _whole(asked: Asked) -> Asked:

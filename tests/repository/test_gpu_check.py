@@ -202,7 +202,7 @@ class Fakes:
 def begun_checks(folder: Path, code: str = "code", **more: Any) -> tuple[Checks, Places]:
     order = ["first", "second", "third", "fourth"]
     places = Places(folder / "results", folder / "notes")
-    return Checks(places.results / "checks.json", {"commit": "abc"}, code, order, **more), places
+    return Checks(places.results / "checks.json", {"commit": "abc"}, code, order, places.notes, **more), places
 
 
 FOUR = [
@@ -224,7 +224,8 @@ def test_a_step_that_fails_keeps_none_from_being_run(tmp_path: Path, capsys: pyt
     assert content["checks"][0]["command"] == "first" and content["checks"][0]["commit"] == "abc"
     assert told(FOUR, [], checks) == 1
     assert "first says so" in capsys.readouterr().out
-    # Nothing of it is done again, unless somebody asks.
+    # Nothing of it is done again, unless somebody asks; nor if another tree has been put in the place of this one.
+    checks.path.write_text(json.dumps({"checks": [{"step": "first", "outcome": "passed", "commit": "old"}]}))
     assert chosen(FOUR, [], False, checks) == [] and chosen(FOUR, [], True, checks) == FOUR
     assert [step.name for step in chosen(FOUR, ["third"], False, checks)] == ["third"]
 
@@ -275,7 +276,7 @@ def test_what_was_written_is_copied_after_each_step(tmp_path: Path) -> None:
     os.utime(places.results / "old.json", (0, 0))
     run_steps(FOUR[:1], checks, places, 1000, Fakes())
     found = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
-    assert found == [os.path.join("notes", "first.txt"), os.path.join("results", "checks.json")]
+    assert found == [os.path.join("notes", x) for x in ("first.txt", "results-checks.json")] + ["results/checks.json"]
 
 
 def test_arguments_are_the_checks_own_or_the_benchmarks() -> None:

@@ -15,7 +15,7 @@ from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.recompute.recompute import may_differ, recompute_launches, simple_source
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.memory_layout import temporary_bytes
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from fmm.runtime import gemm, matmul
@@ -339,6 +339,19 @@ def test_a_plan_that_conjugates_is_fmms_own_idea(rng: np.random.Generator) -> No
             fmm.matmul(a, b, plan=plan)
     with pytest.raises(PlanError, match="multiplies conjugates"):
         fmm.gemm(a, b, plan="winograd > 3m.conj-b > vendor")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float16"])
+def test_what_multiplies_nothing_is_explained_as_it_is_done(dtype: str) -> None:
+    """Whatever plan is given: with alpha 0, or without an inner side, there is nothing for it to do."""
+    a, empty, c = np.ones((5, 4), dtype), np.ones((5, 0), dtype), np.full((5, 5), 3, dtype)
+    for left, alpha in ((a, 0), (empty, 2)):
+        asked: dict[str, Any] = {"alpha": alpha, "beta": 2, "plan": "winograd > vendor"}
+        np.testing.assert_array_equal(fmm.gemm(left, left.T, c, **asked), 2 * c)
+        found = fmm.explain_gemm(left, left.T, c, **asked)
+        assert found.plan == VENDOR and "there is nothing to multiply" in found.reason and found.kernels
+    with pytest.raises(ValueError, match="match"):
+        fmm.gemm(a, a, alpha=0)
 
 
 def test_it_is_explained() -> None:

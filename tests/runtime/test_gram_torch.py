@@ -107,3 +107,49 @@ def test_it_is_explained() -> None:
     found = fmm.explain_gram(tensor((300, 200)), plan="gram > strassen > vendor")
     assert found.problem is not None and found.problem.op == "gram"
     np.testing.assert_equal(found.problem.size, (200, 300, 200))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_halves_on_the_host_are_symmetric_bit_for_bit(dtype: Any) -> None:
+    """torch's own product of a matrix and its transpose is not always: of 2 x 32 in float32, say."""
+    torch.manual_seed(1)
+    for m, k in ((2, 32), (1, 7), (40, 130), (150, 17)):
+        for _ in range(2):
+            for x in (
+                torch.randn(m, k, dtype=dtype),
+                torch.randn(k, m, dtype=dtype).mT,
+                torch.randn(2, m, k, dtype=dtype),
+            ):
+                for rows in (True, False):
+                    expected = x @ x.mT if rows else x.mT @ x
+                    for c in (fmm.gram(x, rows=rows), fmm.gram(x, out=torch.full_like(expected, torch.nan), rows=rows)):
+                        assert torch.equal(c, c.mT)
+                        torch.testing.assert_close(c, expected)
+
+
+@pytest.mark.parametrize("fill", ["full", "lower", "upper"])
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2.5, 0), (2.0, -4.75), (-1, 1)])
+def test_two_matrices_on_the_host_are_one_call_of_torchs(
+    fill: Any, alpha: float, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole product that adds as it goes, in an array of its own, and the mirror; the other half is left alone."""
+    s = torch.randn(70, 50, dtype=torch.float64)
+    s = s @ s.mT
+    old = torch.randn(70, 70, dtype=torch.float64)
+    old = old + old.mT
+    multiplied: list[str] = []
+    addmm = torch.addmm
+
+    def noted(*given: Any, **more: Any) -> Any:
+        multiplied.append("addmm")
+        return addmm(*given, **more)
+
+    monkeypatch.setattr(torch, "addmm", noted)
+    out = old.clone()
+    assert fmm.gram(s, s, out, fill=fill, alpha=alpha, beta=beta) is out
+    expected = alpha * (s @ s) + beta * old
+    half = {"full": torch.ones_like, "lower": torch.tril, "upper": torch.triu}[fill](torch.ones_like(old)).bool()
+    torch.testing.assert_close(out[half], expected[half])
+    assert torch.equal(out[~half], old[~half])
+    assert fill != "full" or torch.equal(out, out.mT)
+    assert multiplied == ["addmm"] * bool(beta)

@@ -13,7 +13,8 @@ from math import prod
 from typing import Final
 
 from fmm.kernels.algorithms.consider import considered_forms
-from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed_scheme, rotated_scheme, transposed_scheme
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError
+from fmm.kernels.algorithms.scheme_composition import composed_scheme, rotated_scheme, transposed_scheme
 from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.text_files import TextFiles
 from fmm.kernels.registry import depends_on_rows

@@ -1,4 +1,4 @@
-"""Bilinear algorithms <m,k,n;r> as data: proved by the Brent equations, composed and permuted, written as text.
+"""Bilinear algorithms <m,k,n;r> as data: proved by the Brent equations, with their additions and errors, and as text.
 
 A scheme multiplies an m x k grid of blocks by a k x n grid with r products: product p is
 (sum_b U[b][p] A_b) (sum_b V[b][p] B_b), and block c of the result is sum_p W[c][p] product_p.
@@ -16,7 +16,8 @@ from math import lcm, prod, sqrt
 import numpy as np
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational
+from fmm.kernels.algorithms.additions import Matrix, Rational
+from fmm.kernels.algorithms.scheme_programs import Programs, composed_programs
 
 
 class SchemeError(ValueError):
@@ -24,19 +25,6 @@ class SchemeError(ValueError):
 
 
 ADDITIONS = 1.02  # of the error of a level, for the rounding of its additions
-
-
-@dataclass(frozen=True)
-class Programs:
-    """The additions of one scheme: forming the left operands, the right operands and the blocks of the result."""
-
-    left: AdditionProgram
-    right: AdditionProgram
-    join: AdditionProgram
-
-    @property
-    def additions(self) -> int:
-        return self.left.additions + self.right.additions + self.join.additions
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,7 @@ class Scheme:
     def programs(self) -> Programs:
         """Additions with common sums shared; a composed scheme's are its factors' run level by level."""
         if self.factors:
-            return _composed_programs(self.factors)
+            return _factors_programs(self.factors)
         columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
         return Programs(
             programs.shared_sums(columns[0], self.m * self.k),
@@ -222,93 +210,13 @@ def _spell(letter: str, coefficients: list[Rational], columns: int | None) -> st
     return " ".join(words)
 
 
-# ---- permuting and composing
+# ---- additions of a composition
 
 
-def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
-    """<n,k,m> from <m,k,n>: C^T = B^T A^T."""
-    u = _reordered(scheme.v, scheme.k, scheme.n)
-    v = _reordered(scheme.u, scheme.m, scheme.k)
-    w = _reordered(scheme.w, scheme.m, scheme.n)
-    return Scheme(name, f"transpose of {scheme.name}: {scheme.source}", scheme.n, scheme.k, scheme.m, u, v, w)
-
-
-def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
-    """<k,n,m> from <m,k,n>: the trilinear form sum A_ij B_jl C_li does not change when its factors are rotated."""
-    v = _reordered(scheme.w, scheme.m, scheme.n)
-    w = _reordered(scheme.u, scheme.m, scheme.k)
-    return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)
-
-
-def _reordered(x: Matrix, rows: int, columns: int) -> Matrix:
-    """The coefficient rows of a grid of blocks, re-sorted for the transposed grid."""
-    return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
-
-
-def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
-    """The Kronecker product: the first factor's blocks are multiplied by the second's algorithm, and so on."""
-    first, *rest = factors
-    for second in rest:
-        first = _kronecker(first, second)
-    source = " (x) ".join(f.name for f in factors)
-    return Scheme(name, source, first.m, first.k, first.n, first.u, first.v, first.w, factors)
-
-
-def _kronecker(x: Scheme, y: Scheme) -> Scheme:
-    def grid(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
-        rows = []
-        for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):
-            outer, inner = p[i * columns + j], q[s * inner_columns + t]
-            rows.append(tuple(a * b for a in outer for b in inner))
-        return tuple(rows)
-
-    u = grid(x.u, y.u, x.k, y.m, y.k)
-    v = grid(x.v, y.v, x.n, y.k, y.n)
-    w = grid(x.w, y.w, x.n, y.m, y.n)
-    return Scheme(f"{x.name}*{y.name}", "", x.m * y.m, x.k * y.k, x.n * y.n, u, v, w)
-
-
-def _composed_programs(factors: tuple[Scheme, ...]) -> Programs:
-    outer = factors[0]
-    if len(factors) == 1:
+def _factors_programs(factors: tuple[Scheme, ...]) -> Programs:
+    """The additions of the composition of these schemes, the outermost first."""
+    outer, inner = factors[0], factors[1:]
+    if not inner:
         return outer.programs
-    inner = composed_scheme(factors[1:], "inner")
-    p, q = outer.programs, inner.programs
-    return Programs(
-        _split_twice(p.left, q.left, (outer.m, outer.k), (inner.m, inner.k), outer.rank),
-        _split_twice(p.right, q.right, (outer.k, outer.n), (inner.k, inner.n), outer.rank),
-        _join_twice(p.join, q.join, (outer.m, outer.n), (inner.m, inner.n), outer.rank),
-    )
-
-
-def _split_twice(
-    p: AdditionProgram, q: AdditionProgram, outer: tuple[int, int], inner: tuple[int, int], rank: int
-) -> AdditionProgram:
-    """Outer sums once for every inner position, then the inner sums of each of the outer products."""
-    places = prod(inner)
-    wiring = [[(place, r) for place in range(places)] for r in range(rank)]
-    program = programs.chained_programs([p] * places, [q] * rank, wiring)
-    return programs.renumbered_inputs(program, _by_place(outer, inner))
-
-
-def _join_twice(
-    p: AdditionProgram, q: AdditionProgram, outer: tuple[int, int], inner: tuple[int, int], rank: int
-) -> AdditionProgram:
-    """Inner joins of each outer product, then the outer join once for every inner position."""
-    wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
-    program = programs.chained_programs([q] * rank, [p] * prod(inner), wiring)
-    order = _by_place(outer, inner)
-    outputs = [0] * len(order)
-    for position, block in enumerate(order):
-        outputs[block] = program.outputs[position]
-    return AdditionProgram(program.inputs, program.lines, tuple(outputs))
-
-
-def _by_place(outer: tuple[int, int], inner: tuple[int, int]) -> list[int]:
-    """Row-major block numbers of the composed grid, sorted by inner position first, then by outer block."""
-    columns = outer[1] * inner[1]
-    return [
-        (i * inner[0] + s) * columns + j * inner[1] + t
-        for s, t in product(range(inner[0]), range(inner[1]))
-        for i, j in product(range(outer[0]), range(outer[1]))
-    ]
+    m, k, n = (prod(sides) for sides in zip(*(f.size for f in inner), strict=True))
+    return composed_programs(outer.programs, _factors_programs(inner), outer.size, (m, k, n), outer.rank)

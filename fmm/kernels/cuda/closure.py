@@ -27,23 +27,23 @@ from fmm.kernels.plans.steps.closure_steps import MATRIX, ClosureSteps, ProductS
 from fmm.kernels.plans.steps.sums import Place
 
 ROOM = 256  # bytes: temporaries begin at multiples of it
-ARGS = "args of "  # with a base: where the nodes noted of its numbers are
-ARG_BYTES = 4
+ARGS = "args of "  # in front of a base's name: where the nodes stand that are noted of its numbers
+ARG_BYTES = 4  # of a node
 WORKSPACE, DOUBLED = "W", "doubled"
 
 
 @dataclass(frozen=True, eq=False)
 class ClosureLaunches:
-    """What runs, and the bytes of the temporaries, and of numbers that are written twice."""
+    """All launches for a matrix, and the memory that they need."""
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
-    numbers: int  # of the temporaries' memory
-    doubled_bytes: int
+    numbers: int  # that the temporaries have room for
+    doubled_bytes: int  # of numbers that are written twice, for rings with two numbers in a word
 
 
 def padded(cols: int) -> int:
-    """Numbers of a row, so that the next one begins at a multiple of 16 bytes whatever their type."""
+    """Numbers from one row to the next, so that every row begins at a multiple of 16 bytes whatever their type."""
     return -(-cols // WIDE) * WIDE
 
 

@@ -20,17 +20,17 @@ from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-# The addresses that a launch may be told: of the operands and the workspace, of the flag that says that C has an inf or
-# NaN, of the host's count of products that were computed again for that, and of counters that a launch has of its own;
-# of what is added, where C does not hold it (APART), which is aligned as C is.
+# Names of the addresses that a launch may be given: those of the operands and the workspace, of the flag that is up if
+# C has an inf or NaN, of the host's count of products that were computed again for that, and of a launch's own
+# counters. There is one more, APART: what is added, if C does not hold it; it is aligned as C is.
 BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 
 
 class Slot(NamedTuple):
-    """Where an address goes: into which of the parameters' words of 8 bytes; that of a base, and so many bytes on."""
+    """A word of a launch's parameters that holds an address: a base's, and so many bytes on."""
 
-    word: int
+    word: int  # of 8 bytes
     base: str
     offset: int = 0
 
@@ -50,13 +50,13 @@ class Launch:
     """One launch of a kernel of ours, all but the addresses."""
 
     does: Work
-    label: str  # which kernel it is, and how it is used: what `explain` prints
+    label: str  # what `explain` prints: which kernel it is, and how it is used
     kernel: Kernel
     grid: tuple[int, int, int]
-    parameters: bytes  # as the kernel is told them, every address and map zero
+    parameters: bytes  # the kernel's struct, in which every address and map is zero
     slots: tuple[Slot, ...]
-    maps: tuple[tuple[int, TensorMap], ...] = ()  # in which word each begins
-    counters: int = 0  # of 4 bytes each, zero before and after
+    maps: tuple[tuple[int, TensorMap], ...] = ()  # each with the word of the parameters at which it begins
+    counters: int = 0  # how many it needs, of 4 bytes each; they are zero before and after it
     overlaps: bool = False  # may it begin before the launch in front of it has ended?
     aligned: bool = True  # does it read and write 16 bytes at a time?
 
@@ -75,22 +75,23 @@ Step = Launch | VendorCall | Turn
 
 @dataclass(frozen=True, eq=False)
 class LaunchList:
-    """The steps of one plan on one problem and chip, on which lane each is, and the bytes of workspace they use."""
+    """The steps of one plan on one problem and chip."""
 
     plan: Plan
     problem: Problem
     steps: tuple[Step, ...]
-    lanes: tuple[int, ...]
-    workspace: int
-    alignment: tuple[int, ...]  # powers of two by which the bases must be divisible, in the order of BASES
+    lanes: tuple[int, ...]  # the lane of each step
+    workspace: int  # bytes
+    alignment: tuple[int, ...]  # powers of two by which the bases' addresses must be divisible, in the order of BASES
 
     @cached_property
     def lanes_used(self) -> int:
+        """How many lanes there are."""
         return max(self.lanes, default=0) + 1
 
     @cached_property
     def vendor_lanes(self) -> int:
-        """The first so many lanes call cuBLAS."""
+        """How many lanes, from the first on, must be able to call cuBLAS."""
         pairs = zip(self.steps, self.lanes, strict=True)
         return max((lane for step, lane in pairs if isinstance(step, VendorCall)), default=-1) + 1
 
@@ -100,13 +101,16 @@ class LaunchList:
 
     @cached_property
     def vendor_bases(self) -> tuple[int, ...]:
-        """The numbers of the bases that the vendor's products read or write: of a captured list these must stay."""
+        """The numbers of the bases that the vendor's products read or write.
+
+        In a captured list their addresses stay as they were, since nobody can change the vendor's parameters.
+        """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({BASES.index(x.base) for call in calls for x in call.op.pieces}))
 
     @cached_property
     def vendor_cuts_float32(self) -> bool:
-        """Does the vendor multiply float32 in TF32? cuBLAS is set to it for the whole list."""
+        """Must cuBLAS multiply float32 numbers in TF32? It is set to that for the whole list."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return any(call.op.dtype == "tf32" for call in calls)
 
@@ -116,7 +120,7 @@ class LaunchList:
         return all(launch.aligned for launch in self.launches if launch.does == "product")
 
     def describe(self) -> tuple[str, ...]:
-        """What runs, step by step; equal neighbours are one line."""
+        """The labels of the steps, in order. Equal neighbours are one line."""
         return tuple(_step_lines(self.steps))
 
 

@@ -1,4 +1,4 @@
-"""What a plan asks of a GPU, before it is known which: sums and products in order, with their places in memory."""
+"""The operations that a plan asks of any GPU: sums and products in order, with their places in memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ Operation = SumOp | PlaneSums | MirrorOp | Scaling | GemmOp | MirroredOp | RankO
 
 @dataclass(frozen=True, eq=False)
 class OperationList:
-    """The operations of one plan on one problem, on which lane each is, and the bytes of workspace they use."""
+    """The operations of one plan on one problem."""
 
     plan: Plan
     problem: Problem
     ops: tuple[Operation, ...]
-    lanes: tuple[int, ...]
-    workspace: int
+    lanes: tuple[int, ...]  # the lane of each operation
+    workspace: int  # bytes
 
     @cached_property
     def lanes_used(self) -> int:
+        """How many lanes there are."""
         return max(self.lanes, default=0) + 1

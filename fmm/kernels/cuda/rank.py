@@ -23,7 +23,7 @@ class RankOp:
 
     @property
     def pieces(self) -> tuple[Factor, Factor]:
-        """Everything that it is given."""
+        """Every matrix that it is given."""
         return self.factor, self.dest
 
     @property
@@ -32,10 +32,10 @@ class RankOp:
 
 
 def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: float, beta: float) -> RankOp | None:
-    """The lower half of dest = alpha left right + beta dest, where right is left's adjoint; None where neither of them
-    lies so that BLAS could begin with it.
+    """The lower half of dest = alpha left right + beta dest, where right is left's adjoint.
 
-    A dest that lies row by row is column by column its transpose, whose upper half is meant.
+    None if neither of the two lies so that BLAS can read it. If dest lies row by row, BLAS sees its transpose, and is
+    asked for the upper half of that.
     """
     upper = not columns_contiguous(dest)
     if upper:

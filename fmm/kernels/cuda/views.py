@@ -28,16 +28,16 @@ class View(NamedTuple):
         return DTYPES[self.dtype].itemsize
 
     def block(self, place: Place) -> View:
-        """The rectangle of it or of its transpose, or the real or imaginary parts of what stands there."""
+        """The rectangle of this matrix or of its transpose, or the real or imaginary parts of the numbers in it."""
         if place.part == "transpose":
             return transposed_view(self.block(place.upright))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
-        found = self._replace(offset=offset, rows=place.rows, cols=place.cols)
+        rectangle = self._replace(offset=offset, rows=place.rows, cols=place.cols)
         if not place.part:
-            return found
+            return rectangle
         real = DTYPES[self.dtype].real
         shift = DTYPES[real].itemsize if place.part == "im" else 0
-        return found._replace(offset=offset + shift, down=2 * self.down, right=2 * self.right, dtype=real, unit=2)
+        return rectangle._replace(offset=offset + shift, down=2 * self.down, right=2 * self.right, dtype=real, unit=2)
 
     @property
     def strides(self) -> tuple[int, int]:
@@ -49,21 +49,21 @@ class View(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A block of A, B or C: where it begins in which base, in bytes, its sizes, and how often it is taken."""
+    """A block of A, B or C in a tiled product."""
 
     base: str
-    offset: int
+    offset: int  # bytes
     rows: int
     cols: int
-    factor: float = 1  # of a block in a sum, whose first has 1; of the product in a destination
+    factor: float = 1  # of a block in a sum, whose first has 1; in a destination, of the product
     keep: float = 0  # what a destination keeps of its old value: with 0 that is never read
 
 
 class Lines(NamedTuple):
-    """How an operand's blocks lie: elements from one line to the next, and from one product of a batch to the next."""
+    """How an operand's blocks lie, in elements."""
 
-    leading: int
-    layer: int = 0
+    leading: int  # from one line to the next
+    layer: int = 0  # from one product of a batch to the next
 
 
 class Factor(NamedTuple):
@@ -71,13 +71,13 @@ class Factor(NamedTuple):
 
     base: str
     offset: int  # bytes
-    leading: int
+    leading: int  # elements from one column to the next
     transposed: bool
-    stride: int  # elements from one of a batch to the next
+    stride: int  # elements from one matrix of a batch to the next
 
 
 def constant_distance(views: Sequence[View]) -> int | None:
-    """The constant distance, in elements, between views that are alike; None if there is none."""
+    """The distance in elements from each of these views to the next; None if it varies, or if they are not alike."""
     base, _, *shape = views[0]
     if any(v[0] != base or [*v[2:]] != shape for v in views):  # (the offset is the second field)
         return None
@@ -95,16 +95,16 @@ def transposed_view(x: View) -> View:
 
 
 def added_view(problem: Problem) -> View | None:
-    """What is added, where C does not hold it."""
+    """The matrix that beta multiplies, if that is not C; else None."""
     if problem.added is None:
         return None
     return View(APART, 0, problem.m, problem.n, *problem.added, problem.stored)
 
 
 def lies_along(added: View, dest: View) -> bool:
-    """Are its numbers neighbours where dest's are? (Its lines may all be the same one.)"""
-    across = (dest.rows, added.down) if columns_contiguous(dest) else (dest.cols, added.right)
-    return across[0] == 1 or across[1] == 1
+    """Are its numbers neighbours in memory where dest's are? (Its lines may all be the same one.)"""
+    count, step = (dest.rows, added.down) if columns_contiguous(dest) else (dest.cols, added.right)
+    return count == 1 or step == 1
 
 
 def operand_views(problem: Problem) -> dict[str, View]:

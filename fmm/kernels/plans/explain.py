@@ -18,13 +18,13 @@ from fmm.kernels.plans.workspace import leaf_halves, leaf_products, multiplicati
 
 
 class Row(NamedTuple):
-    """One line of the table; the products of a level are represented by its largest."""
+    """One line of the table. Of a level's products, the next line shows the largest."""
 
     level: str
-    problem: str
+    problem: str  # its size
     does: str
-    products: int
-    temporaries: int
+    products: int  # how many it makes
+    temporaries: int  # bytes
 
 
 def explained_rows(
@@ -50,7 +50,7 @@ def explained_rows(
 
 
 def _whole_rows(plan: Plan, size: tuple[int, int, int], itemsize: int, steps: LevelSteps) -> Iterator[Row]:
-    """A level that is done whole, whose temporaries are all there are; those below it; and the leaf."""
+    """The lines of a level that is done whole, of the levels below it, and of the leaf. Only the first takes memory."""
     leaf, products = plan.leaf_use.leaf, list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]
@@ -64,7 +64,7 @@ def _whole_rows(plan: Plan, size: tuple[int, int, int], itemsize: int, steps: Le
 
 
 def _around(steps: LevelSteps) -> str:
-    """What is done around a product, of which a leaf or a level computes no more than it can."""
+    """In words, the steps around a product of which the leaf or level itself computes only a part."""
     mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
     if not mirrors:
         return "alpha and beta"
@@ -72,7 +72,7 @@ def _around(steps: LevelSteps) -> str:
 
 
 def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = "") -> str:
-    """The rows as aligned text, with the totals below. The type counts for integers alone."""
+    """The rows as aligned text, with the totals below. `dtype` counts only for integers."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
     for row in explained_rows(plan, m, k, n, itemsize, asked, dtype):
         lines.append((*row[:3], str(row.products), spelled_bytes(row.temporaries)))

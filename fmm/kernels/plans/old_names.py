@@ -18,12 +18,12 @@ OLD_ENDINGS: Final[Mapping[str, str]] = MappingProxyType({**_DOUBLE, **_SINGLE, 
 
 
 def todays_ending(text: str) -> str:
-    """Of what a plan multiplies with; any other text as it is."""
+    """Today's name for what a plan ends in; any other text as it is."""
     return OLD_ENDINGS.get(text, text)
 
 
 def todays_plan(text: str) -> str:
-    """The same plan as it is spelled today."""
+    """The text of a plan with today's name for what it ends in."""
     levels, arrow, ending = text.rpartition(">")
     new = OLD_ENDINGS.get(ending.strip())
     return text if new is None else f"{levels}{arrow}{' ' * bool(arrow)}{new}"

@@ -38,9 +38,9 @@ def workspace(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> int:
-    """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns).
+    """The most bytes of temporaries that a plan has at a time: its first level's, and those below its largest product.
 
-    Where two products run at a time, both count.
+    Products take turns with the memory below them; where two run at a time, both count.
     """
     steps = None if plan.fused else lower_level(plan, m, k, n, alpha, beta, op, fill)
     if steps is None:
@@ -89,13 +89,15 @@ def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan |
 
 
 def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN, itemsize: int = 8) -> dict[Size, int]:
-    """The multiset of leaf products (m, k, n) -> how many; without those that are their own adjoints. (Of how many
-    bytes numbers are, counts for integers modulo several numbers.)"""
+    """How many leaf products there are of each size (m, k, n), without those that are their own adjoints.
+
+    `itemsize` counts only for integers, whose products may be done modulo several numbers.
+    """
     return {size: count for (size, half), count in _leaves(plan, m, k, n, asked, itemsize) if not half}
 
 
 def leaf_halves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> dict[tuple[int, int, int], int]:
-    """The multiset of leaf products that are their own adjoints, of which a leaf computes one half."""
+    """How many leaf products that are their own adjoints there are of each size; a leaf computes one half of them."""
     return {size: count for (size, half), count in _leaves(plan, m, k, n, asked, 8) if half}
 
 
@@ -117,7 +119,7 @@ def _leaves(
 @depends_on_rows
 @lru_cache(maxsize=4096)
 def multiplications(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> float:
-    """All that the leaf products do, in multiplications of the numbers that the plan is asked for."""
+    """The multiplications in all leaf products, counted in those of the numbers that the plan is asked for."""
     opened = opened_level(plan, m, k, n, 8, asked)
     steps = opened or lower_level(plan, m, k, n, *asked)
     if steps is None:
@@ -129,12 +131,14 @@ def multiplications(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) ->
     return own * sum(multiplications(p.plan, *p.size, p.asked) for p in products)
 
 
-FEW = 4096  # products that any plan may make
+FEW = 4096  # products that any plan may make, however small the problem is
 
 
 def check_products(plan: Plan, m: int, k: int, n: int) -> None:
-    """PlanError for a plan so deep that it makes more products than there are numbers to multiply: each level makes at
-    least seven times as many, and what is below one number is nothing but time."""
+    """PlanError for a plan so deep that it makes more products than there are numbers to multiply.
+
+    Each level makes at least seven times as many, and cutting single numbers only takes time.
+    """
     count = prod(level.products for level in plan.levels)
     if count > max(m * k * n, FEW):
         raise PlanError(f"{plan} makes {count} products of a {m} x {k} x {n} one; take fewer levels")

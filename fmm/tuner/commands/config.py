@@ -16,7 +16,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings import tables
-from fmm.tuner.findings.described import EARLIER, of_an_earlier_fmm
+from fmm.tuner.findings.described import AGAIN, EARLIER, of_an_earlier_fmm
 from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.trials.data_frame import frame
 
@@ -117,7 +117,7 @@ def _validate(options: argparse.Namespace) -> int:
             bad = 1
         else:
             unused = "".join(f"; the model is not used: {doubt}" for doubt in found.doubts)
-            old = f"; its thresholds are {EARLIER}, and are left out" if of_an_earlier_fmm(raw["thresholds"]) else ""
+            old = f"; its thresholds are {EARLIER}: {AGAIN}" if of_an_earlier_fmm(raw["thresholds"]) else ""
             print(f"{key}, {dtype}: valid, {len(found.entries)} entries{old}{unused}")
     return bad
 
@@ -144,7 +144,7 @@ def exported_table(path: Path, options: argparse.Namespace) -> Any:
     if not options.thresholds:
         return tables.entries_table(sections)
     if not any(found.thresholds for found in sections.values()):
-        raise ConfigError(f"{path} has no thresholds that this fmm knows; `fmm-tune` finds them")
+        raise ConfigError(f"{path} has no thresholds that this fmm knows; {AGAIN}")
     return tables.thresholds_table(sections)
 
 

@@ -28,6 +28,7 @@ from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.findings.described import instead
 from fmm.tuner.findings.model_in_use import device_name, guess_of
+from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
 NO_LIMIT = 1 << 62
 DEVICES = ("cpu", *device_names())
@@ -111,8 +112,7 @@ def _not_used(name: str, dtype: str) -> str:
     tuned = _tuned(name, dtype)
     if not tuned or not tuned.doubts:
         return ""
-    known = tuned.identity
-    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(known.key, guess_of(known.key, known.name))}"
+    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
 
 
 def _measured(name: str, problem: Problem) -> str:
@@ -182,6 +182,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
     return {
         "device": calibration.name,
         "source": calibration.source,
+        "library": vendors_name(calibration),
         "size": problem.size,
         "dtype": problem.dtype,
         "workspace_limit": None if limits.workspace == NO_LIMIT else limits.workspace,
@@ -225,10 +226,12 @@ def _text(found: dict[str, Any]) -> str:
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
         *(found[note] for note in ("not_used", "tuned_elsewhere", "measured") if found[note]),
-        f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as the vendor, "
+        f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
         f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
-        f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times the vendor's",
+        f"workspace {spelled_bytes(best['workspace'])}, "
+        f"expected error {spelled_growth(best['error_growth'])} times the usual",
+        *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         "",
         explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize),
         "",
@@ -236,7 +239,6 @@ def _text(found: dict[str, Any]) -> str:
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
         *map(_runner_up, found["runners_up"]),
         "",
-        *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         f"left out: {found['leaves_out']}",
     ]
     return "\n".join(lines)

@@ -18,6 +18,8 @@ from fmm.tuner.findings.model_in_use import device_name, model_in_use
 from fmm.tuner.findings.outcome import told_plans
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 
+WITHOUT = "a processor is measured in each process, and a GPU goes by the models that come with fmm or by its datasheet"
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("show", help="print what a config says of each device and type")
@@ -29,6 +31,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(options: argparse.Namespace) -> int:
     """Print what can be read; a line on stderr and exit code 1 for what cannot."""
     path = output_path(options.config)
+    if options.config is None and not path.exists():
+        raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one. Until then {WITHOUT}")
     found = some_sections(path)
     if options.json:
         print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))

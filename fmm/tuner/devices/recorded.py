@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
 from fmm.kernels.plans.candidates import peer_plans, probed_plans
@@ -39,7 +40,8 @@ class RecordedDevice:
         return self.guess
 
     def known(self, dtype: str) -> Calibration:
-        return self.guess
+        """As a GPU of this kind has it: what ships with the package, if anything does."""
+        return (shipped_model(self.identity, dtype) if self.guess.batches else None) or self.guess
 
     def candidates(self) -> Sequence[Plan]:
         return probed_plans("cuda" if self.guess.batches else "cpu")

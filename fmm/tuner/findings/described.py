@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from fmm.config.environment import environment_value
+from fmm.config.files import shipped_model
+from fmm.config.identity import Identity
 from fmm.config.schema import Entry
 from fmm.config.thresholds import Spread, Thresholds, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
-from fmm.tuner.findings.outcome import by_sides, chosen_square, gains_at, outcome, vendors_name
+from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
+from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, gains_at, outcome, vendors_name
 from fmm.tuner.trials.record import Size
 
 NOT_MEASURED = "not measured"
@@ -41,7 +44,7 @@ def described_rows(
     doubts, calibration = used.tuned.doubts, used.tuned.calibration
     yield from (("not used", doubt) for doubt in doubts)
     if doubts:
-        yield "", f"so that {instead(key, used.guess)}; tune again when the device is idle"
+        yield "", f"so that {instead(used.tuned.identity, dtype)}; tune again when the device is idle"
     if used.calibration is not None:
         yield from outcome(used.calibration, dtype)
         if used.assumed:
@@ -50,7 +53,7 @@ def described_rows(
     if calibration is not None:
         if doubts:
             yield "", "What it found, for who wants to judge it:"
-        yield from measured_lines(section, used.calibration or calibration, calibration, dtype)
+        yield from measured_lines(section, used, calibration, dtype)
     yield from (("measured", _entry_text(entry, used)) for entry in used.tuned.entries.values())
 
 
@@ -66,11 +69,14 @@ def _entry_text(entry: Entry, used: ModelInUse) -> str:
     return f"{_size(entry.size)}{of}: {entry.plan}, {entry.text}{trusted}{more}"
 
 
-def instead(key: str, guess: Calibration | None) -> str:
+def instead(identity: Identity, dtype: str) -> str:
     """What fmm.matmul does where a tuning is not used."""
-    if not key.startswith("cuda"):
+    if not identity.key.startswith("cuda"):
         return "fmm goes by what it measures in each process"
-    return "fmm goes by the datasheet alone" if guess else "all products are the library's own"
+    if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
+        return "fmm goes by the model that comes with it for such cards"
+    known = guess_of(identity.key, identity.name)
+    return "fmm goes by the datasheet alone" if known else "all products are the library's own"
 
 
 def older_than(used: ModelInUse) -> Iterator[str]:
@@ -79,10 +85,11 @@ def older_than(used: ModelInUse) -> Iterator[str]:
         dtype, leaves = used.tuned.dtype, ", ".join(used.lacking)
         yield f"The tuning of {dtype} was made before fmm had {leaves}, which fmm.matmul does not take by it."
         gains = gains_at(used.renewed, dtype)
-        yield f"A new tuning measures them; by the datasheet squares would then be, times as fast: {gains}"
+        yield f"A new tuning measures this; by the datasheet squares would then be, times as fast: {gains}"
 
 
 EARLIER = "of an earlier fmm, which meant something else by them"
+AGAIN = "`fmm-tune conclude` makes today's of what was measured"
 
 
 def of_an_earlier_fmm(thresholds: Any) -> bool:
@@ -98,34 +105,33 @@ def _size(size: Size) -> str:
 
 
 def measured_lines(
-    section: Mapping[str, Any], used: Calibration, fitted: Calibration, dtype: str
+    section: Mapping[str, Any], used: ModelInUse, fitted: Calibration, dtype: str
 ) -> Iterator[tuple[str, str]]:
     """Rates, thresholds, the noise and the model's error."""
     products, sums = fitted.rate(dtype).flops / 1e9, fitted.stream / 1e9
     yield "rates", f"{vendors_name(fitted)}, large: {products:,.0f} Gflop/s; sums of blocks: {sums:,.0f} GB/s"
     found = read_thresholds(section["thresholds"])
     if found is not None:
-        yield from described_levels(found, used, dtype)
-        if dtype.startswith("complex") and used != fitted:
-            yield "", "(by the rates of complex products; what is gained above is told by those of real ones too)"
+        yield from described_levels(found, fitted, dtype)
+        yield from _otherwise(found, used, dtype)
         yield from described_recursion(found, dtype)
         yield from _blocks(found, section.get("blocks"))
     elif section["thresholds"]:
-        yield "levels", f"the thresholds are {EARLIER}: `fmm-tune conclude` makes today's of what was measured"
+        yield "levels", f"the thresholds are {EARLIER}: {AGAIN}"
     noise = section["noise"]
     yield "noise", NOT_MEASURED if noise is None else f"the same product, timed twice, differs by up to {noise:.1%}"
     yield "model", _errors(section["error"], fitted.margin)
 
 
-def described_levels(found: Thresholds, used: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
+def described_levels(found: Thresholds, fitted: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
     """The sides from which plans are taken."""
     taus = found.tau1, found.tau2, found.tau3
     counts = "one level", "two", "three"
     gain = ", ".join(f"{count} {_from(tau.value)}" for count, tau in zip(counts, taus, strict=True))
-    yield "levels", f"of recursion, predicted to gain 2 %: {gain} (tau1, tau2, tau3);"
+    yield "levels", f"predicted to gain 2 %: {gain} (tau1, tau2, tau3);"
     yield "", f"to lose nothing: {_ends(taus, 'low')}; more than the model's error, so that"
     yield "", f"fmm.matmul takes them: {_ends(taus, 'high')}"
-    yield from _above(found.tau1.value, used, dtype)
+    yield from _above(found.tau1.value, fitted, dtype)
 
 
 def described_recursion(found: Thresholds, dtype: str) -> Iterator[tuple[str, str]]:
@@ -142,6 +148,17 @@ def described_recursion(found: Thresholds, dtype: str) -> Iterator[tuple[str, st
         yield "", f"{ratio}: one level pays from n1 = {factor:g} alpha / pi = {found.n1:.0f} on (Equation 3);"
     yield "", f"{_seen(found)};"
     yield "", _corrected(found, factor)
+
+
+def _otherwise(found: Thresholds, used: ModelInUse, dtype: str) -> Iterator[tuple[str, str]]:
+    """Where fmm.matmul goes by more than the model that these are of."""
+    if used.calibration is None:
+        return
+    leaf = chosen_square(used.calibration, dtype, int(found.tau1.value or LARGE) // 16 * 16).plan.leaf
+    if leaf in used.assumed:
+        yield "", f"(by what was measured: {leaf}, which was not, is predicted to be faster than these levels)"
+    elif dtype.startswith("complex") and used.calibration != used.tuned.calibration:
+        yield "", "(by the rates of complex products; what is gained above is told by those of real ones too)"
 
 
 def _above(tau1: float | None, calibration: Calibration, dtype: str) -> Iterator[tuple[str, str]]:

@@ -141,7 +141,8 @@ def meaning_of_cases(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
             unused.setdefault(case.tuned.doubts[0], []).append(case.dtype)
     said = [f"The tuned model of {', '.join(types)} is not used: {doubt}." for doubt, types in unused.items()]
     if unused:
-        without = instead(cases[0].device, cases[0].used.guess)
+        doubted = next(case for case in cases if case.tuned.doubts)
+        without = instead(doubted.tuned.identity, doubted.dtype)
         said += [f"Without it {without}; tune again when the device is idle."]
     if gains or not unused:
         said += [meaning(gains, {c.dtype: first for c in cases if (first := starts_at(c))}, library(cases))]

@@ -43,6 +43,7 @@ dt {{ font-weight: 600; }} dd {{ margin: 0; }}
   .gains tr {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); padding: 0.5rem 0; }}
   .gains th[scope=row] {{ grid-column: 1 / -1; border: 0; font-size: 1.05rem; }}
   .gains td {{ text-align: left; border: 0; }}
+  .gains .none {{ display: none; }}
   .gains td::before {{ content: attr(data-side); display: block; color: #666; font-size: 0.75rem; }}
 }}
 </style></head><body>

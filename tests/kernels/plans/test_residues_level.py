@@ -15,7 +15,8 @@ from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.explain import explained_rows, explained_table
 from fmm.kernels.plans.leaf import ending_rows, leaf_use
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.levels.residues import FromPlanes, IntoPlanes, NormExponents, Residues, residue_endings
+from fmm.kernels.plans.levels.residue_steps import FromPlanes, IntoPlanes, NormExponents
+from fmm.kernels.plans.levels.residues import Residues, residue_endings
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.old_names import OLD_ENDINGS, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError

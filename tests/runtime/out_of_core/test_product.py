@@ -118,6 +118,44 @@ def test_a_result_may_overlap_an_operand() -> None:
     np.testing.assert_allclose(a, wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("first", [0, 30, 50, 80])
+def test_a_result_may_be_a_part_of_what_the_operands_are_parts_of(first: int) -> None:
+    whole = matrix((160, 80), "float64")
+    wanted = whole[:80] @ whole[80:]
+    out = whole[first : first + 80]
+    assert streamed(whole[:80], whole[80:], out) is out
+    np.testing.assert_allclose(out, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_result_may_be_the_transpose_of_an_operand() -> None:
+    a = matrix((80, 80), "float64")
+    wanted = a @ a
+    streamed(a, a, a.T)
+    np.testing.assert_allclose(a.T, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_files_that_cannot_be_written_are_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", matrix((90, 90), "float64"))
+    a = np.load(tmp_path / "a.npy", mmap_mode="r")
+    close(streamed(a, a), np.asarray(a), np.asarray(a))
+    with pytest.raises(ValueError) as theirs:
+        np.matmul(a, a, out=a)
+    with pytest.raises(type(theirs.value)) as ours:
+        streamed(a, a, a)
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "int64"])
+@pytest.mark.parametrize("size", [(4, 20000, 4), (1, 50000, 1), (20000, 2, 3), (3, 2, 20000), (300, 1, 300)])
+def test_sides_of_very_different_lengths(size: tuple[int, int, int], dtype: str) -> None:
+    """In as many steps as there are tiles, not as many as there are rows."""
+    m, k, n = size
+    a, b, machine = matrix((m, k), dtype), matrix((k, n), dtype, 1), HostMachine(2_000_000)
+    found = streamed(a, b, machine=machine)
+    np.testing.assert_allclose(found, a @ b, rtol=1e-9, atol=1e-6)
+    assert len(machine.made.workspaces) <= 64
+
+
 @pytest.mark.parametrize(
     ("a", "b", "out"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fmm.config import files, schema
+from fmm.config.identity import Identity
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import ConfigError
 from fmm.kernels.leaves import F16X3_RATE
@@ -18,7 +19,7 @@ from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import described_gpu
-from fmm.tuner.findings.described import described
+from fmm.tuner.findings.described import described, instead
 from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 from tests.support import configs as tuned
@@ -111,3 +112,25 @@ def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     ]
     (elsewhere,) = next_steps("cpu-a", types[:1], False, "c.json")
     assert "unless FMM_CONFIG=c.json names it" in elsewhere
+
+
+def test_levels_say_where_fmm_goes_by_more_than_they_are_of() -> None:
+    """Of what was measured alone; a leaf that no tuning measures, or real products, may come before them."""
+    thresholds = {**TYPES["float32"]["thresholds"], "tau1": {"value": 4096.0, "low": 4096.0, "high": 4096.0}}
+    older = "\n".join(described({**without_three_products(), "thresholds": thresholds}, "float32", KEY))
+    assert "(by what was measured: residues(8) > bytes, which was not, is predicted to be faster" in older
+    section = tuned.section(thresholds=TYPES["float64"]["thresholds"])
+    both = "\n".join(described(section, "complex128", "cpu-a", {"float64": section}))
+    assert "(by the rates of complex products; what is gained above" in both
+    assert "(by the rates" not in "\n".join(described(section, "complex128", "cpu-a"))
+
+
+def test_what_fmm_does_where_a_tuning_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FMM_CONFIG", raising=False)
+    assert "measures in each process" in instead(Identity("cpu-a", "a"), "float64")
+    card = Identity(KEY, "NVIDIA H200")
+    assert instead(card, "float32") == "fmm goes by the model that comes with it for such cards"
+    assert instead(card, "complex64") == "fmm goes by the datasheet alone"
+    monkeypatch.setenv("FMM_CONFIG", "mine.json")  # then that alone is read
+    assert instead(card, "float32") == "fmm goes by the datasheet alone"
+    assert "the library's own" in instead(Identity("cuda-9.0-1sm", "a card"), "float32")

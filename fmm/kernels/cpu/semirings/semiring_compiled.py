@@ -22,7 +22,7 @@ from fmm.kernels.cpu.threads.thread_pool import Threads
 
 ROWS, STEPS = 128, 16  # of a task; of the inner dimension at a time
 ROW_BYTES = 1024  # of a task's row
-TASK_SUMS, LEAST_ROWS = 1 << 28, 4  # of a task at most, so that it is soon done: between tasks an interrupt is heard
+TASK_SUMS, LEAST_ROWS = 1 << 26, 16  # of a task at most, so that it is soon done: between tasks an interrupt is heard
 
 
 def can_compile() -> bool:
@@ -77,11 +77,14 @@ class CompiledSemiring:
             noted.settle(step)
 
     def close(self, d: Array, nodes: Array | None = None) -> None:
-        kernels = _kernels(d.dtype.name, self.greatest)
-        if nodes is None:
-            kernels.close(*flat(d), len(d))
-        else:
-            kernels.noted_close(*flat(d), *flat(nodes), len(d))
+        kernels, count = _kernels(d.dtype.name, self.greatest), len(d)
+        together = max(TASK_SUMS // max(count * count, 1), 1)
+        for first in range(0, count, together):  # nodes, one after the other
+            last = min(first + together, count)
+            if nodes is None:
+                kernels.close(*flat(d), count, first, last)
+            else:
+                kernels.noted_close(*flat(d), *flat(nodes), count, first, last)
 
 
 class _Kernels(NamedTuple):
@@ -191,8 +194,8 @@ def _noted_product_of(better: Any, number: Any) -> Any:
 
 
 def _close_of(best: Any, number: Any) -> Any:
-    def close(d: Any, leading: int, count: int) -> None:
-        for k in range(count):
+    def close(d: Any, leading: int, count: int, first: int, last: int) -> None:
+        for k in range(first, last):
             line = d[k * leading : k * leading + count].copy()
             for i in range(count):
                 row, f = d[i * leading : i * leading + count], d[i * leading + k]
@@ -203,8 +206,8 @@ def _close_of(best: Any, number: Any) -> Any:
 
 
 def _noted_close_of(better: Any, number: Any) -> Any:
-    def close(d: Any, leading: int, nodes: Any, ldn: int, count: int) -> None:
-        for k in range(count):
+    def close(d: Any, leading: int, nodes: Any, ldn: int, count: int, first: int, last: int) -> None:
+        for k in range(first, last):
             line, past = d[k * leading : k * leading + count].copy(), nodes[k * ldn : k * ldn + count].copy()
             for i in range(count):
                 row, found = d[i * leading : i * leading + count], nodes[i * ldn : i * ldn + count]

@@ -11,7 +11,7 @@ Body = str | Sequence[str]  # one call, which stands in the line of its entry po
 
 
 def entry_source(
-    told: str,
+    parameters: str,
     body: Body,
     header: str,
     bounds: Sequence[object],
@@ -20,24 +20,24 @@ def entry_source(
     before: Iterable[str] = (),
     entry: str = ENTRY,
 ) -> str:
-    """The whole CUDA source of a kernel that is told a struct `p`, and calls what a header has.
+    """The whole CUDA source of a kernel that is given a struct `p` of the type `parameters`, and calls a header.
 
-    `bounds`: threads, and thread blocks on a multiprocessor at least; `before`: what stands before the kernel;
-    `clusters`: of so many thread blocks.
+    `bounds`: threads of a thread block, and then how many such a multiprocessor must have room for; `clusters`: thread
+    blocks of a cluster, 0 for none; `before`: lines in front of the kernel.
     """
-    return whole_source(header, [*before, *entry_lines(told, body, bounds, clusters=clusters, entry=entry)])
+    return whole_source(header, [*before, *entry_lines(parameters, body, bounds, clusters=clusters, entry=entry)])
 
 
 def entry_lines(
-    told: str, body: Body, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY
+    parameters: str, body: Body, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY
 ) -> tuple[str, ...]:
-    """One entry point."""
+    """The lines of one entry point."""
     cluster = f"__cluster_dims__({clusters}, 1, 1) " if clusters else ""
-    kind = f'extern "C" __global__ void {cluster}__launch_bounds__({", ".join(map(str, bounds))})'
-    named = f"{entry}(const __grid_constant__ {told} p) {{"
+    attributes = f'extern "C" __global__ void {cluster}__launch_bounds__({", ".join(map(str, bounds))})'
+    signature = f"{entry}(const __grid_constant__ {parameters} p) {{"
     if isinstance(body, str):
-        return kind, f"{named} {body} }}"
-    return kind, named, *(line if line.startswith("#") else f"    {line}" for line in body), "}"
+        return attributes, f"{signature} {body} }}"
+    return attributes, signature, *(line if line.startswith("#") else f"    {line}" for line in body), "}"
 
 
 def whole_source(header: str, lines: Iterable[str]) -> str:

@@ -29,27 +29,33 @@ from fmm.problem import Problem
 
 THREADS = 256  # of a thread block, as in recompute_simple.cuh
 COMPUTE_AGAIN, SCAN = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
-# By which strategy the tiled kernel computes a type's products again: one for all sizes, so that few kernels are to be
-# compiled, of large tiles, so that few thread blocks are launched for nothing. The simple kernel does the other types.
+# By type, the strategy with which the tiled kernel computes products again: one for all sizes, so that few kernels must
+# be compiled, with large tiles, so that few thread blocks are launched for nothing. Other types are left to the simple
+# kernel.
 TILED_AGAIN = {"float32": named_strategy("Square")}
 
 
 def may_differ(plan: Plan) -> bool:
-    """Can a plan put an inf or NaN where the classical product has none? Not one whose levels save no product and whose
-    leaf multiplies the numbers themselves, and saves none either."""
+    """Can a plan put an inf or NaN where the classical product has none?
+
+    It cannot if neither its levels nor its leaf save products, and the leaf multiplies the numbers themselves.
+    """
     return plan.emulates or plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
 
 
 def can_compute_again(problem: Problem) -> bool:
-    """Not an update of a product that is its own adjoint: its old numbers are gone."""
+    """Can a product be computed again? Not one that is its own adjoint and updates C, whose old numbers are gone."""
     return not (problem.halved and problem.updates)
 
 
 def recompute_launches(
     problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], kept: View | None = None
 ) -> tuple[Launch, ...]:
-    """What follows a plan's own launches; `unseen`: is C written by what raises no flag? Then it is looked through
-    first. `kept`: a copy of what C held, where the product is added to it."""
+    """The launches that follow a plan's own.
+
+    `unseen`: must C be looked through first, since what writes it raises no flag? `kept`: what beta multiplies, be that
+    a copy of what C held.
+    """
     whole = problem.fill == "full" or not columns_contiguous(operand_views(problem)["C"])
     tiled = problem.stored in TILED_AGAIN and not problem.updates and whole
     scan = (_simple_launch(problem, SCAN, chip),) if unseen else ()
@@ -58,8 +64,11 @@ def recompute_launches(
 
 
 def _simple_launch(problem: Problem, entry: str, chip: Chip, kept: View | None = None) -> Launch:
-    """struct Rescue of recompute_simple.cuh: pointers and strides of A, B and C, sizes, the flag, the host's count; of
-    what C held before, if it counts, pointer and strides; whether one half is wanted; alpha and beta."""
+    """A launch of a simple kernel. Its parameters are struct Rescue of recompute_simple.cuh.
+
+    That is pointers and strides of A, B and C, sizes, the flag, the host's count, pointer and strides of what beta
+    multiplies, whether only one half is wanted, alpha and beta.
+    """
     a, b, c = (x.strides for x in problem.layouts)
     alpha, beta = complex(problem.alpha), complex(problem.beta)
     scalars = alpha.real, alpha.imag, beta.real, beta.imag
@@ -74,8 +83,11 @@ def _simple_launch(problem: Problem, entry: str, chip: Chip, kept: View | None =
 
 
 def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
-    """struct Again of recompute_tiled.cuh: a tiled product's parameters, whose flag comes last, and the host's count.
-    As many thread blocks as run at a time take the tiles in turns."""
+    """The launch of the tiled kernel. As many thread blocks as run at a time take the tiles in turns.
+
+    Its parameters are struct Again of recompute_tiled.cuh: those of a tiled product, whose flag comes last, and the
+    host's count.
+    """
     op = product_again(problem)
     aligned = all(alignment[x.base] % WIDE == 0 for x in op.pieces)
     parameters = op.parameters + bytes(8)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_REST, LAST_REST = (
-    8,
-    4096,
-)  # products left to the vendor after one was computed again: doubled each time, up to this
+# How many products are left to the vendor after one was computed again: at first, and at most. It doubles each time.
+FIRST_REST, LAST_REST = 8, 4096
 
 
 @dataclass
 class Trust:
-    """May the next product be a fast one? Not for a while after one that had to be computed again: such data tend to
-    come again, and computing a product twice costs more than the vendor's."""
+    """May the next product be a fast one? Not for a while after one that had to be computed again.
 
-    recomputed: int = 0  # as many as were known of at the last question
-    rest: int = FIRST_REST
-    left: int = 0
-    quiet: int = 0
+    Such data tend to come again, and to compute a product twice costs more than the vendor's.
+    """
+
+    recomputed: int = 0  # how many products had been computed again at the last question
+    rest: int = FIRST_REST  # how many are left to the vendor the next time
+    left: int = 0  # how many still are
+    quiet: int = 0  # how many went well since
 
     def holds(self, recomputed: int) -> bool:
-        """`recomputed`: how many there have been by now."""
+        """May it be a fast one, if so many have been computed again by now?"""
         if recomputed != self.recomputed:
             self.recomputed, self.left, self.quiet = recomputed, self.rest, 0
             self.rest = min(2 * self.rest, LAST_REST)

@@ -82,15 +82,17 @@ def _warpgroup_launch(op: GemmOp, target: Target) -> Launch | str:
 
 
 def _by_copy_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
-    """The products as one launch of the copy engine's kernel; None where it cannot do them, or would be slower."""
+    """The products as one launch of the copy engine's kernel; None where it cannot do them or would be slower, or
+    where the chip has too little shared memory for it."""
     chip = target.chip
     bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
     aligned = rows_are_aligned(op) and all(target.divides[base] % WIDE == 0 for base in bases)
     if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
         return None
-    if named := engine_strategy(op.kernel.strategy.name):
-        return tma_op(op, named, chip.multiprocessors)
-    if isinstance(op, TileGroup):
-        return tma_op(op, TMA_SUMMING, chip.multiprocessors) if op.order == "turns" else None
-    fastest = target.tiles.fastest_by_engine(op, chip) if op.open else None
-    return tma_op(op, fastest, chip.multiprocessors) if fastest else None
+    strategy = engine_strategy(op.kernel.strategy.name)
+    if strategy is None and isinstance(op, TileGroup):
+        strategy = TMA_SUMMING if op.order == "turns" else None
+    elif strategy is None and isinstance(op, TileOp) and op.open:
+        strategy = target.tiles.fastest_by_engine(op, chip)
+    made = tma_op(op, strategy, chip.multiprocessors) if strategy else None
+    return made if made and made.kernel.shared <= chip.shared_per_block else None

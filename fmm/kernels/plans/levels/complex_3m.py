@@ -1,8 +1,8 @@
 """Complex products by three real ones: (Ar + i Ai)(Br + i Bi) from P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi).
 
-The real part is P - Q, the imaginary part R - P - Q. It is the level that the plans of real numbers are put below: a
-split reads complex numbers once and writes real ones (with the signs of a conjugated operand), a join reads real ones
-and writes complex ones, with a complex alpha and beta.
+The real part is P - Q, the imaginary part R - P - Q. Below this level stand plans of real numbers. A split reads
+complex numbers once and writes real ones, with other signs if the operand is to be conjugated; a join reads real
+numbers and writes complex ones, with a complex alpha and beta.
 
 What is below it is bounded in norm alone: R - P - Q can cancel, so that a small imaginary part beside a large real one
 (or the reverse) loses digits that four real products would have kept.
@@ -33,15 +33,15 @@ from fmm.problem import Shape
 Order = Literal["stacked", "batched", "overlapped", "sequential"]
 ORDERS: tuple[Order, ...] = ("stacked", "batched", "overlapped", "sequential")
 PARTS: tuple[Part, Part] = ("re", "im")
-# By product: the shares of the real and the imaginary part in its operands, and its weight in the complex result.
+# Of P, Q and R: the shares of the real and the imaginary part in both operands, and the weight in the complex result.
 OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
-CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}
+CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}  # by option, the number of the operand that is conjugated
 
 
 @dataclass(frozen=True)
 class RealProducts(LevelWithSteps):
-    """Three real products instead of a complex one, whose operands are A and B, or their conjugates."""
+    """Any level that makes three real products of a complex one, of A and B or of their conjugates."""
 
     conjugates: tuple[bool, bool] = (False, False)
 
@@ -76,20 +76,26 @@ class RealProducts(LevelWithSteps):
     def steps(
         self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """With the real products by the plan `inner`."""
+        """The steps, whose real products are done by the plan `inner`."""
 
     # ---- what is known and said of it
 
     @property
     def error_growth(self) -> float:
-        """In norm, on random numbers: P - Q has the error of four real products, R - P - Q three times as much in
-        variance, since the operands of R are twice as large; together twice as much."""
+        """The growth in norm, on random numbers.
+
+        P - Q has the error of four real products. R - P - Q has three times its variance, since the operands of R are
+        twice as large. Together that is twice the variance.
+        """
         return sqrt(2)
 
     @property
     def positive_growth(self) -> float:
-        """R is four times as large as P and Q, so is its error: R - P - Q has 18 times the variance of P's, P - Q twice
-        that; four real products have four times that together."""
+        """The growth on numbers of one sign.
+
+        R is four times as large as P and Q, and so is its error. So R - P - Q has 18 times the variance of P, and P - Q
+        has twice that of P; four real products have four times that of P together.
+        """
         return sqrt(5)
 
     @property
@@ -112,7 +118,7 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
     def steps(
         self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """With the three real products by the plan `inner`."""
+        """All real operands first, the products, then C; or one product at a time, if the order is `sequential`."""
         if self.order == "sequential":
             return self._one_by_one(inner, sides, alpha, beta)
         m, k, n = sides
@@ -129,7 +135,7 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
     def _one_by_one(
         self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient, beta: Coefficient
     ) -> LevelSteps:
-        """One real product at a time, added to C at once: a third of the temporaries."""
+        """One real product at a time, each added to C at once. That takes a third of the temporaries."""
         m, k, n = sides
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
         steps: list[Sum | Product] = []
@@ -144,7 +150,7 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _places(self, letter: str, rows: int, cols: int) -> list[Place]:
-        """Three temporaries, or in a batch one tall one."""
+        """The places of three matrices: three temporaries, or for a batch one tall one."""
         if self.batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
@@ -179,7 +185,7 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
     # ---- what is known and said of it
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """In complex numbers, of which a real one is half."""
+        """Counted in complex numbers, so that a real one is half of one."""
         counts = _counts(self, inner)
         moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
@@ -194,7 +200,7 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
 @lru_cache(maxsize=64)
 def _counts(level: ThreeProducts, inner: Plan) -> BlockCounts:
     def whole(unit: int | None, sides: Shape) -> LevelSteps:
-        """There is no fringe: of marked sides, which are odd numbers, none lacks a row or column."""
+        """The steps for whole sides: the count makes odd sides smaller by one, but this level has no fringe."""
         m, k, n = (side | 1 for side in sides)
         return level.steps(inner, (m, k, n))
 
@@ -211,7 +217,7 @@ def _parts(name: str, rows: int, cols: int) -> tuple[Place, ...]:
 def _split(
     name: str, rows: int, cols: int, places: Sequence[Place], operands: Sequence[tuple[int, int]], conjugated: bool
 ) -> Sum:
-    """The real operands that are made of a complex matrix."""
+    """The step that makes real operands of a complex matrix."""
     sign = -1 if conjugated else 1
     program = separate_sums([(re, sign * im) for re, im in operands], 2)
     return Sum(f"split {name}", program, _parts(name, rows, cols), tuple(places))
@@ -225,15 +231,17 @@ def _added(
     alpha: complex,
     beta: complex,
 ) -> Sum:
-    """C = alpha (products by their weights) + beta C, in real and imaginary parts; what stays as it is, is not
-    written."""
+    """The step C = alpha (sum of products by their weights) + beta C, in real and imaginary parts.
+
+    Parts of C that stay as they are, are not written.
+    """
     program = _complex_sum(tuple(alpha * w for w in weights), beta)
     return _needed(Sum(label, program, (*products, *result), result).tidied)
 
 
 @lru_cache(maxsize=1024)
 def _complex_sum(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
-    """Of real inputs, and a complex number in its two parts, to such a number."""
+    """The sum of real inputs by complex weights, and of beta times a complex number; numbers are in two parts."""
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
     rows = [[int(x) if x == int(x) else x for x in row] for row in (real, imaginary)]
@@ -241,7 +249,7 @@ def _complex_sum(weights: tuple[complex, ...], beta: complex) -> AdditionProgram
 
 
 def _needed(step: Sum) -> Sum:
-    """Without the reads that its program makes no use of."""
+    """The same step without reads that its program makes no use of."""
     program = step.program
     used = sorted({v for terms in program.lines for _, v in terms} | set(program.outputs))
     kept = [v for v in used if v < program.inputs]

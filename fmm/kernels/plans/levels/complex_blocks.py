@@ -34,7 +34,7 @@ MOST = 49  # products of a scheme: three times as many operands in one pass are 
 
 @dataclass(frozen=True)
 class ThreeProductsOfBlocks(RealProducts):
-    """The two levels as one; its products are a batch."""
+    """The level 3m and a scheme's level of each real product, as one. All products are a batch."""
 
     scheme_level: Level = field(default_factory=lambda: level("strassen", "batched"))
 
@@ -94,7 +94,7 @@ class ThreeProductsOfBlocks(RealProducts):
 
     @property
     def bilinear(self) -> Scheme:
-        """Beside the three products, whose growth is `error_growth`."""
+        """The scheme; what the three products add to the error is in `error_growth`."""
         return self.scheme
 
     @property
@@ -128,7 +128,7 @@ def _counts(found: ThreeProductsOfBlocks, inner: Plan) -> BlockCounts:
 
 
 def _both_parts(blocks: Sequence[Place]) -> tuple[Place, ...]:
-    """Of each block the real, then the imaginary parts."""
+    """The places of the real and then of the imaginary parts of each block."""
     return tuple(replace(block, part=part) for block in blocks for part in PARTS)
 
 
@@ -138,7 +138,10 @@ def _both_parts(blocks: Sequence[Place]) -> tuple[Place, ...]:
 
 @lru_cache(maxsize=64)
 def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
-    """Of real and imaginary parts of blocks: the real operands of the products, as this matrix of a scheme has them."""
+    """The sums of real and imaginary parts of blocks that are the products' real operands.
+
+    `matrix`: the scheme's U for A, V for B.
+    """
     sign = -1 if conjugated else 1
     columns = list(zip(*matrix, strict=True))
     rows = [[x for c in column for x in (c * re, sign * c * im)] for column in columns for re, im in OPERANDS]
@@ -147,7 +150,7 @@ def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
 
 @lru_cache(maxsize=256)
 def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgram:
-    """Complex blocks of the real products."""
+    """The sums of real products that are complex blocks of C. `matrix`: the scheme's W."""
     weights = [alpha * w for w in WEIGHTS]
     rows: list[list[Coefficient]] = []
     for number, row in enumerate(matrix):
@@ -161,7 +164,7 @@ def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgr
 
 
 def _plain(x: Coefficient) -> Coefficient:
-    """A whole number as such."""
+    """The same number, as an int if it is whole."""
     return int(x) if not isinstance(x, complex) and x == int(x) else x
 
 

@@ -30,12 +30,12 @@ Steps = Iterator[Product | ProductBatch]
 
 @dataclass(frozen=True)
 class Gram(LevelWithSteps):
-    """`cuts` halvings of C's side at once: `gram` is one, `gram^3` makes eight blocks on the diagonal.
+    """C's side is halved `cuts` times at once: `gram` halves it once, `gram^3` makes eight blocks on the diagonal.
 
-    Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
-    are about alike. Behind a point a leaf may be named that computes the blocks on the diagonal: of `gram^2.tile >
-    strassen > vendor`, those are one launch of `tile`. With `gram.tile.outer` its operands lie along the outer
-    dimensions: of a B that lies column by column there is a copy, and of A A^T both are read from that.
+    Products below the diagonal have one level of recursion less the smaller they are, so that leaf products are about
+    alike. Behind a point may stand the leaf that computes the blocks on the diagonal: those of `gram^2.tile > strassen
+    > vendor` are one launch of `tile`. With `gram.tile.outer` that leaf's operands lie along the outer dimensions: of a
+    B that lies column by column a copy is made, and for A A^T both operands are read from it.
     """
 
     cuts: int = 1
@@ -66,7 +66,7 @@ class Gram(LevelWithSteps):
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
 
     def lower_half(self, plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps:
-        """The largest product first, blocks on the diagonal last; equal ones are a batch."""
+        """The largest product comes first, blocks on the diagonal last; products of one size are a batch."""
         parts = 1 << self.cuts
         side = _block_side(n, parts)
         steps: list[Product | ProductBatch] = []
@@ -134,7 +134,7 @@ def _products_plan(plan: Plan) -> Plan:
 
 
 def _diagonal(half: Plan, n: int, k: int, side: int, copied: bool, asked: Asked) -> Iterator[Product]:
-    """`copied`: is B read from its copy T, of which A is the transpose if it is B's own?"""
+    """The blocks on the diagonal. `copied`: is B read from its copy T, and A too if it is B's transpose?"""
     for at in range(0, max(n, 1), side):  # an empty product is one of nothing
         rows = min(side, n - at)
         left, right = Place("A", at, 0, rows, k), Place("T" if copied else "B", 0, at, k, rows)
@@ -144,7 +144,7 @@ def _diagonal(half: Plan, n: int, k: int, side: int, copied: bool, asked: Asked)
 
 
 def _batches(products: Sequence[Product]) -> list[Product | ProductBatch]:
-    """Those of the first one's size as a batch; at most the last is smaller."""
+    """The products, those of the first one's size as a batch; at most the last one is smaller."""
     alike = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
     return [ProductBatch(tuple(alike)) if len(alike) > 1 else alike[0], *others] if alike else others

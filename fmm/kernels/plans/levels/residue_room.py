@@ -20,15 +20,14 @@ ENOUGH = 52 << 30
 
 @dataclass(frozen=True)
 class ResidueRoom:
-    """A batch of products m x k x n by residues modulo `moduli` numbers, with `levels` of Strassen's algorithm below:
-    its blocks, and bytes of each part."""
+    """How a batch of products by residues is cut into blocks, and how many bytes each part of it takes."""
 
     m: int
     k: int
     n: int
-    count: int
+    count: int  # products in the batch
     moduli: int
-    levels: int
+    levels: int  # of Strassen's algorithm, below the residues
     item: int = ITEM  # bytes of a number
 
     @property
@@ -39,7 +38,7 @@ class ResidueRoom:
 
     @property
     def products(self) -> int:
-        """Of planes, modulo one number."""
+        """How many products of planes there are modulo one number."""
         return int(self.count * PRODUCTS**self.levels)
 
     @property
@@ -66,7 +65,7 @@ class ResidueRoom:
 
     @cached_property
     def together(self) -> int:
-        """Modulo so many numbers A and B are split and multiplied at a time: all, or as many as there is room for."""
+        """How many moduli A and B are split and multiplied for at a time: all, or as many as there is room for."""
         each, rest = sum(whole(x, ROOM) for x in self.planes[:2]), self._room(0)
         return (
             self.moduli if self._room(self.moduli) <= ENOUGH else max(min((ENOUGH - rest) // each, self.moduli - 1), 1)

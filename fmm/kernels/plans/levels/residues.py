@@ -15,45 +15,39 @@ below it, as it does a leaf: it ends a plan, and the row made of it here says wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from fmm.dtypes import BYTE, DTYPES, INTEGERS
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updating_program
-from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.algorithms.scheme import Programs
+from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import Ending, Leaf, register_ending
 from fmm.kernels.plans.level import LevelKind, register_level
 from fmm.kernels.plans.level_with_steps import WholeLevel
 from fmm.kernels.plans.levels.residue_room import (
-    EXPONENT,
     PRODUCTS,
-    ResidueRoom,
     kept_room,
     residue_scratch,
     whole_moduli,
     whole_scratch,
 )
+from fmm.kernels.plans.levels.residue_steps import BELOW, FAST, FromPlanes, residue_steps
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.blocks import operand_blocks
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
-from fmm.kernels.plans.steps.rescaling import LineExponents
-from fmm.kernels.plans.steps.sums import COPY, Place, Sum, whole_matrix
+from fmm.kernels.plans.steps.level_steps import LevelSteps
+from fmm.problem import Shape
 
 LEAF: Final = "bytes"
-FAST: Final = "strassen"  # the algorithm of the levels that may stand below
-BELOW: Final = ("", FAST, f"{FAST}^2")  # by how many levels of recursion that are
-# Modulo how many numbers, and the most levels below. With two, float32 would gain nothing.
+# By type, the numbers of moduli that there are, and the most levels below. (With two, float32 would gain nothing.)
 MODULI: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
 MOST_BELOW: Final = {"float64": 2, "float32": 1}
-# Integers whose sums of two fit in 64 bits, and that are more than a byte: with a level below.
+# The integers for which there may be a level below: sums of two fit in 64 bits, and they are more than a byte.
 SUMMED: Final = ("int16", "int32", "uint16", "uint32")
-# Of which prepared operands keep planes: with levels below there would be more, and others for A than for B.
+# The number of moduli with which prepared operands keep planes, if no level is below: with levels there would be more
+# planes, and others for A than for B.
 KEPT_MODULI: Final = 14
 # Errors against DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200: 0.5 to 0.7 with 14 moduli; every
 # one more or less is a factor of 15. (Uniform data: 0.03.) Of float32 0.17 to 0.26 with 7 and 0.013 to 0.023 with 8;
@@ -68,36 +62,12 @@ BOUNDS: Final = {
 }
 
 
-# ---- what it does
-
-
-@dataclass(frozen=True)
-class NormExponents(LineExponents):
-    """The largest powers of two by which rows (axis 0) or columns (axis 1) may be scaled for so many moduli, by bounds
-    of their norms."""
-
-
-@dataclass(frozen=True)
-class IntoPlanes(Sum):
-    """The program's sums of whole numbers (float64 and float32 are scaled and rounded to such), and of each sum the
-    residue modulo every number: planes of all sums modulo the first number, then of all modulo the second."""
-
-    moduli: int = 0
-
-
-@dataclass(frozen=True)
-class FromPlanes(Sum):
-    """C from planes in that order: sums modulo each number, and the whole numbers that have these residues, scaled
-    back."""
-
-    moduli: int = 0
-
-
 @dataclass(frozen=True)
 class Residues(WholeLevel):
-    """Products of bytes, modulo so many numbers; 0: as many as integers need.
+    """The level `residues(moduli)`, or `residues` with as many moduli as integers need, which is 0 here.
 
-    What is saved below it is saved modulo p, where nothing is rounded; an inf or NaN is looked for apart.
+    What the levels below save is saved modulo p, where nothing is rounded, and inf and NaN are looked for apart. So it
+    counts as a level that saves no products.
     """
 
     moduli: int = 0
@@ -142,97 +112,40 @@ class Residues(WholeLevel):
     # ---- what it comes to
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Of a plan that ends in it; integers are taken to have 8 bytes."""
+        """The steps of a plan that ends in it; integers are taken to have 8 bytes."""
         return self.steps(plan, (m, k, n), Asked(alpha, beta), self.moduli_for("int64", k))
 
     def opened(
         self, plan: Plan, size: tuple[int, int, int], asked: Asked, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """The same of numbers of so many bytes, for whoever counts or explains what is done whole; of bool, the type
-        must be said."""
+        """The same for numbers of so many bytes, for whoever counts or explains what is done whole.
+
+        `dtype` must be given for bool, and may be for others.
+        """
         return self.steps(plan, size, asked, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
 
     def moduli_for(self, dtype: str, k: int) -> int:
-        """Modulo how many numbers a product of this type is, with k terms to a sum."""
+        """The number of moduli for a product of this type, with k terms to a sum."""
         return self.moduli or whole_moduli(dtype, k)
 
-    def steps(self, plan: Plan, size: tuple[int, int, int], asked: Asked, moduli: int) -> LevelSteps:
-        """Planes are as large as the device has them: each block of equal size, lines of whole 16 bytes."""
-        m, k, n = size
-        depth, inner = depth_below(plan.leaf), Plan(leaf=LEAF)
-        whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
-        if moduli == 1 and not depth and asked[:2] == (1, 0) and not self.moduli:
-            return LevelSteps((), (Product(*whole, inner),))  # bytes are residues themselves
-        (rows, length, cols), programs = _block(size, depth), _programs(depth)
-        count = moduli * len(programs.left.outputs)
-        lefts, rights, dests = (
-            [Place(name, i * height, 0, height, width) for i in range(count)]
-            for name, height, width in (("S", rows, length), ("T", length, cols), ("M", rows, cols))
-        )
-        a, b, c = (operand_blocks(x.name, x.rows, x.cols, (1 << depth, 1 << depth), 1) for x in whole)
-        scales = [Place(name, 0, 0, EXPONENT, lines) for name, lines in (("E", m), ("F", n))] if self.moduli else []
-        measures = [_exponents(x, axis, scale) for x, axis, scale in zip(whole, (0, 1), scales, strict=False)]
-        splits = [_split(a, programs.left, lefts, moduli), _split(b, programs.right, rights, moduli)]
-        products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
-        program = updating_program(_joining(programs.join, moduli), asked.alpha, asked.beta)
-        join = FromPlanes("join", program, (*dests, *(c if asked.beta else ())), tuple(c), moduli)
-        return LevelSteps(
-            temporary_sizes([*measures, *splits, *products]), (*measures, *splits, ProductBatch(products), join)
-        )
+    def steps(self, plan: Plan, size: Shape, asked: Asked, moduli: int) -> LevelSteps:
+        """The steps modulo so many numbers, of a plan that ends in this level."""
+        return residue_steps(size, depth_below(plan.leaf), asked, moduli, Plan(leaf=LEAF), scaled=self.moduli > 0)
 
     def does(self, steps: LevelSteps) -> str:
         joins = [step for step in steps.steps if isinstance(step, FromPlanes)]
         return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
 
     def share(self, steps: LevelSteps) -> float:
-        """A multiplication is one for each modulus."""
+        """One multiplication is as many products of bytes as there are moduli."""
         return next((1 / step.moduli for step in steps.steps if isinstance(step, FromPlanes)), 1.0)
-
-
-def _block(size: tuple[int, int, int], depth: int) -> tuple[int, int, int]:
-    return ResidueRoom(*size, 1, 1, depth).block
-
-
-def _exponents(source: Place, axis: int, dest: Place) -> NormExponents:
-    what = f"{('rows', 'columns')[axis]} of {source.name}"
-    return NormExponents(f"norms of {what}", COPY, (source,), (dest,), axis)
-
-
-def _split(blocks: Sequence[Place], program: AdditionProgram, planes: Sequence[Place], moduli: int) -> IntoPlanes:
-    """Sums are formed once, of whole numbers; of each of them the residues are taken."""
-    again = AdditionProgram(program.inputs, program.lines, program.outputs * moduli)
-    return IntoPlanes(f"residues of {blocks[0].name}", again, tuple(blocks), tuple(planes), moduli)
-
-
-@lru_cache(maxsize=4)
-def _programs(depth: int) -> Programs:
-    return scheme(BELOW[depth]).programs if depth else Programs(COPY, COPY, COPY)
-
-
-@lru_cache(maxsize=64)
-def _joining(program: AdditionProgram, moduli: int) -> AdditionProgram:
-    """The sums modulo every number, then those by which the Chinese remainder theorem finds C again, weights left out:
-    they are no small integers."""
-    inputs = program.inputs * moduli
-    lines: list[tuple[tuple[Coefficient, int], ...]] = []
-    found: list[list[int]] = [[] for _ in program.outputs]
-    for i in range(moduli):
-        number = list(range(i * program.inputs, (i + 1) * program.inputs))
-        for terms in program.lines:
-            lines.append(tuple((c, number[v]) for c, v in terms))
-            number.append(inputs + len(lines) - 1)
-        for values, v in zip(found, program.outputs, strict=True):
-            values.append(number[v])
-    first = inputs + len(lines)
-    lines += [tuple((1, v) for v in values) for values in found]
-    return AdditionProgram(inputs, tuple(lines), tuple(range(first, first + len(found))))
 
 
 # ---- the rows that end plans
 
 
 class ResidueEnding(NamedTuple):
-    """What a plan may end in: the level, and so many levels of recursion below it."""
+    """An end of plans: the level, so many levels of recursion below it, and the leaf."""
 
     level: Residues
     depth: int
@@ -243,12 +156,12 @@ class ResidueEnding(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """The floating point type that it is for; none for integers."""
+        """The floating point type that it is for; empty if it is for integers."""
         return self.level.types[0] if self.level.moduli else ""
 
 
 def _endings() -> Iterator[ResidueEnding]:
-    """Everything that there are kernels for, in the order in which equally fast plans are preferred."""
+    """All endings that there are kernels for, in the order in which equally fast plans are preferred."""
     yield from (ResidueEnding(Residues(), depth) for depth in (0, 1))
     for dtype, counts in MODULI.items():
         for moduli in counts:
@@ -257,21 +170,21 @@ def _endings() -> Iterator[ResidueEnding]:
 
 @lru_cache(maxsize=1)
 def residue_endings() -> Mapping[str, ResidueEnding]:
-    """By their texts."""
-    return MappingProxyType({found.text: found for found in _endings()})
+    """All endings, by their texts."""
+    return MappingProxyType({ending.text: ending for ending in _endings()})
 
 
 def depth_below(ending: str) -> int:
-    """Levels of recursion below the residues of an ending."""
+    """The number of levels of recursion below the residues, in an ending of this text."""
     return residue_endings()[ending].depth
 
 
-def _row(found: ResidueEnding) -> Leaf:
-    level, depth, dtype = found.level, found.depth, found.dtype
+def _row(ending: ResidueEnding) -> Leaf:
+    level, depth, dtype = ending.level, ending.depth, ending.dtype
     kind = f"{level.moduli} numbers" if dtype else "as many numbers as their type and the inner dimension need"
     fewer = f", with {PRODUCTS**depth} in the place of {8**depth}" if depth else ""
     common = Leaf(
-        found.text,
+        ending.text,
         f"{dtype or 'integers, exactly,'} by products of 8-bit integers modulo {kind}{fewer}",
         ("cuda",),
         level.types if dtype else (),
@@ -282,7 +195,7 @@ def _row(found: ResidueEnding) -> Leaf:
         unprobed=("alone",),
         ends_in=LEAF,
         level=level,
-        rate=found.text if dtype else f"{found.text} of {{}}",
+        rate=ending.text if dtype else f"{ending.text} of {{}}",
     )
     return _for_floats(common, level, depth, dtype) if dtype else _for_integers(common, depth)
 
@@ -310,7 +223,7 @@ def _for_floats(common: Leaf, level: Residues, depth: int, dtype: str) -> Leaf:
 
 
 def _rows() -> tuple[Leaf, ...]:
-    return tuple(_row(found) for found in residue_endings().values())
+    return tuple(_row(ending) for ending in residue_endings().values())
 
 
 # ---- the text form

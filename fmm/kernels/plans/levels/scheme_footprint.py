@@ -13,32 +13,35 @@ from fmm.kernels.plans.steps.level_steps import LevelSteps
 from fmm.kernels.plans.steps.sums import Sum
 from fmm.problem import Shape
 
-# Sides of A's, B's and C's blocks by which the count tells them apart: primes that divide no scheme's number of
-# products. Which is the longest matters to tables, one place of which may hold sums of A and of B.
+# The sides of blocks for which steps are counted, so that blocks of A, B and C can be told apart by their sides: primes
+# that divide no scheme's number of products.
 MARKS = (97, 101, 103)
 
-Stack = tuple[int, int, int]  # blocks, and the numbers of their sides
+Stack = tuple[int, int, int]  # how many blocks, and which of m, k and n (0, 1, 2) their rows and their columns are
 
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """A level's passes, and how many blocks of A, B and C its sums move and its temporaries hold."""
+    """A level's passes, and how many blocks of A, B and C its sums move and its temporaries hold.
+
+    What depends on whether all blocks are whole is a pair: first if they are, then if they are not.
+    """
 
     passes: int
     moved: Sides
-    # Of temporaries with the same two sides how many blocks, and the numbers of these sides (m, k, n): if all blocks
-    # are whole, if not.
-    held: tuple[tuple[Stack, ...], tuple[Stack, ...]]
-    # The share of products that read a block of A or B in place, or write one of C: if all blocks are whole, if not.
-    in_place: tuple[float, float]
+    held: tuple[tuple[Stack, ...], tuple[Stack, ...]]  # temporaries, those with the same sides together
+    in_place: tuple[float, float]  # the share of products that read a block of A or B in place, or write one of C
 
     def elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Elements of so many blocks of A, B and C, of these sides."""
+        """The elements in so many blocks of A, of B and of C, where blocks have these sides."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporaries(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
-        """Elements that are held: of blocks with A's sides, with B's, and others; are A, B, C of whole blocks?"""
+        """The elements of temporaries with the sides of A's blocks, of B's, and of others, for blocks of these sides.
+
+        `whole`: whether A, B and C consist of whole blocks.
+        """
         found = [0.0, 0.0, 0.0]
         for padded, stacks in enumerate(self.held):
             for count, rows, cols in stacks:
@@ -48,7 +51,7 @@ class BlockCounts:
 
 
 def side_order(sides: Sides) -> Shape:
-    """Which sides are the longer ones: 0 for the shortest, then 1, 2; of equal ones k is the shorter, then m."""
+    """The rank of each side by length: 0 for the shortest, then 1, 2. Of equal sides k counts as shorter, then m."""
     ordered = sorted((1, 0, 2), key=lambda side: sides[side])
     return ordered.index(0), ordered.index(1), ordered.index(2)
 
@@ -56,8 +59,10 @@ def side_order(sides: Sides) -> Shape:
 def block_counts(
     steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None, order: Shape
 ) -> BlockCounts:
-    """Counted on whole blocks of marked sides in this order. `steps`: a level's, for a unit and sides; `usual`: its
-    unit."""
+    """A level's counts, found from its steps for blocks whose sides are the MARKS, in this order by length.
+
+    `steps` makes a level's steps for a unit and sides; `usual` is the level's own unit.
+    """
     marks = MARKS[order[0]], MARKS[order[1]], MARKS[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
     found = steps(usual, (m, k, n))
@@ -69,7 +74,7 @@ def block_counts(
 
 
 def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
-    """Of all temporaries, those with the same two sides counted together."""
+    """All temporaries, those with the same two sides counted together."""
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:
         (down, row), (across, col) = _side_of(rows, marks), _side_of(cols, marks)
@@ -78,7 +83,7 @@ def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
 
 
 def _side_of(length: int, marks: Shape) -> tuple[int, int]:
-    """How many times which side it is; at the edge it may lack one row or column."""
+    """How many times a marked side this length is, and which one; at the edge it may lack one row or column."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
 
 

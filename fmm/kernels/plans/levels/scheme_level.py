@@ -100,12 +100,12 @@ class Level(LevelWithSteps):
 
     @property
     def depth(self) -> int:
-        """A composition of f factors counted as f."""
+        """1; of a composition the number of its factors."""
         return max(len(self.scheme.factors), 1) if self.scheme else 1
 
     @property
     def shallower(self) -> Level | None:
-        """Of a composition, without its outermost factor."""
+        """A composition without its outermost factor; None for a single scheme or a table."""
         if self.scheme is None or len(self.scheme.factors) < 2:
             return None
         return replace(self, algorithm="*".join(factor.name for factor in self.scheme.factors[1:]))
@@ -127,17 +127,20 @@ class Level(LevelWithSteps):
 
     @property
     def block_unit(self) -> int | None:
-        """The same; None where blocks differ by one row or column instead of being padded."""
+        """The same; None if blocks are not padded, and differ by one row or column."""
         return None if self.fringe == "unequal" else self.unit
 
     @property
     def cut(self) -> Cut | None:
-        """A table may compare blocks of A, B and C that stand in one place. What is peeled depends on the sides."""
+        """None if the fringe is peeled, since what is peeled depends on the sides themselves.
+
+        A table may keep blocks of A, B and C in one place, so that its steps depend on which of their sides are longer.
+        """
         return None if self.fringe == "peel" else Cut(self.size, self.block_unit, ordered=self.table is not None)
 
     @cached_property
     def types(self) -> tuple[str, ...] | None:
-        """Of integers there are no halves, and they are only added and subtracted."""
+        """Only floats if the scheme has coefficients besides 1 and -1: integers are only added and subtracted."""
         found = self.bilinear.factors or (self.bilinear,)
         signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
         return None if signs else FLOATS
@@ -155,7 +158,7 @@ class Level(LevelWithSteps):
     def steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """With blocks that are multiples of the unit, their products by the plan `inner`."""
+        """The steps with blocks that are multiples of the unit, whose products are done by the plan `inner`."""
         if self.table:
             return table_steps(self.table, unit, inner, sides)
         assert self.scheme is not None
@@ -168,7 +171,7 @@ class Level(LevelWithSteps):
 
     @property
     def lanes(self) -> int:
-        """Of whole blocks (a peeled level has strips besides)."""
+        """How many products of whole blocks may run at a time; strips that are peeled off run by themselves."""
         return 2 if self.traversal == "overlapped" and self.products > 1 else 1
 
     @property
@@ -193,7 +196,7 @@ class Level(LevelWithSteps):
 
     @cached_property
     def fused_products(self) -> FusedProducts | None:
-        """A peeled level has strips besides: it is a sequential one."""
+        """None for a level whose fringe is peeled: with its strips it is a sequential one."""
         if self.traversal != "fused" or self.fringe == "peel" or self.scheme is None:
             return None
         return FusedProducts(self.scheme, self.block_unit, self.tasks)
@@ -243,7 +246,7 @@ class Level(LevelWithSteps):
 
     @property
     def launched(self) -> str:
-        """Which products a fused level launches, and how; those in turn may be one launch, if the device can."""
+        """The products that a fused level launches, and how. Those in turns may be one launch, if the device can."""
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
         stages, lanes = (
@@ -257,7 +260,7 @@ class Level(LevelWithSteps):
 
 
 def _ranks(blocks: Sides) -> Shape:
-    """Which sides are the longer ones: 0 for the shortest, then 1, 2; alike where they are equal."""
+    """The rank of each side by length: 0 for the shortest, then 1, 2. Equal sides have equal ranks."""
     lengths = sorted(set(blocks))
     m, k, n = (lengths.index(side) for side in blocks)
     return m, k, n
@@ -266,7 +269,7 @@ def _ranks(blocks: Sides) -> Shape:
 @depends_on_rows
 @lru_cache(maxsize=1024)
 def _refusal(level: Level, inner: Plan, order: Shape) -> str:
-    """Why a table of equal blocks cannot be done where their sides are of this order; empty if it can."""
+    """Why a table of equal blocks cannot be done if their sides have these ranks by length; empty if it can."""
     try:
         m, k, n = (parts * level.unit * (1 + rank) for parts, rank in zip(level.size, order, strict=True))
         level.steps(inner, level.block_unit, (m, k, n))
@@ -281,6 +284,6 @@ PLAIN_ORDER: Shape = (1, 0, 2)  # k the shortest
 @depends_on_rows
 @lru_cache(maxsize=1024)
 def _counts(level: Level, inner: Plan, order: Shape) -> BlockCounts:
-    """`order`: of the sides of blocks, which matters to tables."""
+    """What the level moves and holds. `order`: the ranks of the blocks' sides by length, which matter to tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return block_counts(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)

@@ -73,7 +73,7 @@ class Sforza(LevelWithSteps):
         return steps
 
     def _pair(self, plan: Plan, c: Place, factors: list[tuple[Place, Place]]) -> Iterator[Sum | Product]:
-        """Two products, each into a temporary, and their sum into a block of C."""
+        """The steps of a block of C: two products, each into a temporary, and their sum."""
         (left, right), _ = factors
         base = self.stops(c.rows, left.cols)
         on_diagonal = c.row == c.col
@@ -88,7 +88,7 @@ class Sforza(LevelWithSteps):
             yield Sum("add", ADD, reads, (Place("C", c.row + row, c.col + col, rows, cols),))
 
     def _below(self, plan: Plan, base: bool, on_diagonal: bool) -> tuple[Plan, Asked]:
-        """The plan of one of its products, and what is asked of it: in the base case all are the vendor's products."""
+        """The plan of one of its products, and what is asked of it. In the base case that is what stands below it."""
         rest = replace(plan, levels=tuple(level for level in plan.levels if not level.halving))
         if base:
             return rest, PLAIN
@@ -97,7 +97,7 @@ class Sforza(LevelWithSteps):
         return replace(rest, levels=(STRASSEN,) * (self.recursion - 1) + rest.levels), PLAIN
 
     def written(self, n: int, k: int) -> Iterator[tuple[int, int, int, int]]:
-        """The rectangles of C that it writes: those on the diagonal whole, of its upper half nothing else."""
+        """The rectangles of C that it writes: blocks on the diagonal as a whole, and nothing else of the upper half."""
         half, inner = n // 2, k // 2
         if not half or not inner:
             yield 0, 0, n, n
@@ -141,7 +141,7 @@ class Sforza(LevelWithSteps):
 
     @cached_property
     def error_growth(self) -> float:
-        """That of the blocks below the diagonal, which are by Strassen's algorithm."""
+        """The growth in the blocks below the diagonal, which Strassen's algorithm computes."""
         return float(table_scheme(step_table(STRASSEN.algorithm)).error_growth) ** (self.recursion - 1)
 
     def does(self, steps: LevelSteps) -> str:
@@ -150,7 +150,7 @@ class Sforza(LevelWithSteps):
 
 
 def _odd_sides(plan: Plan, n: int, k: int) -> Iterator[Product]:
-    """What the halves leave out: a last row of the inner dimension, then the last row of C."""
+    """The products that odd sides leave over: of the last row of the inner dimension, then of the last row of C."""
     even, leaf = n - n % 2, replace(plan, levels=())
     if k % 2:
         core = Place("A", 0, k - 1, even, 1), Place("B", k - 1, 0, 1, even), Place("C", 0, 0, even, even)

@@ -24,7 +24,7 @@ class Product:
     dest: Place
     plan: Plan
     asked: Asked = PLAIN
-    apart: bool = False  # does what is added stand elsewhere (fmm.kernels.plans.steps.added_apart)?
+    apart: bool = False  # is what beta multiplies another matrix than dest (fmm.kernels.plans.steps.added_apart)?
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -45,15 +45,17 @@ class ProductWithSums:
 
     @property
     def apart(self) -> tuple[Sum | Product, ...]:
-        """In two steps, for which the product needs the place that it names."""
+        """The same in two steps, for which the product needs the temporary that it names."""
         update = self.update.tidied
         return (self.product, update) if update.writes else (self.product,)
 
 
 @dataclass(frozen=True)
 class ProductBatch:
-    """Independent products of one size by one plan, of which the same is asked, their operands and results at constant
-    distances."""
+    """Independent products of one size by one plan, of which the same is asked.
+
+    Their operands, and their results, stand at constant distances.
+    """
 
     products: tuple[Product, ...]
 
@@ -100,9 +102,9 @@ class LevelSteps:
 
     @cached_property
     def layouts(self) -> dict[str, str]:
-        """Whose memory order each temporary should follow: the operand that it is first formed from.
+        """By temporary, the operand whose memory order it should follow: the one that it is first formed from.
 
-        All places that one kernel updates lie alike.
+        If kernels update several places at once, all temporaries follow C, since those places must lie alike.
         """
         if any(isinstance(step, ProductWithSums) for step in self.steps):
             return {name: "C" for name, _, _ in self.temporaries}

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.plans.steps.sums import Place, Sum
 
-Signed = tuple[Place | None, int]  # a vector of exponents, and with which sign they are taken
+Signed = tuple[Place | None, int]  # a vector of exponents, if there is one, and the sign with which they are taken
 
 
 @dataclass(frozen=True)
 class LineExponents(Sum):
-    """The exponent of the largest number of each row (axis 0) or column (axis 1): it is at least half of 2 to it, and
-    less than that; 0 for lines of zeros, and of those with an inf or NaN.
+    """The exponent e of the largest number x of each row (axis 0) or column (axis 1): 2^(e-1) <= |x| < 2^e.
 
-    `sign`: if not 0, the numbers along a line are first scaled by exponents (the second read) with this sign. With
-    `against`, half the difference (rounded down) between these exponents and others (the last read) is kept.
+    It is 0 for lines of zeros, and for those with an inf or NaN. If `sign` is not 0, the numbers along a line are first
+    scaled by exponents, the second read, with this sign. With `against`, half the difference (rounded down) between
+    these exponents and others, the last read, is kept.
     """
 
     axis: int = 0
@@ -34,10 +34,9 @@ class LineExponents(Sum):
 
 @dataclass(frozen=True)
 class Rescaled(Sum):
-    """A copy whose rows are scaled by the exponents of one vector, whose columns by those of another, with these signs
-    (0: not at all)."""
+    """A copy whose rows are scaled by the exponents of one vector, and whose columns by those of another."""
 
-    row_sign: int = 0
+    row_sign: int = 0  # with which the exponents are taken; 0: rows are not scaled
     col_sign: int = 0
 
 

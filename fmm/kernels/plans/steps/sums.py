@@ -15,16 +15,16 @@ from fmm.problem import Fill
 
 OPERANDS = ("A", "B", "C")
 APART = "added"  # what beta is a factor of, where C does not hold it: the name of an operand of a walk
-# Of complex numbers: they themselves, or their real or imaginary parts. And what the transpose has at a place, which is
-# only read.
+# What of a rectangle is meant: its numbers (""), or the real or imaginary parts of complex ones; or what the transpose
+# of the matrix has there, which is only read.
 Part = Literal["", "re", "im", "transpose"]
 COPY = AdditionProgram(1, (), (0,))  # its one output is its input
 
 
 @dataclass(frozen=True)
 class Place:
-    """A rectangle of A, B, C or of a temporary; with a `part`, the real or imaginary parts of its complex numbers, or
-    such a rectangle of the transpose."""
+    """A rectangle of A, B, C or of a temporary. `part` may say that only parts of its numbers are meant, or that it is
+    a rectangle of the transpose."""
 
     name: str
     row: int
@@ -35,7 +35,7 @@ class Place:
 
     @property
     def spot(self) -> tuple[str, int, int, Part]:
-        """Where it begins: what two places have in common that overwrite each other."""
+        """Where it begins. Two places with the same spot overwrite each other."""
         return self.name, self.row, self.col, self.part
 
     def cropped(self, rows: int, cols: int) -> Place:
@@ -43,7 +43,7 @@ class Place:
 
     @property
     def upright(self) -> Place:
-        """Where its numbers stand, if it is one of the transpose."""
+        """The place where its numbers stand: another one if it is a rectangle of the transpose."""
         if self.part != "transpose":
             return self
         return Place(self.name, self.col, self.row, self.cols, self.rows)
@@ -55,7 +55,7 @@ class Place:
         return inside and self.name == other.name
 
     def shared(self, other: Place) -> Place | None:
-        """The rectangle in which two of one matrix meet; None if they do not."""
+        """The rectangle in which two rectangles of one matrix overlap; None if they do not."""
         top, left = max(self.row, other.row), max(self.col, other.col)
         bottom = min(self.row + self.rows, other.row + other.rows)
         right = min(self.col + self.cols, other.col + other.cols)
@@ -78,9 +78,9 @@ class Sum:
 
     @cached_property
     def aliases(self) -> tuple[tuple[int, int], ...]:
-        """(write, read) pairs that stand in the same place: sums done in place.
+        """Pairs (write, read) of the same place: sums that are done in place.
 
-        What is added is so counted too where it lies elsewhere: the sums are then done in the same order, and their
+        What is added to C counts as C even where it lies elsewhere. The sums are then done in the same order, and their
         results are the same, bit for bit.
         """
         spots = [("C", *p.spot[1:]) if p.name == APART else p.spot for p in self.reads]
@@ -89,13 +89,13 @@ class Sum:
 
     @property
     def needed_reads(self) -> tuple[Place, ...]:
-        """Those that the program makes use of."""
+        """The reads that the program makes use of."""
         used = {v for terms in self.program.lines for _, v in terms} | set(self.program.outputs)
         return tuple(place for v, place in enumerate(self.reads) if v in used)
 
     @property
     def tidied(self) -> Sum:
-        """Each place read once, and no output that stands where it belongs already (a product written in place)."""
+        """The same sums with each place read once, and without outputs that stand where they belong already."""
         places = tuple(dict.fromkeys(self.reads))
         rename = [places.index(place) for place in self.reads]
         rename += range(len(places), len(places) + len(self.program.lines))
@@ -108,8 +108,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Turned(Sum):
-    """A copy of an operand whose rows are contiguous. A walk makes none of one that lies so: the temporary is then the
-    operand itself."""
+    """A copy of an operand whose rows are contiguous.
+
+    A walk makes no copy of an operand that lies so already: the operand then stands in the temporary's place.
+    """
 
     @property
     def source(self) -> Place:

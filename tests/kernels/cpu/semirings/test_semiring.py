@@ -94,8 +94,11 @@ def test_a_sum_that_is_nan_is_never_the_best(way: Any) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["float64", "uint16"])
-def test_closures(way: Any, dtype: str) -> None:
-    """By tiles of several sizes as one node after the other; the nodes lead back along shortest paths."""
+@pytest.mark.parametrize("sums", [2**26, 5000])
+def test_closures(way: Any, dtype: str, sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tiles of several sizes as one node after the other; the nodes lead back along shortest paths. However few sums
+    are done at a time."""
+    monkeypatch.setattr(semiring_compiled, "TASK_SUMS", sums)
     rng = np.random.default_rng(4)
     chosen = semiring(way, dtype)
     for n in (1, 2, 37, 70):

@@ -91,7 +91,7 @@ def test_splitting_leaves_room_for_many_threads(most: int) -> None:
     kernels = usual.left.split_kernel(NOTHING), usual.right.split_kernel(NOTHING)
     assert checked.spread is not None
     both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
-    noted = len(checked.spread.told(kernels)[0])
+    noted = len(checked.spread.parameters(kernels)[0])
     rules = [rule for rule in RULES if rule != "apart"]  # which is for other chips
     sizes = {rule: f"static_assert(sizeof(Told) == {both if rule == 'usual' else noted});" for rule in rules}
     jobs = [(f"{k}{r}", f"{split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]

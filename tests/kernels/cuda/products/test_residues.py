@@ -155,7 +155,7 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
         assert sum(int(c) << pieces.bits * (pieces.count - 1 - i) for i, c in enumerate(cut)) == x
     largest = 128 * 4**levels * count * 2**pieces.bits
     assert largest <= 2**52 and pieces.count <= 4
-    assert len(pieces.told) == 8 * (3 + 4 + 80)
+    assert len(pieces.packed) == 8 * (3 + 4 + 80)
 
 
 # ---- splitting and joining on the host

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp, HalfExtent, WantedHalf
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.tiles import wgmma
 from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, SIZES, WgmmaOp, wgmma_launch, wgmma_op
@@ -139,7 +139,7 @@ def test_what_is_added_stays_where_it_lies() -> None:
 
 
 def made_half(
-    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: str, scalars: tuple[float, float], rows: bool
+    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: HalfExtent, scalars: tuple[float, float], rows: bool
 ) -> tuple[Array, int]:
     """x times its transpose into a C that lies row by row, and how many numbers beside C are as they were."""
     n, k = x.shape
@@ -147,7 +147,7 @@ def made_half(
     left, right = (placed(y, order, dtype) for y, order in zip((x, x.T), orders, strict=True))
     to = placed(old, "C", dtype)
     problem = Problem(n, k, n, dtype, (left[2], right[2], to[2]), *scalars, op="gram")
-    made = made_op(problem, sizes, half=half)
+    made = made_op(problem, sizes, half=WantedHalf(half, gram=True))
     play(wgmma_launch(made), {"A": left[0], "B": right[0], "C": to[0]})
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
@@ -163,7 +163,7 @@ def made_half(
         ],
     ),
 )
-def test_halves(dtype: str, sizes: WgmmaSizes, half: str) -> None:
+def test_halves(dtype: str, sizes: WgmmaSizes, half: HalfExtent) -> None:
     """On and below the diagonal as of the whole product, above it their mirror, or anything; nothing beside C."""
     rng = np.random.default_rng(2)
     for n, k, scalars, rows in ((8, 8, (1, 0), True), (136, 72, (2, -1), True), (520, 40, (1, 1), dtype == "tf32")):
@@ -195,36 +195,3 @@ def test_a_batch() -> None:
     layers = memory["C"].reshape(count, -1)
     np.testing.assert_array_equal(numbers_of(layers[:, : m * n], "float16").reshape(count, m, n), a @ b)
     assert (layers[:, m * n :] == POISON["float16"]).all()
-
-
-# What is left out of a kernel, or done too early, and by what it is replaced.
-FAULTS = {
-    "products are read of a tile that has not come": ("pass(gates.full + round.stage, round.parity);", ""),
-    "a tile is overwritten that is still read": ("until_multiplied<1>();  // so", "until_multiplied<2>();  // so"),
-    "nobody waits for what is sent": ("until_read();\n            arrive", "arrive"),
-    "a square is turned before all of it is there": (
-        'asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");',
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", quick_and_slow(list(FAULTS)[:2], list(FAULTS)[2:]))
-def test_faults_are_found_out(fault: str) -> None:
-    """In an order of events at random, some of several products are wrong."""
-    rng = np.random.default_rng(4)
-    n, k = 264, 328
-    x = rng.integers(-2, 3, (n, k))
-    left, right = placed(x, "C", "bfloat16"), placed(x.T, "F", "bfloat16")
-    to = placed(np.zeros((n, n)), "C", "bfloat16")
-    problem = Problem(n, k, n, "bfloat16", (left[2], right[2], to[2]), 2.0**-6, op="gram")
-    launch = wgmma_launch(made_op(problem, TOGETHER, half="full"))
-    wanted = bits_of(2.0**-6 * (x @ x.T), "bfloat16")
-    text, by = FAULTS[fault]
-    source = launch.kernel.source
-    assert text in source
-    for mended in (source, source.replace(text, by)):
-        kernel = replace(launch.kernel, generate=str, given=(mended,))
-        play(replace(launch, kernel=kernel), {"A": left[0], "B": right[0], "C": to[0]})
-        right_now = np.abs(numbers_of(to[1], "bfloat16") - numbers_of(wanted, "bfloat16")).max() <= 2.0**-3
-        assert right_now == (mended is source)

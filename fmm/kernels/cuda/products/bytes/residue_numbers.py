@@ -1,4 +1,4 @@
-"""What kernels of residues are told: moduli, with what reduces by them, and the Chinese remainder theorem's numbers."""
+"""Numbers for the kernels of residues: moduli, with what reduces by them, and those of the remainder theorem."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from math import isqrt, sqrt
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
 
 MOST_MODULI, MOST_PIECES = 20, 4  # as in the device code
-SUMS, WHOLE_BITS = 2**18 + 2**9, 0x4B000000  # of bytes, in modulus.cuh; the bits of 2^23 in float32
-EXACT_BITS = 52  # up to which sums and multiples of pieces are exact in float64
-LARGEST = 2.0**60  # up to which norms are scaled at most: sums of four such numbers have 62 bits
+SUMS = 2**18 + 2**9  # of bytes, as modulus.cuh bounds them
+WHOLE_BITS = 0x4B000000  # the bits of 2^23 as a float32 number
+EXACT_BITS = 52  # of whole numbers: up to these, sums and multiples of pieces are exact in float64
+LARGEST_NORM = 2.0**60  # to which rows and columns are scaled at most: sums of four such numbers have 62 bits
 
 
 @lru_cache(maxsize=64)
@@ -28,8 +29,9 @@ def modulus_bytes(p: int) -> bytes:
 
 
 def table_of_moduli(moduli: tuple[int, ...]) -> bytes:
-    found = b"".join(modulus_bytes(p) for p in moduli)
-    return found + bytes(MOST_MODULI * len(modulus_bytes(256)) - len(found))
+    """An array of struct Modulus, as long as the device code has it."""
+    table = b"".join(modulus_bytes(p) for p in moduli)
+    return table + bytes(MOST_MODULI * len(modulus_bytes(256)) - len(table))
 
 
 @dataclass(frozen=True)
@@ -41,22 +43,27 @@ class Pieces:
 
     @property
     def bits(self) -> int:
-        """Of a piece: residues have 7, sums of four of them two more for each level, and there are `moduli` terms."""
+        """The bits of a piece.
+
+        It is multiplied by residues, which have 7 bits, sums of four of them two more for each level; and as many such
+        products as there are moduli are added up.
+        """
         return EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
     def count(self) -> int:
+        """How many pieces a number has."""
         return -(-remainder_weights(self.moduli).product.bit_length() // self.bits)
 
     def cut(self, x: int) -> list[float]:
-        """From the highest piece on; zeros behind the last."""
+        """The pieces of a number, the highest first; zeros behind the last."""
         places = range(self.bits * (self.count - 1), -1, -self.bits)
-        found = [float(x >> place & (1 << self.bits) - 1) for place in places]
-        return found + [0.0] * (MOST_PIECES - len(found))
+        pieces = [float(x >> place & (1 << self.bits) - 1) for place in places]
+        return pieces + [0.0] * (MOST_PIECES - len(pieces))
 
     @cached_property
-    def told(self) -> bytes:
-        """From `up` to `weights` of struct Join."""
+    def packed(self) -> bytes:
+        """The fields `up` to `weights` of struct Join in residue_join.cuh."""
         numbers = remainder_weights(self.moduli)
         inverse = 2 ** (self.bits * (self.count - 1)) / numbers.product
         rows = [self.cut(w) for w in numbers.weights]
@@ -66,7 +73,10 @@ class Pieces:
 
 
 def largest_norm(moduli: int, k: int) -> float:
-    """Up to which rows and columns may be scaled: whole numbers of norms x and y have products of at most x y, which
-    must be below half of the product of the moduli; rounding adds half to each of k numbers."""
+    """The norm to which rows and columns may be scaled.
+
+    Rows and columns of whole numbers with norms x and y have products of at most x y, which must be below half of the
+    product of the moduli; and rounding to whole numbers adds half to each of k numbers.
+    """
     half = float(isqrt(remainder_weights(moduli).product // 2))
-    return min(half * (1 - 2.0**-20) - sqrt(k), LARGEST)
+    return min(half * (1 - 2.0**-20) - sqrt(k), LARGEST_NORM)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal
 
 from fmm.dtypes import DTYPES, RINGS
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.bytes.residue_side import Side, byte_map, bytes_as_they_lie
+from fmm.kernels.cuda.products.bytes.residue_side import BytesFrom, Side, byte_map, bytes_as_they_lie
 from fmm.kernels.cuda.products.bytes.residues_source import ResidueKernel
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
 from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
@@ -36,12 +35,12 @@ class ResidueOp:
     left: Side
     right: Side
     dest: Factor
-    planes: int  # where C's stand
+    planes: int  # where C's planes stand in the workspace
     multiprocessors: int
     factor: float
     keep: float
-    sends: bool = False  # are the products' bytes C itself?
-    lower: bool = False  # is one half of C wanted, which is its own adjoint, and nothing written beside it?
+    sends: bool = False  # does the kernel of products write C itself, whose numbers are the bytes that it makes?
+    lower: bool = False  # is C its own adjoint, and only its lower half to be written?
 
     def __hash__(self) -> int:
         return id(self)
@@ -57,7 +56,7 @@ class ResidueOp:
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     def product(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
-        """The products of planes modulo so many numbers from the first on."""
+        """The launch of the products of planes modulo `count` numbers, from number `first` on."""
         g, (rows, inner, columns) = self.geometry, self.geometry.block
         layers = count * g.products
         s = sizes_for(rows, columns, layers, self.multiprocessors, self.lower)
@@ -76,7 +75,10 @@ class ResidueOp:
 def residue_op(
     op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, divides: Mapping[str, int] = NOT_KNOWN
 ) -> ResidueOp | None:
-    """The product by planes in the leaf's scratch, or of bytes as they are; None where alpha or beta is complex."""
+    """The product by planes in the leaf's scratch, or of bytes as they are; None where alpha or beta is complex.
+
+    `divides`: by base, the power of two that divides its address, as far as that is known.
+    """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
         return None
@@ -87,7 +89,8 @@ def residue_op(
     e, f, a, b, c, turned, _ = (op.scratch + x for x in g.offsets)
     plain = dtype in RINGS and g.item == 1 and moduli == 1
     first, second = (
-        _bytes_from(source, lying, divides) if plain else "" for source, lying in zip((left, right), along, strict=True)
+        _bytes_from(source, dimension, divides) if plain else None
+        for source, dimension in zip((left, right), along, strict=True)
     )
     x = Side(left, along[0], m, g, (rows, inner), e, a, turned, first)
     y = Side(right, along[1], n, g, (columns, inner), f, b, turned + g.turned[0], second)
@@ -100,7 +103,7 @@ def residue_op(
 
 
 def _kept(op: GemmOp, side: Side, base: str) -> Side:
-    """The same, or with what is kept behind the operand: planes of A's rows and of B's columns."""
+    """The operand, with exponents and planes behind itself, if they are kept there."""
     if op.use.leaf.keeps is None or not op.ready.kept_of == base == side.source.base:
         return side
     exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -108,10 +111,11 @@ def _kept(op: GemmOp, side: Side, base: str) -> Side:
     return replace(side, base=base, is_ready=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
-def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> Literal["", "source", "planes"]:
+def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
+    """Where the bytes of an operand are multiplied that are residues themselves; None if they must be copied first."""
     if along == "outer":
         return "planes"
-    return "source" if _is_aligned(x, divides) else ""
+    return "source" if _is_aligned(x, divides) else None
 
 
 def _is_aligned(x: Factor, divides: Mapping[str, int]) -> bool:

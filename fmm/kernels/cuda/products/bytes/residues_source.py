@@ -12,7 +12,7 @@ from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.gemm import HalfExtent
 from fmm.kernels.cuda.products.tiles.tiled_source import Along
 from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
-from fmm.kernels.plans.levels.residues import FAST
+from fmm.kernels.plans.levels.residue_steps import FAST
 
 THREADS = 256  # of a thread block that measures, splits or joins
 CLUSTER = 8  # thread blocks that share the lines of 64 positions

@@ -15,33 +15,39 @@ from fmm.kernels.cuda.products.float16.f16_planes import ROOM, exponent_room
 from fmm.kernels.cuda.products.float16.f16_split import THREADS, Planes, Rule, SplitKernel, split_source
 from fmm.kernels.cuda.products.tiles.tiled_source import Along
 
-BLOCKS = 2  # thread blocks a multiprocessor that look for the largest numbers of the inner dimension
+BLOCKS = 2  # thread blocks on a multiprocessor that look for the largest numbers of the inner dimension
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Both operands, and where in the workspace the rest stands: the largest exponents of the inner dimension, A's and
-    B's, and whether it is to be balanced."""
+    """Both operands, and where in the workspace it is noted how their numbers are spread.
+
+    That is, one behind the other: the largest exponents along the inner dimension, A's and B's, and whether the inner
+    dimension is to be balanced.
+    """
 
     left: Planes
     right: Planes
     offset: int
 
     @property
-    def of_right(self) -> int:
+    def right_exponents(self) -> int:
+        """Where B's exponents begin."""
         return self.offset + exponent_room(self.left.count * self.left.depth)
 
     @property
     def balanced(self) -> int:
-        return self.of_right + exponent_room(self.right.count * self.right.depth)
+        """Where it is noted whether to balance."""
+        return self.right_exponents + exponent_room(self.right.count * self.right.depth)
 
     @property
     def end(self) -> int:
+        """Where all of it ends."""
         return self.balanced + ROOM
 
-    def told(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
+    def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
         """Both SpreadOperands of f16_spread.cuh, addresses zero; and where these go."""
-        inner = (self.offset, self.of_right)
+        inner = (self.offset, self.right_exponents)
         parts: list[bytes] = []
         slots: list[Slot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
@@ -63,14 +69,14 @@ def balance_source(left: Along, right: Along) -> str:
 
 
 def spread_launches(x: Spread, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
-    """Planes; the largest numbers of the inner dimension, if it is to be balanced; if so, planes anew."""
+    """The launches that make planes, look whether the inner dimension is to be balanced, and if so make planes anew."""
     kernels = x.left.split_kernel(divides), x.right.split_kernel(divides)
-    told, slots = x.told(kernels)
+    parameters, slots = x.parameters(kernels)
     grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
 
     def split(rule: Rule, label: str) -> Launch:
         kernel = Kernel(split_source, (kernels, rule), ENTRY, THREADS, architecture="sm_90a")
-        return Launch("sums", f"f16_spread: {label}", kernel, grid, told, slots)
+        return Launch("sums", f"f16_spread: {label}", kernel, grid, parameters, slots)
 
     source = Kernel(balance_source, (x.left.along, x.right.along), ENTRY, THREADS, architecture="sm_90a")
     balance = Launch(
@@ -78,8 +84,8 @@ def spread_launches(x: Spread, multiprocessors: int, divides: Mapping[str, int])
         "f16_spread: looks whether to balance the inner dimension",
         source,
         (BLOCKS * multiprocessors, 1, 1),
-        told + bytes(8),
-        (*slots, Slot(len(told) // 8, "W", x.balanced)),
+        parameters + bytes(8),
+        (*slots, Slot(len(parameters) // 8, "W", x.balanced)),
     )
     first = split("noted", "splits A and B in two float16 numbers each, notes how rows and columns are spread")
     return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")

@@ -43,11 +43,12 @@ class PlaneSums:
 
     @cached_property
     def source(self) -> Array:
+        """The matrix whose blocks are added up."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Of the operand, below each other and side by side."""
+        """How many blocks that matrix has below each other and side by side."""
         reads = self.split.kernel.reads
         return 1 + max(x.i for x in reads), 1 + max(x.j for x in reads)
 
@@ -58,7 +59,7 @@ class PlaneSums:
 
     @cached_property
     def masks(self) -> tuple[int, ...]:
-        """Which blocks are in each sum."""
+        """Of each sum, a bit for each block that is in it."""
         reads, across = self.split.kernel.reads, self.blocks[1]
         return tuple(
             sum(1 << (x.i * across + x.j) for x, c in zip(reads, row, strict=True) if c)
@@ -67,9 +68,9 @@ class PlaneSums:
 
     @cached_property
     def kernel(self) -> SumKernel:
-        """The split's; where lines of planes are longer, it asks of every number whether there is one."""
-        found = self.split.kernel
-        return found if self.planes.room == self.split.cols else replace(found, whole=frozenset())
+        """The split's kernel; where lines of planes are longer, it asks of every number whether there is one."""
+        kernel = self.split.kernel
+        return kernel if self.planes.room == self.split.cols else replace(kernel, whole=frozenset())
 
 
 def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart: bool = False) -> PlaneSums | None:
@@ -91,15 +92,15 @@ def _can_write(split: SumOp, x: Planes) -> bool:
     if split.scalars or kernel.tall or kernel.parts or kernel.element != "float32" or len(split.arrays) != 2:
         return False
     source, dest = kernel.reads[0].array, kernel.writes[0].array
-    there, blocks = split.arrays[dest], [(s.i, s.j) for s in kernel.reads]
+    written, blocks = split.arrays[dest], [(s.i, s.j) for s in kernel.reads]
     below = all(s.j == 0 for s in kernel.writes)  # or, of what lies column by column, side by side
-    where = there.base, there.offset, there.row, there.down if below else there.right
+    place = written.base, written.offset, written.row, written.down if below else written.right
     return (
         source != dest
         and {s.array for s in kernel.reads} == {source}
         and len(set(blocks)) == len(blocks)
         and [s[:3] for s in kernel.writes] == [(dest, i, 0) if below else (dest, 0, i) for i in range(x.count)]
-        and where == (x.source.base, x.source.offset, x.source.leading, x.source.stride)
+        and place == (x.source.base, x.source.offset, x.source.leading, x.source.stride)
         and (split.rows, split.cols) == (x.lines, x.length)
         and split.access == "vector"
         and kernel.lanes > 1
@@ -115,69 +116,75 @@ def _can_write(split: SumOp, x: Planes) -> bool:
 
 @lru_cache(maxsize=4)
 def extent_source(lines: bool, wide: bool) -> str:
-    """The whole CUDA source of what finds how far blocks reach, entry point `ENTRY`."""
+    """The whole CUDA source of the kernel that finds how far blocks reach, entry point `ENTRY`."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
     return _source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=16)
 def bounds_source(sums: int) -> str:
+    """The whole CUDA source of the kernel that bounds how far sums reach, entry point `ENTRY`."""
     return _source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=64)
 def plane_sum_source(kernel: SumKernel, lines: bool, apart: bool) -> str:
-    told = f"fmm::planes::Told<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
-    where = f"fmm::planes::{'Apart' if apart else 'InTurns'}"
-    call = f"fmm::planes::sum_to_planes<Step, {where}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
-    return _source(told, call, kernel.bounds, step_lines(kernel))
+    """The whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
+    parameters = f"fmm::planes::Told<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
+    placing = f"fmm::planes::{'Apart' if apart else 'InTurns'}"
+    call = f"fmm::planes::sum_to_planes<Step, {placing}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
+    return _source(parameters, call, kernel.bounds, step_lines(kernel))
 
 
-def _source(told: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
-    return entry_source(told, f"{call};", "f16_sums.cuh", (bounds,), before=before)
+def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
+    return entry_source(parameters, f"{call};", "f16_sums.cuh", (bounds,), before=before)
 
 
 # ---- the launches
 
 
 def plane_sum_launches(x: PlaneSums, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
-    """How far blocks reach, how far sums do, and these."""
-    return _extents(x, divides), _bounds(x), _sums(x)
+    """The launches that find how far blocks reach, bound how far sums reach, and form these."""
+    return _extent_launch(x, divides), _bound_launch(x), _sum_launch(x)
 
 
-def _extents(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
-    """What is found stands where the sums would have stood, which nobody writes now."""
+def _extent_launch(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
+    """What it finds goes to where the sums would have stood, which nobody writes now."""
     a, (down, across) = x.source, x.blocks
-    told = struct.pack("<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across)
+    parameters = struct.pack(
+        "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
+    )
     wide = all(step * ITEM % WIDE == 0 for step in (a.row, a.down, a.right))
     wide = wide and a.offset % WIDE == 0 and divides[a.base] % WIDE == 0
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)
     label = f"f16_sums: how far {blocks} blocks of {a.base} reach"
-    return Launch("sums", label, kernel, (grid, 1, 1), told, (Slot(0, a.base, a.offset), _found(x, 1)))
+    slots = Slot(0, a.base, a.offset), _extents_slot(x, 1)
+    return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
 
 
-def _bounds(x: PlaneSums) -> Launch:
+def _bound_launch(x: PlaneSums) -> Launch:
     down, across = x.blocks
-    told = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.masks)
+    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
     kernel = Kernel(bounds_source, (x.planes.count,), ENTRY, EXTENT_THREADS)
-    slots = _found(x, 0), Slot(1, x.planes.base, x.planes.exponents)
-    return Launch("sums", f"f16_sums: how far {x.planes.count} sums reach", kernel, grid, told, slots)
+    slots = _extents_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)
+    return Launch("sums", f"f16_sums: how far {x.planes.count} sums reach", kernel, grid, parameters, slots)
 
 
-def _found(x: PlaneSums, word: int) -> Slot:
+def _extents_slot(x: PlaneSums, word: int) -> Slot:
+    """Where it stands how far blocks reach."""
     return Slot(word, x.planes.source.base, x.planes.source.offset)
 
 
-def _sums(x: PlaneSums) -> Launch:
+def _sum_launch(x: PlaneSums) -> Launch:
     op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.room), x.planes
-    told = op.parameters + struct.pack("<3q4i", 0, 0, planes.room, planes.lines, planes.length, planes.count, 0)
+    parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.room, planes.lines, planes.length, planes.count, 0)
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
     grid = planes.lines, -(-planes.room // (THREADS * x.kernel.lanes)), 1
     kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.apart), ENTRY, THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
-    return Launch("sums", label, kernel, grid, told, tuple(slots))
+    return Launch("sums", label, kernel, grid, parameters, tuple(slots))

@@ -1,4 +1,4 @@
-"""A float32 product by three of float16: where its planes lie, and the launches: splitting, multiplying."""
+"""A float32 product by three of float16: where its planes lie, and the launches that split and multiply."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, View
 
-POINTERS = 5  # of struct Product3
-# (By single thread blocks where a cluster's lower half would have no rows.)
+POINTERS = 5  # of struct Product3, behind its maps
+# (Those without clusters are for C with so few rows that the lower thread block of a cluster would have none.)
 SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
@@ -80,8 +80,10 @@ class F16x3Op:
 
 
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
-    """The product of planes in the leaf's scratch, or of kept ones; None where alpha or beta is complex, or where
-    what lies elsewhere would be added to a batch."""
+    """The product of planes that stand in the leaf's scratch, or are kept behind the operands.
+
+    None where alpha or beta is complex, or what lies elsewhere would be added to a batch.
+    """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag or (op.added is not None and op.count > 1):
         return None
@@ -106,14 +108,14 @@ def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
-    """The product of the planes."""
+    """The launch that multiplies the planes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     after = len(op.maps) * MAP_WORDS
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
     slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents)]
     slots += [Slot(after + 2, op.right.base, op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
-    old = op.added or op.dest
-    slots += [Slot(after + 4, old.base, old.offset)] if op.keep else []
+    addend = op.added or op.dest
+    slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
     kernel = Kernel(f16x3_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""

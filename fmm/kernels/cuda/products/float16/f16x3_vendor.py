@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.gemm import GemmOp
@@ -20,45 +21,57 @@ from fmm.kernels.cuda.products.float16.f16_planes import PIECE
 from fmm.kernels.cuda.products.float16.f16_split import THREADS, Planes, operand_planes, planes_to_make, split_launch
 from fmm.kernels.cuda.views import Factor
 
-BELOW = 2048.0  # lo is so many times what hi leaves
-HALF = 2  # bytes
+LO_SCALE = 2048.0  # lo is so many times what hi leaves of a number
+FLOAT16_BYTES = 2
+
+
+class PlaneProduct(NamedTuple):
+    """A product of planes over a piece of the inner dimension: C = factor (plane of A) (plane of B) + keep C."""
+
+    start: int  # along the inner dimension
+    length: int
+    lo_of_a: bool = False  # else it is of hi of A
+    lo_of_b: bool = False
+    factor: float = 1.0
+    keep: float = 1.0
 
 
 def vendor_steps(
     op: GemmOp, multiprocessors: int, divides: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Splitting, products of planes, scaling; or why not."""
+    """Splitting, products of planes, and scaling; or the reason why the vendor's products cannot do it."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
-    made = planes_to_make(op, (a, b))
-    splits = (split_launch(made, divides, "apart"),) if made else ()
-    calls = (_call(op, a, b, *part) for part in _parts(op.k))
+    to_make = planes_to_make(op, (a, b))
+    splits = (split_launch(to_make, divides, "apart"),) if to_make else ()
+    calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
     return *splits, *calls, _unscaling(op, a, b, multiprocessors, flagged)
 
 
-def _parts(k: int) -> list[tuple[int, int, bool, bool, float, float]]:
-    """Of every product: where it begins along the inner dimension and how long it is, is it of lo of A, of B, its
-    factor, and of what is there already."""
-    corrections = [(0, k, False, True, 1 / BELOW, 0.0), (0, k, True, False, 1 / BELOW, 1.0)]
-    return corrections + [(at, min(PIECE, k - at), False, False, 1.0, 1.0) for at in range(0, k, PIECE)]
+def _plane_products(k: int) -> list[PlaneProduct]:
+    """Both corrections over all of the inner dimension, then hi by hi piece by piece."""
+    first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_SCALE, keep=0.0)
+    second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_SCALE)
+    return [first, second, *(PlaneProduct(start, min(PIECE, k - start)) for start in range(0, k, PIECE))]
 
 
-def _call(
-    op: GemmOp, a: Planes, b: Planes, at: int, length: int, low_a: bool, low_b: bool, factor: float, keep: float
-) -> VendorCall:
-    """In BLAS's terms the kernel's second operand is the left one. (Its result is not C yet.)"""
-    left, right = _factor(b, op.left, at, low_b), _factor(a, op.right, at, low_a)
-    made = replace(op.by_vendor, dtype="float16", dest_dtype="float32", k=length, left=left, right=right)
-    part = replace(made, alpha=factor, beta=keep)
-    return VendorCall(part, f"cuBLAS, float16 products added up in float32, {length} of the inner dimension", "sums")
+def _vendor_call(op: GemmOp, a: Planes, b: Planes, x: PlaneProduct) -> VendorCall:
+    """The call of one product of planes. In BLAS's terms the kernel's second operand is the left one.
+
+    What it writes is not C yet, which the last launch makes of it.
+    """
+    left, right = _factor(b, op.left, x.start, x.lo_of_b), _factor(a, op.right, x.start, x.lo_of_a)
+    whole = replace(op.by_vendor, dtype="float16", dest_dtype="float32")
+    piece = replace(whole, k=x.length, left=left, right=right, alpha=x.factor, beta=x.keep)
+    return VendorCall(piece, f"cuBLAS, float16 products added up in float32, {x.length} of the inner dimension", "sums")
 
 
-def _factor(x: Planes, source: Factor, at: int, low: bool) -> Factor:
-    """A part of a plane as BLAS sees it: its lines lie as those of the operand."""
+def _factor(x: Planes, source: Factor, start: int, lo: bool) -> Factor:
+    """A plane, hi or lo, from a place of the inner dimension on, as BLAS sees it: its lines lie as the operand's."""
     numbers = x.lines * x.room
-    start = (x.count * numbers if low else 0) + (at if x.along == "inner" else at * x.room)
-    return Factor(x.base, x.offset + HALF * start, x.room, source.transposed, numbers)
+    first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.room)
+    return Factor(x.base, x.offset + FLOAT16_BYTES * first, x.room, source.transposed, numbers)
 
 
 # ---- the end

@@ -21,16 +21,16 @@ WIDE = 16  # bytes of an access
 
 @dataclass(frozen=True)
 class Ring:
-    """What numbers are, and how the best sum of two is found. `stored`: as they lie in memory, if not as words."""
+    """What numbers are, and how the best of two sums is found."""
 
     name: str
-    cpp: str
-    word: str  # of a product, in the device code
+    cpp: str  # its type in the device code
+    word: str  # the type of a word in the device code
     word_bytes: int
-    code: str  # of zeros, for struct
-    per_word: int = 1  # numbers of B and C in a word; of A, a word has one number, as often
-    tile_cpp: str = ""  # the ring in which a tile is closed
-    stored: str = ""
+    code: str  # of a word, for Python's struct
+    per_word: int = 1  # numbers of B and C in a word; a word of A has one number, as often
+    tile_cpp: str = ""  # the ring in which a tile is closed, if another
+    stored: str = ""  # the type in which numbers lie in memory, if not that of a word
 
     @property
     def item_bytes(self) -> int:
@@ -65,22 +65,24 @@ NOTED_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
 
 
 def sizes_for(ring: Ring, args: bool) -> tuple[TileSizes, ...]:
-    """What a product's kernel may be compiled with."""
+    """The tile sizes with which a product's kernel may be compiled."""
     if ring.word_bytes > 4:
         return NOTED_DOUBLE_SIZES if args else DOUBLE_SIZES
     return NOTED_SIZES if args else WORD_SIZES
 
 
 def tile_side(args: bool) -> int:
-    """Of a tile that is closed as a whole: its numbers are in one thread block's registers."""
+    """The side of a tile that is closed as a whole: its numbers are in one thread block's registers."""
     return 64 if args else 128
 
 
 @dataclass(frozen=True)
 class MinplusKernel:
+    """The kernel of products over a ring."""
+
     ring: str
     sizes: TileSizes
-    args: bool = False
+    args: bool = False  # does it note from where each number of C comes?
 
     @property
     def shared(self) -> int:
@@ -100,9 +102,11 @@ class Rect(NamedTuple):
 
 
 class SemiringProduct(NamedTuple):
-    """dest = the best of old and of left's and right's sums. Left is as wide as words are, if the ring has pairs.
+    """dest = the best of old and of the sums of left and right, number by number.
 
-    With `args`, what is noted of each number: the place in the inner dimension, or what `via` has there."""
+    If the ring has two numbers in a word, those of left are written twice. `args` gets the place in the inner dimension
+    from which each number comes, or what `via` has there.
+    """
 
     left: Rect
     right: Rect
@@ -114,7 +118,7 @@ class SemiringProduct(NamedTuple):
 
 
 def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
-    """One or two products, side by side."""
+    """The launch of one or two products, side by side."""
     args = products[0].args is not None
     kernel = MinplusKernel(ring.name, sizes, args)
     packed, slots, blocks = b"", [], []
@@ -149,7 +153,7 @@ def _packed_task(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tupl
 
 
 def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
-    """A tile of at most `tile_side` a side, closed in place."""
+    """The launch that closes a tile in place, whose side is at most `tile_side`."""
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
     slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
@@ -161,7 +165,7 @@ def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
 
 
 def doubling_launch(source: Rect, dest: Rect) -> Launch:
-    """Numbers of 16 bits, each twice in a word."""
+    """The launch that writes numbers of 16 bits, each twice in a word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = Slot(0, source.base, source.offset), Slot(1, dest.base, dest.offset)
     kernel = Kernel(doubling_source, (), ENTRY, TILE_THREADS)

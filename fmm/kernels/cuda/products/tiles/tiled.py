@@ -1,4 +1,4 @@
-"""Launches of the tiled product's kernel: what one is told, how many thread blocks it has."""
+"""Launches of the tiled product's kernel: which blocks it reads and writes, its parameters, its thread blocks."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ GROUP = 8  # rows of tiles that are done together: what they read stays in the s
 
 @lru_cache(maxsize=1024)
 def lower_tiles(tiles: tuple[int, int], height: int, width: int) -> int:
-    """How many tiles of so many rows and columns reach the diagonal or lie below it, of so many below each other and
-    side by side."""
+    """How many tiles reach the diagonal or lie below it.
+
+    `tiles`: how many there are below each other and side by side; each has `height` rows and `width` columns.
+    """
     down, across = tiles
     return sum(min(-(-(row + 1) * height // width), across) for row in range(down))
 
@@ -43,50 +45,53 @@ WIDE = 16  # bytes of an access of `vector`
 
 @dataclass(frozen=True)
 class TileOp:
-    """One launch: `count` products (sum of a_i A_i)(sum of b_j B_j), layer by layer, each with its epilogue, which is
-    C_d = keep_d C_d + c_d times it unless a step table says otherwise. `lines`: of A, of B, of each destination."""
+    """One launch: `count` products (sum of a_i A_i)(sum of b_j B_j), layer by layer, each with its epilogue.
+
+    That is C_d = keep_d C_d + c_d times the product, unless a step table says otherwise.
+    """
 
     kernel: TileKernel
     left: tuple[Piece, ...]
     right: tuple[Piece, ...]
     dest: tuple[Piece, ...]
-    lines: tuple[Lines, ...]
+    lines: tuple[Lines, ...]  # of A's blocks, of B's, and of each destination
     m: int
     n: int
     k: int
     count: int = 1
-    follows: bool = (
-        False  # it only adds to what the launch before it writes, so that it may begin before that has ended
-    )
-    open: bool = False  # the strategy may be replaced by a faster one
+    follows: bool = False  # may it begin before the launch in front of it has ended, to whose results it only adds?
+    open: bool = False  # may the strategy be replaced by a faster one?
 
     def __hash__(self) -> int:
         return id(self)
 
     def with_strategy(self, s: TileSizes) -> TileOp:
+        """The same with tiles of these sizes."""
         return self if s is self.kernel.strategy else replace(self, kernel=replace(self.kernel, strategy=s))
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
-        """As of several products."""
+        """The one product, as a TileGroup has several."""
         return (self,)
 
     @property
     def largest(self) -> TileOp:
+        """The product itself, as a TileGroup has one that is as large as any."""
         return self
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """In the order of the launch's parameters."""
+        """All blocks, in the order of the launch's parameters."""
         return (*self.left, *self.right, *self.dest)
 
     @property
     def writes_result(self) -> bool:
+        """Does it write C, and not only temporaries?"""
         return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Below each other and side by side."""
+        """How many tiles there are below each other and side by side."""
         return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
 
     @property
@@ -111,21 +116,24 @@ class TileOp:
 
     @property
     def sizes(self) -> bytes:
-        """What comes behind the products."""
+        """What struct Parameters has behind the products."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
         return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, GROUP, 0)
 
     @cached_property
     def access(self) -> Access:
-        """`vector` where every line of every block is aligned, if the bases are."""
+        """`vector` if every line of every block is aligned, provided that the bases are."""
         fits = all(x * self.itemsize % WIDE == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Products in one launch, if the kernel can. `order` says how they write blocks of C: no two the same one (`free`),
-    one after the other (`turns`), or by atomic additions in any order (`atomic`)."""
+    """Products in one launch, if a kernel can do them so.
+
+    `order` says how they write blocks of C. `free`: no two write the same one; `turns`: one after the other; `atomic`:
+    by atomic additions, in any order.
+    """
 
     ops: tuple[TileOp, ...]
     order: Literal["free", "turns", "atomic"] = "free"
@@ -135,7 +143,7 @@ class TileGroup:
 
     @cached_property
     def at_once(self) -> bool:
-        """Can gemm_simt.cuh do it in one launch? Products of one variant, of which none waits for another."""
+        """Can gemm_simt.cuh do it in one launch? Only if all products are of one variant and none waits for another."""
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
 
@@ -145,7 +153,7 @@ class TileGroup:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """In the order of the launch's parameters."""
+        """All blocks, in the order of the launch's parameters."""
         return tuple(x for op in self.ops for x in op.pieces)
 
     @property
@@ -158,19 +166,19 @@ class TileGroup:
 
     @cached_property
     def largest(self) -> TileOp:
-        """A product as large as any: what the others lack of it counts as zero, and is not written."""
+        """A product that is as large as any. What others lack of its size counts as zero, and is not written."""
         m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
         return replace(self.ops[0], m=m, n=n, k=k)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Block index z is the product's."""
+        """Thread blocks; their index z is the product's number."""
         across, _, _ = self.largest.grid
         return across, 1, len(self.ops)
 
     @cached_property
     def parameters(self) -> bytes:
-        """As a TileOp's, for all products."""
+        """Those of a TileOp, for all products."""
         return b"".join(op.sums for op in self.ops) + self.largest.sizes
 
     @cached_property
@@ -185,8 +193,11 @@ def pointer_words(op: TileOp | TileGroup) -> range:
 
 
 def fitted_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
-    """With another strategy where its own cannot run well on a chip: shared memory is too small, or the chip has no
-    float64 instruction for a whole warp, and a single thread has registers for small tiles only."""
+    """The same with another strategy where its own does not suit the chip.
+
+    Shared memory can be too small. Or the chip has no float64 instruction for a whole warp, and a single thread has
+    registers for small tiles only.
+    """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted_to_chip(y, chip), TileOp)))
     names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
@@ -205,7 +216,11 @@ FULL = 1.9
 def tile_launches(
     op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch, ...]:
-    """One launch, or, of products that the kernel cannot do at once, one after the other."""
+    """One launch; several, one after the other, for products that the kernel cannot do at once.
+
+    `alignment`: by base, the power of two that divides its address; `flagged`: is a flag raised where an inf or NaN is
+    stored in C?
+    """
     op = fitted_to_chip(op, chip)
     parts = op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)
     return tuple(_tile_launch(part, chip, alignment, flagged) for part in parts)
@@ -240,8 +255,11 @@ HALVES: Mapping[Half, str] = {
 
 
 def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
-    """Which kernel it is, its tile, and what it does besides multiplying. `by_warps`: does a warp's instruction
-    multiply? Where the chip has none, gemm_mma_f64.cuh is compiled to what gemm_simt.cuh does."""
+    """The label of a launch: which kernel it is, its tile, and what it does besides multiplying.
+
+    `by_warps`: does a warp's instruction multiply? On a chip without one, gemm_mma_f64.cuh is compiled to what
+    gemm_simt.cuh does.
+    """
     s, (left, right, dest) = kernel.strategy, kernel.operands
     written = len(kernel.epilogue.writes)
     parts = [f"{'gemm_mma_f64' if by_warps else 'gemm_simt'} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
@@ -259,11 +277,11 @@ PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture"
 
 
 def strategy_of(use: LeafUse) -> TileSizes | None:
-    """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
-    named = [option for option in use.options if option not in PATHS]
-    return named_strategy(named[0]) if named else None
+    """The strategy that a leaf such as `tile.huge` names; None for `tile`, which leaves the choice open."""
+    names = [option for option in use.options if option not in PATHS]
+    return named_strategy(names[0]) if names else None
 
 
 def paths_of(use: LeafUse) -> tuple[Path, Path]:
-    """How the leaf's tiles come to shared memory: `tile.gpu8.texture` and the like say it."""
+    """How tiles come to shared memory, A's and B's, which a leaf such as `tile.gpu8.texture` names."""
     return next((PATHS[option] for option in use.options if option in PATHS), ("async", "async"))

@@ -26,13 +26,13 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=strategy_of(op.use) is None)
 
 
-# The product, and so many times what a second destination holds, which is read only.
+# The product, added to what a second destination holds, which is only read, with coefficients of the launch's.
 _SUM: Terms = ((Scalar("keep", 1), 1), (Scalar("factor", 0), 0))  # type: ignore[assignment]
 ADDING = Epilogue(AdditionProgram(2, (_SUM,), (2,)), (1,), (0,))
 
 
 def with_added(op: TileOp, added: View) -> TileOp:
-    """The same product, added to so many times another matrix than its result; that lies as BLAS's C does."""
+    """The same product, added to another matrix than its result; that lies as BLAS's C does."""
     (into,) = op.dest
     dest = into._replace(keep=0), Piece(added.base, added.offset, op.m, op.n, 1, into.keep)
     lines = *op.lines, Lines(added.right if op.m > 1 else 0)
@@ -40,7 +40,10 @@ def with_added(op: TileOp, added: View) -> TileOp:
 
 
 def kernel_operands(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]:
-    """The kernel's operands, and how they are contiguous."""
+    """The kernel's left and right operand, and the dimensions along which they are contiguous.
+
+    BLAS's terms are column by column and the kernels' row by row, so the operands are swapped.
+    """
     return op.right, op.left, (_factor_along(op.right), _factor_along(op.left, True))
 
 

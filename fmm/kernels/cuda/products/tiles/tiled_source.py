@@ -74,7 +74,10 @@ class Epilogue:
 
 @lru_cache(maxsize=256)
 def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
-    """The product is added to each, with coefficients that come with the launch; nothing kept is nothing read."""
+    """The epilogue that adds the product to each destination, with coefficients that come with the launch.
+
+    A destination of which nothing is kept is not read.
+    """
     every = tuple(range(destinations))
     reads = every if update == "keep" else ()
     lines: list[Terms] = []
@@ -90,8 +93,9 @@ KEPT = adding_epilogue(1)
 
 @lru_cache(maxsize=256)
 def shortened_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
-    """The same epilogue as `adding_epilogue` and a pair (factor, keep) for each destination, where that says it all: no
-    destination's new value depends on another's old one. Other epilogues come back as they are.
+    """The epilogue as an `adding_epilogue` and a pair (factor, keep) for each destination, if that says it all.
+
+    It does where no destination's new value depends on another's old one. Other epilogues come back as they are.
 
     So most kernels of the step tables are one compiled kernel: mulIncInc and mulStoreDec differ only in the numbers
     that come with the launch.
@@ -173,9 +177,10 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     obeys = kernel.flag == "obeys"
-    told, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
+    parameters, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
     if obeys:
-        told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
+        parameters, number = f"fmm::Again<{parameters}>", f"fmm::Exactly<{element}>::Type"
+        call, tile = "multiply_again", ""
     header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.deep else "gemm_simt"
     before = [
         "struct Product {",
@@ -195,7 +200,7 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
         *_product_call(kernel, call, variant, tile),
     ]
     bounds = (s.threads, kernel.blocks) if kernel.blocks else (s.threads,)
-    return entry_source(told, body, f"{header}.cuh", bounds, before=before)
+    return entry_source(parameters, body, f"{header}.cuh", bounds, before=before)
 
 
 def along_names(along: tuple[Along, Along]) -> tuple[str, str]:
@@ -215,7 +220,7 @@ def _product_call(kernel: TileKernel, name: str, access: str, tile: str) -> list
 
 
 def _epilogue_struct(e: Epilogue) -> Iterator[str]:
-    """Which destinations are read and written, and how a number of the product changes those in its place."""
+    """The lines that say which destinations are read and written, and how a number of the product changes them."""
     dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
@@ -238,16 +243,16 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
 
 
 def _is_read(e: Epilogue, dest: int) -> str:
-    """A C++ condition: an old value with a coefficient that comes with the launch is read if that is not zero."""
+    """The C++ condition for reading a destination: not if all coefficients of its old value are zero at the launch."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
-    asked = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, Scalar))
+    conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, Scalar))
     handed_on = any(v in values for v in e.program.outputs)
-    return "true" if handed_on or len(asked) < len(factors) else " || ".join(asked) or "false"
+    return "true" if handed_on or len(conditions) < len(factors) else " || ".join(conditions) or "false"
 
 
 def _sum_text(terms: Terms, names: Sequence[str]) -> str:
-    """`old0 - product`; a sum of nothing is zero."""
+    """The C++ expression of a sum, such as `old0 - product`; a sum of nothing is zero."""
     words = []
     for c, v in terms:
         sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{_factor_text(c)} * ")
@@ -260,7 +265,7 @@ def _factor_text(c: object) -> str:
 
 
 def _choice_text(name: str, values: Sequence[str]) -> str:
-    """The value with this number."""
+    """The C++ expression for the value with the number that is in the variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
 

@@ -34,13 +34,13 @@ class TmaOp:
     """One launch: parts of products, all described in its parameters."""
 
     kernel: TmaKernel
-    maps: tuple[TensorMap, ...]
-    dest: tuple[Piece, ...]
+    maps: tuple[TensorMap, ...]  # of all blocks of A, then of B
+    dest: tuple[Piece, ...]  # all blocks of C
     parts: tuple[Part, ...]
-    described: bytes  # struct Task of gemm_tma.cuh for every part
-    lines: Lines
-    tiles: tuple[int, int]
-    count: int
+    tasks: bytes  # struct Task of gemm_tma.cuh for every part
+    lines: Lines  # of C's blocks
+    tiles: tuple[int, int]  # of a block of C, below each other and side by side
+    count: int  # layers of the batch
 
     def __hash__(self) -> int:
         return id(self)
@@ -56,7 +56,7 @@ class TmaOp:
 
     @property
     def turns(self) -> int:
-        """Counters that the launch needs, of four bytes each, zero before and after."""
+        """How many counters the launch needs, of four bytes each, zero before and after it."""
         return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
 
     @property
@@ -71,9 +71,9 @@ class TmaOp:
         wide = aligned_result and all(x * item % WIDE == 0 for x in self.lines)
         wide = wide and all(x.offset % WIDE == 0 for x in self.dest)
         sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, GROUP, wide, self.blocks)
-        unused = bytes(len(self.described) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
-        whole = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.described + unused
-        return whole + bytes(-len(whole) % 64)
+        unused = bytes(len(self.tasks) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
+        parameters = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
+        return parameters + bytes(-len(parameters) % 64)
 
     @property
     def map_words(self) -> range:
@@ -101,8 +101,10 @@ class TmaOp:
 
 @lru_cache(maxsize=4096)
 def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp | None:
-    """The launch of these products, whose operands are aligned; None where the kernel cannot do it, or its
-    parameters or shared memory are not enough."""
+    """The launch of these products, whose operands are aligned.
+
+    None if the kernel cannot do them, or if parameters or shared memory are not enough.
+    """
     ops, largest = op.ops, op.largest
     if not _can_do(ops):
         return None
@@ -127,8 +129,8 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     )
     tasks = b"".join(_task_words(ops, parts, kernel, (lefts, rights, dests)))
     into = tuple(_first_written(x, ops) for x in dests)
-    made = TmaOp(kernel, maps, into, parts, tasks, w, tiles, largest.count)
-    return made if kernel.shared <= SHARED and len(made.parameters) <= PARAMETER_BYTES else None
+    launch = TmaOp(kernel, maps, into, parts, tasks, w, tiles, largest.count)
+    return launch if kernel.shared <= SHARED and len(launch.parameters) <= PARAMETER_BYTES else None
 
 
 def rows_are_aligned(op: TileOp | TileGroup) -> bool:
@@ -151,17 +153,17 @@ def _can_do(ops: Sequence[TileOp]) -> bool:
 
 
 def _distinct_blocks(sides: Iterable[Sequence[Piece]]) -> tuple[Piece, ...]:
-    """The blocks that products touch, each once: whatever its coefficients."""
-    return tuple(dict.fromkeys(_block_place(x) for side in sides for x in side))
+    """The blocks that products touch, each once, without its coefficients."""
+    return tuple(dict.fromkeys(_without_factors(x) for side in sides for x in side))
 
 
-def _block_place(x: Piece) -> Piece:
+def _without_factors(x: Piece) -> Piece:
     return x._replace(factor=1, keep=0)
 
 
 def _first_written(x: Piece, ops: Sequence[TileOp]) -> Piece:
-    """With what the first product that writes the block keeps of it."""
-    return x._replace(keep=next(y.keep for o in ops for y in o.dest if _block_place(y) == x))
+    """A block of C, with the share of its old value that the first product to write it keeps."""
+    return x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x))
 
 
 def _operand_map(x: Piece, left: bool, kernel: TmaKernel, lines: Lines, count: int) -> TensorMap:
@@ -176,29 +178,32 @@ def _operand_map(x: Piece, left: bool, kernel: TmaKernel, lines: Lines, count: i
 def _task_words(
     ops: Sequence[TileOp], parts: Sequence[Part], kernel: TmaKernel, blocks: tuple[Sequence[Piece], ...]
 ) -> Iterator[bytes]:
-    """struct Task of gemm_tma.cuh, one for each part."""
+    """struct Task of gemm_tma.cuh, one for each part. `blocks`: the distinct blocks of A, B and C.
+
+    Parts that write the same tiles take turns: each is told how many write before it, and whether it is the last.
+    """
     # Where a product is cut, its tiles before the cut and those behind it are written by different tasks.
     cut = max(part.first for part in parts)
-    written = [
-        (_block_place(x), behind)
+    all_writers = Counter(
+        (_without_factors(x), behind)
         for part in parts
         for behind in _tile_ranges(part, cut)
         for x in ops[part.product].dest
-    ]
-    left = Counter(written)
-    whole = Counter(written)
+    )
+    remaining = Counter(all_writers)
     for part in parts:
         op, ranges = ops[part.product], _tile_ranges(part, cut)
-        sides = [
-            [known.index(_block_place(x)) for x in side] for known, side in zip(blocks, _all_pieces(op), strict=True)
+        block_numbers = [
+            [distinct.index(_without_factors(x)) for x in side]
+            for distinct, side in zip(blocks, _all_pieces(op), strict=True)
         ]
-        spots = [(_block_place(x), ranges[0]) for x in op.dest]
-        turns = [whole[spot] - left[spot] for spot in spots]
-        left.subtract((_block_place(x), behind) for behind in ranges for x in op.dest)
-        last = [int(not left[spot]) for spot in spots]
-        places = (*sides, turns, last)
+        written = [(_without_factors(x), ranges[0]) for x in op.dest]
+        turns = [all_writers[tiles] - remaining[tiles] for tiles in written]
+        remaining.subtract((_without_factors(x), behind) for behind in ranges for x in op.dest)
+        is_last = [int(not remaining[tiles]) for tiles in written]
+        fields = (*block_numbers, turns, is_last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
-        numbers = [x for values, length in zip(places, lengths, strict=True) for x in _zero_filled(values, length)]
+        numbers = [x for values, length in zip(fields, lengths, strict=True) for x in _zero_filled(values, length)]
         factors = [
             x
             for side, n in zip(_all_pieces(op), kernel.terms, strict=True)
@@ -210,7 +215,7 @@ def _task_words(
 
 
 def _tile_ranges(part: Part, cut: int) -> list[bool]:
-    """Does the part have tiles before the cut (False), behind it (True)?"""
+    """On which sides of the cut the part has tiles: False for before it, True for behind it."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 
@@ -226,7 +231,10 @@ def _zero_filled(values: Sequence[float], length: int) -> list[float]:
 
 
 def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """`alignment`: a power of two that divides each base's address; A's and B's must be multiples of 16."""
+    """The launch for addresses of this alignment: by base, the power of two that divides its address.
+
+    Those of A and B must be multiples of 16.
+    """
     writes_wide = all(alignment[x.base] % WIDE == 0 for x in op.dest)
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
     slots += [Slot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]

@@ -11,9 +11,9 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-LEAST = 16  # steps of the shortest part: a shorter one costs more than the idle time that it fills
+LEAST_STEPS = 16  # of a part: a shorter one costs more than the idle time that it fills
 ROOMS = (1, 8, 24)  # the numbers of tasks for which kernels are compiled; a launch takes the smallest that is enough
-MOST = 16  # parts of a tile
+MOST_PARTS = 16  # of a tile
 # How long a thread block takes to begin, to write a tile of C alone, and to write it in turns: in units of the time
 # that one step of the inner dimension takes it. (On an H200 a turn took 45 where all blocks write at about the same
 # time. With 30 the model finds the best of the cuts that were tried: parts write at other times than whole tiles.)
@@ -21,13 +21,12 @@ BEGIN, ALONE, IN_TURN = 30, 18, 30
 
 
 class Part(NamedTuple):
-    """Part of a product: `tiles` of its tiles of C, from number `first` on, over `steps` of the tiles along the inner
-    dimension, from number `start` on."""
+    """Some tiles of a product's C, computed over some steps of the inner dimension."""
 
     product: int
-    first: int
+    first: int  # tile
     tiles: int
-    start: int
+    start: int  # step
     steps: int
 
 
@@ -35,29 +34,31 @@ class Part(NamedTuple):
 def parts_of(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
 ) -> tuple[Part, ...]:
-    """All tiles of the products, which write `writes` blocks each, the last of them in parts where so all end sooner.
+    """All tiles of some products, the last of them in parts where all end sooner that way.
 
-    Of several layers, products are whole or in parts.
+    A product has `tiles` tiles of C and `steps` steps of `k_s` numbers along the inner dimension; it writes `writes`
+    blocks, and there are `layers` of it. Of several layers, a product is done as a whole or wholly in parts.
     """
     over = products * tiles % multiprocessors
-    some = {over, over + multiprocessors} - {0} if layers == 1 else set()
-    cuts = sorted({n for n in some if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
-    most = min(steps // LEAST, MOST)
-    found = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
+    last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
+    cuts = sorted({n for n in last_rounds if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
+    most = min(steps // LEAST_STEPS, MOST_PARTS)
+    candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
     def end(parts: tuple[Part, ...]) -> float:
         edge = BEGIN + writes * (ALONE if len(parts) == 1 else IN_TURN)
         return makespan(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
-    best = min((parts for parts in found if len(parts) <= ROOMS[-1]), key=end, default=whole)
+    best = min((parts for parts in candidates if len(parts) <= ROOMS[-1]), key=end, default=whole)
     return best if end(best) < 0.995 * end(whole) else whole
 
 
 def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[Part, ...]:
-    """Whole tiles first, then the last `cut` of them in so many parts, in the order of products.
+    """Whole tiles first, then the last `cut` of them in `each` parts each, in the order of products.
 
-    The first product of which some are cut says where: those of later ones before and behind it are other tasks.
+    The cut falls at some tile of some product. Of later products too, the tiles before that one and those from it on
+    are different tasks.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, each, round(IN_TURN / k_s))
@@ -74,9 +75,9 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
 
 
 def _part_lengths(steps: int, each: int, later: int) -> list[int]:
-    """Steps of each part: every one ends so much later than the one before, which writes C meanwhile."""
+    """The steps of each part. Every one ends `later` steps after the one before, which writes C meanwhile."""
     if each > 1:
-        later = max(min(later, 2 * (steps // each - LEAST) // (each - 1)), 0)
+        later = max(min(later, 2 * (steps // each - LEAST_STEPS) // (each - 1)), 0)
     least = (steps - later * (each * (each - 1) // 2)) // each
     lengths = [least + i * later for i in range(each)]
     return [*lengths[:-1], steps - sum(lengths[:-1])]

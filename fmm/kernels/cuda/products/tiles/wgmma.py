@@ -29,7 +29,7 @@ EDGE = 24  # a tile's beginning and end take as long as computing so many more c
 
 
 class GroupKernel(Protocol):
-    """What is asked of a kernel by warpgroups."""
+    """What launches ask of any kernel by warpgroups."""
 
     @property
     def sizes(self) -> WgmmaSizes: ...
@@ -42,25 +42,26 @@ Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
 
 @dataclass(frozen=True)
 class WgmmaOp(Generic[Kind]):
-    """One launch: C = factor A B, or added to what C holds, layer by layer."""
+    """One launch: C = factor (A B + keep C), layer by layer."""
 
     kernel: Kind
-    maps: tuple[TensorMap, TensorMap, TensorMap]
-    steps: int
+    maps: tuple[TensorMap, TensorMap, TensorMap]  # of A, B and C
+    steps: int  # of the inner dimension
     tiles: tuple[int, int]  # of clusters, below each other and side by side
-    count: int
-    adds: bool
+    count: int  # layers
+    adds: bool  # does the copy engine add to what C holds? Then `keep` is zero
     factor: float
-    keep: float  # so many times what stands in C, or in `added`, is added to the product, before the factor
+    keep: float
     sides: tuple[int, int]  # of C
     clusters: int  # that the device has room for
-    added: View | None = None  # it lies as BLAS's C does
+    added: View | None = None  # what `keep` is a factor of, if that is not C; it lies as BLAS's C does
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
     def units(self) -> int:
+        """Tiles of clusters that there are in all: what thread blocks take in turns."""
         return units_of(self.tiles, self.kernel.sizes, self.kernel.half is not None) * self.count
 
     @property
@@ -72,43 +73,32 @@ class WgmmaOp(Generic[Kind]):
         """struct Product of gemm_wgmma.cuh, its tensor maps still zero."""
         dest = self.maps[2]
         lines = (self.added.right, 0) if self.added else (dest.leading, dest.layer)
-        old = 0, *lines, *self.sides, self.keep
-        told = self.steps, *self.tiles, group_of(self.kernel.sizes), self.units, self.adds, self.factor
-        numbers = struct.pack("<3q2if6if", *old, *told)
-        whole = bytes(MAP_BYTES * len(self.maps)) + numbers
-        return whole + bytes(-len(whole) % 64)
+        kept_values = 0, *lines, *self.sides, self.keep
+        product = self.steps, *self.tiles, group_of(self.kernel.sizes), self.units, self.adds, self.factor
+        numbers = struct.pack("<3q2if6if", *kept_values, *product)
+        parameters = bytes(MAP_BYTES * len(self.maps)) + numbers
+        return parameters + bytes(-len(parameters) % 64)
 
 
 @lru_cache(maxsize=4096)
 def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
     """The launch of a GEMM whose bases are aligned; None where the kernel cannot do it."""
-    element, (m, n, k) = DTYPES[dtype], (op.n, op.m, op.k)
+    if not _can_multiply(op, dtype) or not _can_write(op, dtype):
+        return None
+    m, n, k = op.n, op.m, op.k
     left, right, along = kernel_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # Operands that are contiguous along the outer dimension the instructions read in 16-bit types only.
-    turned = element.itemsize > 2 and along != ("inner", "inner")
-    aligned = all(_is_aligned(x, element.itemsize) for x in op.pieces)
-    # The copy engine writes 16 bytes at a time: a row of C that ends in the middle of them would be followed by zeros.
-    cut = n * element.itemsize % WIDE != 0
-    if turned or cut or not aligned or alpha.imag or beta.imag or abs(beta) > MOST_KEPT * abs(alpha):
-        return None
-    # Transposed tiles are made by an instruction for 16-bit numbers.
-    if op.extent == "lower" or (op.extent == "full" and element.itemsize > 2):
-        return None
-    # Pairs of numbers are read of what is added.
-    if op.added is not None and (op.count > 1 or op.added.right % 2 or op.added.offset % (2 * element.itemsize)):
-        return None
-    # By the copy engine; what is also sent elsewhere must be known before.
+    # The copy engine can add to C, but what is also sent elsewhere must be known before.
     adds = beta == 1 and op.half is None and op.added is None
     s = sizes_for(m, n, op.count, multiprocessors, HALF_SIZES if op.half else SIZES, op.half is not None)
-    line = LINE // element.itemsize
+    line = LINE // DTYPES[dtype].itemsize
 
-    def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
-        """The operand as lines: its rows, if `inner`, else its columns. One copy brings at most `most` of them."""
-        length, lines = (cols, rows) if inner else (rows, cols)
-        lying = Lines(x.leading, x.stride)
+    def mapped(x: Factor, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
+        """The map of a matrix as lines, its rows or its columns. One copy brings at most `most` of them."""
+        length, lines = (cols, rows) if by_rows else (rows, cols)
+        steps = Lines(x.leading, x.stride)
         return TensorMap(
-            Piece(x.base, x.offset, rows, cols), dtype, length, lines, op.count, *lying, (line, most), LINE
+            Piece(x.base, x.offset, rows, cols), dtype, length, lines, op.count, *steps, (line, most), LINE
         )
 
     maps = (
@@ -122,7 +112,32 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.added)
 
 
+def _can_multiply(op: GemmOp, dtype: str) -> bool:
+    """Can the kernel read these operands, and scale by alpha and beta?"""
+    itemsize, (_, _, along) = DTYPES[dtype].itemsize, kernel_operands(op)
+    alpha, beta = complex(op.alpha), complex(op.beta)
+    # The instructions read operands that are contiguous along the outer dimension only of 16-bit types.
+    readable = itemsize <= 2 or along == ("inner", "inner")
+    aligned = all(_is_aligned(x, itemsize) for x in op.pieces)
+    small_enough = not abs(beta) > MOST_KEPT * abs(alpha)
+    return readable and aligned and not alpha.imag and not beta.imag and small_enough
+
+
+def _can_write(op: GemmOp, dtype: str) -> bool:
+    """Can the kernel write this result, and read what is added to it?"""
+    itemsize, added = DTYPES[dtype].itemsize, op.added
+    # The copy engine writes 16 bytes at a time: a row of C that ends in the middle of them would be followed by zeros.
+    if op.m * itemsize % WIDE:
+        return False
+    # Transposed tiles are made by an instruction for 16-bit numbers.
+    if op.extent == "lower" or (op.extent == "full" and itemsize > 2):
+        return False
+    # Of what is added, pairs of numbers are read.
+    return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
+
+
 def _is_aligned(x: Factor, itemsize: int) -> bool:
+    """May the copy engine read or write the matrix, if its base is aligned?"""
     return all(step * itemsize % WIDE == 0 for step in (x.leading, x.stride)) and x.offset % WIDE == 0
 
 
@@ -132,7 +147,7 @@ def tiles_of(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
 
 
 def group_of(s: WgmmaSizes) -> int:
-    """Rows of clusters' tiles that are done together: as high as a number of tiles is wide."""
+    """Rows of clusters' tiles that are done together: as many as are as high as a whole number of tiles is wide."""
     return next(group for group in range(GROUP, 0, -1) if group * s.m_s * s.cluster % s.n_s == 0)
 
 
@@ -145,7 +160,7 @@ def units_of(tiles: tuple[int, int], s: WgmmaSizes, half: bool) -> int:
 def sizes_for(
     m: int, n: int, count: int, multiprocessors: int, among: tuple[WgmmaSizes, ...] = SIZES, half: bool = False
 ) -> WgmmaSizes:
-    """The sizes with which the last cluster is done earliest."""
+    """Those of the sizes `among` with which the last cluster is done earliest."""
 
     def end(s: WgmmaSizes) -> float:
         units, alone = units_of(tiles_of(m, n, s), s, half), 1.0 if s.cluster > 1 else ALONE
@@ -158,7 +173,7 @@ def sizes_for(
 
 
 def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
-    """All three operands' bases must be multiples of 16 bytes."""
+    """The launch. The addresses of all three matrices' bases must be multiples of 16 bytes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
     dest = op.added or op.maps[2].piece
