@@ -1,0 +1,88 @@
+"""By how much plans must win, rule by rule, on devices that are a few numbers."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.margins import (
+    DOUBT,
+    HALF_DOUBT,
+    OTHER_NUMBERS,
+    ROUNDS_KNOWN,
+    TURNED_DOUBT,
+    few_tiles_doubt,
+    needed_margin,
+)
+from fmm.problem import Problem
+
+MARGIN, TILED = 0.01, 0.08
+SIDE, TILE = 12800, 128.0
+TILES = (SIDE / TILE) ** 2
+
+
+def device(gpu: bool, sms: float = 0.0) -> Calibration:
+    rate = Rate(1e12, 0.0, 0.0, tile=TILE if gpu else 1.0, sms=sms, tiled=1.0)
+    rates = MappingProxyType(dict.fromkeys(("float32", "float64", "complex64"), rate))
+    return Calibration("test", "test", rates, 1e12, batches=gpu, margin=MARGIN, tiled_margin=TILED)
+
+
+def product(dtype: str = "float32", **more: str) -> Problem:
+    return Problem(SIDE, SIDE, SIDE, dtype, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("plan", "needed"),
+    [
+        ("strassen > vendor", MARGIN),
+        ("strassen.fused.pad4 > tile", TILED),  # by a kernel of ours, whose time is known less well
+        ("strassen.batched.pad16 > f16x3", TILED),  # by a leaf with a rate of its own
+        ("tile", 0.0),  # no sums that the model could be wrong about
+        ("vendor", MARGIN),
+    ],
+)
+def test_the_margin_of_a_device_without_tiles(plan: str, needed: float) -> None:
+    assert needed_margin(Plan.parse(plan), product(), device(gpu=False)) == needed
+
+
+def test_few_tiles_ask_for_more() -> None:
+    """A level's product on a GPU: the more, the fewer; less where the vendor's rounds are known."""
+    plan = Plan.parse("strassen.batched.pad16 > vendor")
+    assert needed_margin(plan, product(), device(gpu=True)) == pytest.approx(MARGIN + DOUBT / TILES)
+    known = needed_margin(plan, product(), device(gpu=True, sms=132.0))
+    assert known == pytest.approx(MARGIN + ROUNDS_KNOWN * DOUBT / TILES)
+    assert needed_margin(VENDOR, product(), device(gpu=True)) == MARGIN
+
+
+def test_complex_numbers_have_twice_the_tiles_and_halves_half() -> None:
+    on = device(gpu=True)
+    assert few_tiles_doubt(product("complex64"), on) == pytest.approx(DOUBT / TILES / 2)
+    assert few_tiles_doubt(product(op="gram"), on) == pytest.approx(2 * DOUBT / TILES)
+    assert few_tiles_doubt(Problem(0, 5, 7, "float32"), on) == 0.0
+    assert few_tiles_doubt(product(), device(gpu=False)) == 0.0
+
+
+def test_other_numbers_without_a_cut_ask_for_a_share_of_it() -> None:
+    """Three real products of a complex one: of whole sides, in another type."""
+    plan = Plan.parse("3m > vendor")
+    wanted = MARGIN + OTHER_NUMBERS * DOUBT / TILES / 2
+    assert needed_margin(plan, product("complex64"), device(gpu=True)) == pytest.approx(wanted)
+
+
+def test_cuts_of_one_half_ask_for_more_on_a_gpu() -> None:
+    plan, half = Plan.parse("gram > vendor"), product(op="gram")
+    assert needed_margin(plan, half, device(gpu=True)) == pytest.approx(MARGIN + HALF_DOUBT + 2 * DOUBT / TILES)
+    assert needed_margin(plan, half, device(gpu=False)) == MARGIN
+
+
+def test_blocks_on_the_diagonal_that_read_turned_copies_are_known_better() -> None:
+    plan = Plan.parse("gram.tile.outer > vendor")
+    wanted = MARGIN + TURNED_DOUBT + 2 * DOUBT / TILES
+    assert needed_margin(plan, product(op="gram"), device(gpu=True)) == pytest.approx(wanted)
+
+
+def test_the_vendors_own_half_is_no_cut() -> None:
+    assert needed_margin(VENDOR, product(op="gram"), device(gpu=True)) == MARGIN
