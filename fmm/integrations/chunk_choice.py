@@ -25,7 +25,7 @@ LINK, FRESH = 1e9, 1e9
 TOGETHER = (1, 2, 4)  # products that are one task: more would keep more chunks at once than plain Dask does
 EACH = 4  # tasks for each thread at least, so that none waits long for the last one
 LONG = 1.0  # seconds of products from which on ways are compared: that takes some time itself
-SIDE = 8  # of the largest grid that is simulated; a larger one's ways compare as this one's do
+SIDE = 8  # of the largest grid that is simulated; a larger one's ways compare as this one's do, on fewer workers
 LEVEL_MARGIN = 0.1  # what a level must be predicted to save of the time without
 
 
@@ -60,11 +60,19 @@ def chosen_way(grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCo
     if prod(grid) * costs.product < LONG:
         return Way(VENDOR if VENDOR in plans else plans[0], usual_together(grid, workers))
     small = tuple(min(side, SIDE) for side in grid)
+    fewer = _in_proportion(workers, prod(small) / prod(grid))
     ways = [Way(plan, together) for plan, together in product(plans, TOGETHER)]
-    seconds = {way: _simulated(small, way, costs, workers).seconds for way in ways}
+    seconds = {way: _simulated(small, way, costs, fewer).seconds for way in ways}
     best = min(ways, key=lambda way: seconds[way])
     plain = min((way for way in ways if way.above == VENDOR), key=lambda way: seconds[way], default=best)
     return best if seconds[best] <= (1 - LEVEL_MARGIN) * seconds[plain] else plain
+
+
+def _in_proportion(workers: tuple[int, int], share: float) -> tuple[int, int]:
+    """So many of the workers that each thread has as many of this share of the tasks as it has of all."""
+    threads = max(round(prod(workers) * share), 1)
+    processes = min(workers[0], threads)
+    return processes, max(threads // processes, 1)
 
 
 def usual_together(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:

@@ -23,7 +23,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from fmm.api import plan as decided
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, STORED
 from fmm.integrations.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
 from fmm.integrations.chunk_grid import Cell, ChunkTasks, Grid
 from fmm.kernels.distributed.levels_above import levels_over_blocks
@@ -49,12 +49,12 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     max_error_growth
         As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
 
-    Arrays with more or fewer axes, of unknown chunks or of other types are dask.array.matmul's.
+    Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's.
     """
     x, y = da.asanyarray(x), da.asanyarray(y)
     dtype = np.result_type(x.dtype, y.dtype)
     unknown = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
-    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or dtype.name not in DTYPES:
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or dtype.name not in STORED:
         if plan not in (None, "vendor"):
             raise PlanError(f"the plan {plan} is one for matrices of floating-point numbers whose chunks are known")
         return da.matmul(x, y)

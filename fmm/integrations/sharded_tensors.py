@@ -240,8 +240,8 @@ def _own_group(numbers: tuple[int, ...], kind: str) -> Any:
 def _agreed(a: Any, b: Any, wanted: Wanted) -> Way | None:
     """As the first process decided at the first product like this one; None for torch's own products.
 
-    With gloo all processes compare what they ask for each time; with NCCL, where that would wait for the device, when a
-    process asks something for the first time.
+    With gloo all processes compare what they ask for each time; with NCCL, where that would wait for the device, only
+    what is new to all of them.
     """
     question, complaint = _question(a, b, wanted)
     processes = processes_of(a.device_mesh)

@@ -7,7 +7,7 @@ same time, and a scheduler's own time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -38,19 +38,29 @@ class Simulated(NamedTuple):
 def simulated_schedule(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: Workers) -> Simulated:
     """`homes`: where the chunks are that no task makes."""
     free = [[0.0] * workers.threads for _ in range(workers.processes)]
+    soonest = [0.0] * workers.processes  # when each of them has a thread for a task
     places = {key: {home} for key, home in homes.items()}
     ready = dict.fromkeys(homes, 0.0)
     sent, working = 0, 0.0
     for task in tasks:
         reads = set(task.reads)
         after = max((ready[key] for key in reads), default=0.0)
-        lacking = [sum(who not in places[key] for key in reads) for who in range(workers.processes)]
-        ends = [max(min(free[who]), after) + lacking[who] * workers.fetching for who in range(workers.processes)]
-        chosen = min(range(workers.processes), key=lambda who: (ends[who], lacking[who]))
-        end = ends[chosen] + task.seconds
-        free[chosen][free[chosen].index(min(free[chosen]))] = end
+        # All that hold none of these chunks lack as many: of those only the first to be free is in question.
+        asked = {_first_free(soonest, after)}.union(*(places[key] for key in reads))
+        lacking = {who: sum(who not in places[key] for key in reads) for who in asked}
+        begun = {who: max(soonest[who], after) + lacking[who] * workers.fetching for who in asked}
+        chosen = min(asked, key=lambda who: (begun[who], lacking[who], who))
+        end, threads = begun[chosen] + task.seconds, free[chosen]
+        threads[threads.index(soonest[chosen])] = end
+        soonest[chosen] = min(threads)
         for key in reads:
             places[key].add(chosen)
         places[task.makes], ready[task.makes] = {chosen}, end
         sent, working = sent + lacking[chosen], working + task.seconds
     return Simulated(max(map(max, free)), working, sent)
+
+
+def _first_free(soonest: Sequence[float], after: float) -> int:
+    """The first of those that have a thread by then, else the one that has one first."""
+    least = min(soonest)
+    return soonest.index(least) if least > after else next(who for who, when in enumerate(soonest) if when <= after)

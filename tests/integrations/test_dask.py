@@ -134,6 +134,20 @@ def test_what_dask_does_itself() -> None:
         products.matmul(da.ones((3, 4), chunks=2), da.ones((5, 3), chunks=2))
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool"])
+def test_integers_are_dasks(dtype: str) -> None:
+    """Also where fmm.matmul would multiply chunks by digits, to which nothing can be added; and no level, whose halves
+    and negative weights they do not have."""
+    a = np.random.default_rng(1).integers(0, 2, (520, 520)).astype(dtype)
+    x = da.from_array(a, chunks=130)
+    found = products.matmul(x, x)
+    assert found.dtype == (x @ x).dtype and (found.compute(scheduler="sync") == (x @ x).compute(scheduler="sync")).all()
+    for plan in ("winograd", "dps"):
+        with pytest.raises(PlanError, match="floating-point"):
+            products.matmul(x, x, plan=plan)
+
+
 def test_tasks_leave_their_operands_alone() -> None:
     a, b = np.arange(6.0).reshape(2, 3), np.ones((3, 3))
     before = a.copy(), b.copy()
