@@ -120,6 +120,7 @@ class _TorchTensors:
         if not (product.is_floating_point() or product.is_complex()):
             alpha, beta = whole_factor(alpha), whole_factor(beta)
             check_whole(product, alpha, beta)
+        alpha, beta = (_as_taken(product, factor) for factor in (alpha, beta))
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value
         if value.is_complex():
@@ -293,6 +294,12 @@ def check_whole(x: Any, *factors: Any) -> None:
         raise RuntimeError("alpha and beta must be whole numbers for tensors of whole numbers")
 
 
+def _as_taken(x: Any, factor: Any) -> Any:
+    """A factor as torch takes it: of whole numbers none beyond 64 bits, unless as a float."""
+    whole = isinstance(factor, int) and (x.is_floating_point() or x.is_complex())
+    return float(factor) if whole else factor
+
+
 TORCH = TorchLibrary()
 TORCH_ON_HOST = TorchHostLibrary()
 
@@ -300,6 +307,7 @@ TORCH_ON_HOST = TorchHostLibrary()
 def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
     """alpha a b + beta c by torch's own functions, in `out` if that is given; they record what they do."""
     check_whole(a, alpha, beta)
+    alpha, beta = (_as_taken(a, factor) for factor in (alpha, beta))
     if a.dim() == b.dim() == 2:
         added = a.new_zeros(()) if c is None else c
         return torch.addmm(added, a, b, beta=beta, alpha=alpha, out=out)

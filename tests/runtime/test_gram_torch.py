@@ -153,3 +153,9 @@ def test_two_matrices_on_the_host_are_one_call_of_torchs(
     assert torch.equal(out[~half], old[~half])
     assert fill != "full" or torch.equal(out, out.mT)
     assert multiplied == ["addmm"] * bool(beta)
+
+
+def test_whole_factors_of_floats_may_be_larger_than_torchs_whole_numbers() -> None:
+    x, out = torch.ones(3, 2), torch.ones(3, 3)
+    assert (fmm.gram(x, x.T, out=out, alpha=2**70, beta=1) == 2.0**71).all()
+    assert (fmm.gemm(x, x.T, alpha=2**70) == 2.0**71).all()
