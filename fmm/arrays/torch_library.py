@@ -20,9 +20,8 @@ from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.numpy_like import whole_factor
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.half_product import mirror_tasks
+from fmm.kernels.cpu.half_product import IN_PLACE, mirror_tasks
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
-from fmm.kernels.plans.steps.sums import Mirror, Place
 
 # Older versions have no unsigned types but that of bytes.
 NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
@@ -266,10 +265,6 @@ class TorchHostLibrary(_TorchTensors):
                 task()
         if out is not product:
             out.copy_(product)
-
-
-ANYWHERE = Place("C", 0, 0, 0, 0)
-IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
 
 
 def _begin_alike(a: Any, b: Any) -> bool:

@@ -81,9 +81,8 @@ KNOWN = {(rows, fill): HalfWishes(rows, fill) for rows in (False, True) for fill
 def _small_gram(library: Library, a: Any, out: Any, rows: bool) -> Any:
     """A product of a few rows by the library itself: of real numbers it calls BLAS's function for halves, of complex
     ones its product is made Hermitian."""
-    if type(a) is not np.ndarray or a.ndim != 2 or max(a.shape) > SMALL_SIDE:
+    if type(a) is not np.ndarray or a.ndim != 2 or (side := a.shape[0 if rows else 1]) > SMALL_SIDE:
         return None
-    side = a.shape[0 if rows else 1]
     if out is not None and (out.shape != (side, side) or out.dtype != a.dtype):
         return None
     if a.dtype in REAL_BLAS:
@@ -104,12 +103,14 @@ def _is_mirrored_whole(a: Any, rows: bool) -> bool:
     if type(a) is not np.ndarray or a.ndim != 2 or a.dtype not in COMPLEX_BLAS:
         return False
     side = a.shape[0 if rows else 1]
-    return bool(side <= SMALL_HERMITIAN and side * a.size <= SMALL_WORK)
+    return bool(side <= SMALL_SIDE and side * a.size <= SMALL_WORK)
 
 
 REAL_BLAS = (np.dtype("float32"), np.dtype("float64"))
 COMPLEX_BLAS = (np.dtype("complex64"), np.dtype("complex128"))
-SMALL_HERMITIAN, SMALL_WORK = 256, 1 << 21  # rows, and multiply-adds
+SMALL_WORK = (
+    1 << 25
+)  # multiply-adds of complex numbers up to which it saves less to compute one half than its way costs
 SMALL_SIDE = 1024  # no plan for halves was seen to win up to here, and to ask for one costs 50 microseconds
 
 

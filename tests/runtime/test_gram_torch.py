@@ -52,6 +52,18 @@ def test_what_torch_does_not_cast_is_refused() -> None:
     assert torch.equal(fmm.gram(whole, alpha=2), 2 * whole.mT @ whole)
 
 
+def test_a_whole_factor_may_be_as_large_as_a_float() -> None:
+    """Of real and complex numbers; torch itself takes no whole numbers beyond 64 bits."""
+    x, factor = tensor((6, 5)), 10**30
+    torch.testing.assert_close(fmm.gram(x, alpha=factor), 1e30 * (x.mT @ x))
+    out = torch.ones(5, 5, dtype=x.dtype)
+    fmm.gram(x, out=out, fill="lower", beta=factor)
+    torch.testing.assert_close(out, torch.where(out.tril() != 0, x.mT @ x + 1e30, 1.0))
+    y = x.clone().requires_grad_()
+    fmm.gram(y, alpha=factor).sum().backward()
+    torch.testing.assert_close(y.grad, 2e30 * x.sum(1, keepdim=True).expand(6, 5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize(("rows", "fill"), [(False, "full"), (True, "full"), (False, "lower"), (True, "upper")])
 def test_gradients(rows: bool, fill: Any, dtype: Any) -> None:

@@ -18,12 +18,15 @@ from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.threads.openblas import cblas_function
 from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import Mirror
+from fmm.kernels.plans.steps.sums import Mirror, Place
 
 ROW_MAJOR, UPPER, LOWER, AS_IT_IS, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # as cblas.h has them
 NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TILE = 128  # rows and columns that are transposed at a time: two tiles stay in a first-level cache
 BAND = 1024  # rows that one task mirrors
+
+ANYWHERE = Place("C", 0, 0, 0, 0)  # the arrays are given beside it
+IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
 
 Rank = Callable[["Factor", Array, bool, Any, Any], None]
 
@@ -64,7 +67,7 @@ def _updated(product: Array, dest: Array, lower: bool, asked: Asked) -> None:
     if not lower:
         product, dest = product.T, dest.T
     for top in range(0, len(dest), BAND):
-        mirror_band(Mirror(None, None, asked.alpha, asked.beta, "lower"), product, dest, top)  # type: ignore[arg-type]
+        mirror_band(Mirror(ANYWHERE, ANYWHERE, asked.alpha, asked.beta, "lower"), product, dest, top)
 
 
 def _rows_contiguous(x: Array) -> bool:
@@ -146,12 +149,12 @@ def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
             if full:
                 _copy_adjoint(dest[rows, cols], dest[cols, rows], None)
         block = dest[rows, rows]
-        below = np.tri(len(block), dtype=bool)
-        _update(step, source[rows, rows], block, below)
+        above = _above_diagonal(len(block))
+        _update(step, source[rows, rows], block, ~above)
         if dest.dtype.kind == "c":
             np.einsum("ii->i", block).imag[...] = 0
         if full:
-            _copy_adjoint(block.copy(), block, ~below)
+            _copy_adjoint(block.copy(), block, above)
 
 
 def _update(step: Mirror, source: Array, dest: Array, where: Array | None) -> None:
@@ -165,12 +168,20 @@ def _update(step: Mirror, source: Array, dest: Array, where: Array | None) -> No
 
 
 def _copy_adjoint(source: Array, dest: Array, where: Array | None) -> None:
-    turned = source.T.conj() if source.dtype.kind == "c" else source.T
-    np.copyto(dest, turned, where=True if where is None else where)
+    if where is not None:
+        np.copyto(dest, source.conj().T, where=where)
+    elif source.dtype.kind == "c":
+        np.conjugate(source.T, out=dest)
+    else:
+        np.copyto(dest, source.T)
 
 
 def make_hermitian(c: Array) -> None:
-    """The upper half of a few rows becomes the adjoint of the lower one, the diagonal real."""
+    """The upper half becomes the adjoint of the lower one, the diagonal real: of few enough rows for one thread."""
+    if len(c) > TILE:
+        for mirrored in mirror_tasks(IN_PLACE, c, c):
+            mirrored()
+        return
     np.copyto(c, c.conj().T, where=_above_diagonal(len(c)))
     np.einsum("ii->i", c).imag[...] = 0
 

@@ -50,6 +50,8 @@ def explained(a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
 
 def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     """A product that is its own adjoint, which gradients may be asked of."""
+    if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # no whole factors beyond 64 bits
+        request = request._replace(alpha=float(request.alpha), beta=float(request.beta))
     other = a if b is None else b
     if not plain_call(a, other, out):
         return _gram_by_torch(a, b, out, request, wishes)

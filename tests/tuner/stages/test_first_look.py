@@ -202,6 +202,16 @@ def test_stopping_at_any_moment_keeps_the_best(
         assert min(found.values(), default=1.0) > 0.98 and all(found[dtype] > 1.03 for dtype in done), found
 
 
+def test_a_card_that_affords_none_of_the_usual_squares_has_its_first_look(cold: ColdGpu, tmp_path: Path) -> None:
+    """Float64 on a card without units for it, say: there is nothing to certify, but a model all the same."""
+    cold.truth = scaled(SHEET, 1e-3, 1.0)
+    arguments = ["--device", "0", "--effort", "coarse", "--dtype", "float32", "--quiet"]
+    assert main([*arguments, "--output", str(tmp_path / "config.json")]) == 0
+    section = files.read_config(tmp_path / "config.json")[cold.identity.key]["float32"]
+    flops = section["calibration"]["rate"]["flops"]
+    assert flops == pytest.approx(cold.truth.rate("float32").flops, rel=0.1) and not section["entries"]
+
+
 def test_kernels_that_a_first_look_needs_are_compiled_first_of_every_type() -> None:
     jobs = list(compile_jobs(STORED, CANDIDATES))
     firsts = [needed_first(Plan.parse(job.plan)) for job in jobs]
