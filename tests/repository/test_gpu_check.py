@@ -152,10 +152,10 @@ def test_steps_run_beside_each_other_and_keep_what_they_say(tmp_path: Path) -> N
 
 
 def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
-    child = (
-        f"import subprocess, sys, time\nx = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])"
-    )
-    child += "\nprint(x.pid, flush=True)\ntime.sleep(60)"
+    child = "import signal, subprocess, sys, time\n"
+    child += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background are born deaf to it
+    child += f"x = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])\n"
+    child += "print(x.pid, flush=True)\ntime.sleep(60)"
     began = time.monotonic()
     (found,) = run_together([Step("hangs", python(child))], 1.0, tmp_path)
     assert found.stopped and found.status != 0 and time.monotonic() - began < 1 + GRACE

@@ -36,7 +36,7 @@ DIFFERENCES: Mapping[tuple[str, str, str], str] = {}
 # What the plan does not compute although it is given, by what fmm says of it, and why that is as it should be.
 NOT_BY_PLAN: Mapping[str, str] = {
     r"\S+ products are NumPy's own": "objects, float16 and long double: BLAS has no such product",
-    r"vendor multiplies [\w, ]+ there, not (u?int\d+|bool); [\w> .-]*digits does": "integers have another leaf",
+    r"vendor multiplies [\w, ]+ there, not (u?int\d+; [\w> .-]*digits does|bool)": "integers have another leaf",
     r"digits multiplies [\w, ]+ there, not (float|complex)\d+; vendor does": "floating point numbers have other leaves",
     r"there is nothing to multiply": "an empty product is zeros, or has no entry at all",
     r"the library rejects the call": "shapes that do not match, and an out that cannot hold the result: NumPy's error",
