@@ -108,9 +108,8 @@ def _is_mirrored_whole(a: Any, rows: bool) -> bool:
 
 REAL_BLAS = (np.dtype("float32"), np.dtype("float64"))
 COMPLEX_BLAS = (np.dtype("complex64"), np.dtype("complex128"))
-SMALL_WORK = (
-    1 << 25
-)  # multiply-adds of complex numbers up to which it saves less to compute one half than its way costs
+# Multiply-adds of complex numbers up to which one half saves less than the way to it costs.
+SMALL_WORK = 1 << 25
 SMALL_SIDE = 1024  # no plan for halves was seen to win up to here, and to ask for one costs 50 microseconds
 
 

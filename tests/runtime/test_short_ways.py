@@ -14,6 +14,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.target import ALIGNED
+from tests.support.own_calls import own_calls
 
 
 @cache
@@ -54,19 +55,7 @@ def test_what_lies_elsewhere_is_played_by_a_list_of_its_own() -> None:
 
 def own_functions(call: Callable[[], object]) -> list[str]:
     """Of fmm's, that it runs, by name."""
-    names: list[str] = []
-
-    def note(frame: Any, event: str, argument: object) -> None:
-        if event == "call" and frame.f_globals.get("__name__", "").startswith("fmm."):
-            names.append(frame.f_code.co_name)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return names
+    return [name.rpartition(".")[2] for name in own_calls(call)]
 
 
 def test_small_products_of_numpys_are_answered_before_options_are_looked_at() -> None:

@@ -47,16 +47,6 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
     return found;
 }
 static unsigned long __cvta_generic_to_shared(const void*) { return 0; }
-namespace fmm {
-static int dot_bytes(unsigned a, int b, int c) {
-    for (int i = 0; i < 4; ++i) c += static_cast<int>(a >> 8 * i & 255) * static_cast<signed char>(b >> 8 * i);
-    return c;
-}
-static unsigned low_bytes(unsigned a, unsigned b) { return (a & 255) | (b & 255) << 8; }
-static unsigned low_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
-    return low_bytes(a, b) | low_bytes(c, d) << 16;
-}
-}
 """
 DRIVER = """
 template <class Params, class Entry>
@@ -70,7 +60,7 @@ static void every_thread(const void* p, int blocks, unsigned threads, Entry entr
 def _language() -> str:
     """language.h of the other kernels defines what is a GPU's alone; NumPy's functions are not needed here."""
     wanted = [line for line in header("language.h").splitlines() if line.startswith("#define")]
-    return "\n".join(wanted) + LANGUAGE
+    return "\n".join(wanted) + LANGUAGE + header("whole_bytes.h")
 
 
 @cache

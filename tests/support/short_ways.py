@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -71,23 +71,6 @@ def install() -> Any:
 # ---- the calls
 
 
-def own_calls(call: Callable[[], object]) -> list[str]:
-    """The functions of fmm's that one call runs."""
-    names: list[str] = []
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_globals.get("__name__", "").startswith("fmm."):
-            names.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return names
-
-
 cupy = install()
 
 import fmm  # noqa: E402
@@ -96,6 +79,7 @@ from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.runtime import devices  # noqa: E402
 from fmm.runtime.running import device_run  # noqa: E402
 from tests.support.devices import H200  # noqa: E402
+from tests.support.own_calls import own_calls  # noqa: E402
 
 
 def patch() -> None:

@@ -48,20 +48,7 @@ struct Step {
     }
 };
 """
-# Functions of whole_bytes.cuh.
-BYTES = """
-static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-namespace fmm {
-static int dot_bytes(unsigned a, int b, int c) {
-    for (int i = 0; i < 4; ++i) c += static_cast<int>(a >> 8 * i & 255) * static_cast<signed char>(b >> 8 * i);
-    return c;
-}
-static unsigned low_bytes(unsigned a, unsigned b) { return (a & 255) | (b & 255) << 8; }
-static unsigned low_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
-    return low_bytes(a, b) | low_bytes(c, d) << 16;
-}
-}
-"""
+FMA = "static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }\n"
 DRIVER = """
 extern "C" int launch(const void* parameters, int blocks) {{
     using Parameters = {told};
@@ -79,7 +66,7 @@ def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
     before = header("sum_host.h").replace("static Dim block", "extern Dim block")
     macros = [f"constexpr int BLOCKS = {cluster};", "#define __align__(x)", "#define __cluster_dims__(...)"]
     if multiplies:
-        text = text if "dot_bytes" not in text else _without(text, "whole_bytes.cuh", BYTES)
+        text = text if "dot_bytes" not in text else _without(text, "whole_bytes.cuh", FMA + header("whole_bytes.h"))
         begin, end = (text.index(mark) for mark in ASKS)
         text = text[:begin] + header("warpgroup_asks.h") + text[end:]
         kind, total = KINDS[re.findall(r"wgmma\.mma_async\.\S+\.(\w+)\.\1 ", source)[0]]

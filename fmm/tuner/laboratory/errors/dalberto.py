@@ -23,8 +23,8 @@ from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.errors.matrices import uniform
 from fmm.tuner.laboratory.errors.precise import precise_product, priest_product
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
-from fmm.tuner.laboratory.figure import Figure
+from fmm.tuner.laboratory.experiment import Experiment, Numbers, Part, Results, Row, products_of
+from fmm.tuner.laboratory.figure import Figure, quantity
 
 POINT: Final = 900  # n1: where one level begins
 SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)
@@ -97,19 +97,12 @@ def _expected() -> Numbers:
     return {(data, n): expected_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA, SIZES)}
 
 
-def _errors(name: str) -> Any:
-    def found(results: Results) -> dict[Key, float]:
-        return dict(results.numbers(name))
-
-    return found
-
-
 FIGURES: Final = (
     Figure(
         "dalberto-fig2",
         "D'Alberto and Nicolau, Figure 2: largest errors against Priest's summation, n1 = 900",
         EXPERIMENT,
-        {"measured": _errors("error"), "measured, all entries": _errors("whole")},
+        {"measured": quantity("error"), "measured, all entries": quantity("whole")},
         "All errors grow with n; HASA's are above dgemm's from the first level on. Figure 2 is a plot without numbers, "
         "so nothing is printed beside these.",
         unit="largest error",

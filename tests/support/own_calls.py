@@ -1,0 +1,24 @@
+"""Which functions of fmm's a call runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+
+def own_calls(call: Callable[[], object]) -> list[str]:
+    """The functions of fmm's that one call runs, with their modules."""
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("fmm."):
+            names.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return names
