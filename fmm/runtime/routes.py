@@ -47,7 +47,11 @@ def plain_product(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     """
     if library.watched():
         return _recorded_product(a, b, out, NO_WISHES)
-    if (out is None or not library.lacks(a)) and _vendors_for_certain(library, a, b):
+    try:
+        small = a.nbytes * b.nbytes < SMALL_BYTES
+    except RuntimeError:  # sparse tensors have no such numbers
+        small = False
+    if (small or left_to_vendor(library, a, b)) and (out is None or not library.lacks(a)):
         try:
             return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
         except RuntimeError:
@@ -56,14 +60,6 @@ def plain_product(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     if library.differentiable:
         return _torch_products().product(a, b, out, NO_WISHES)
     return matmul.product(library, a, b, out, NO_WISHES)
-
-
-def _vendors_for_certain(library: Library, a: Any, b: Any) -> bool:
-    try:
-        small = a.nbytes * b.nbytes < SMALL_BYTES
-    except RuntimeError:  # sparse tensors have no such numbers
-        small = False
-    return small or left_to_vendor(library, a, b)
 
 
 def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
