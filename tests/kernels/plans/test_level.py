@@ -137,17 +137,17 @@ def test_what_is_no_level_of_recursion_says_so_once(text: str, products: int, sp
 
 USES = [
     # (text, who multiplies, number, options, order)
-    ("vendor", "vendor", None, (), ""),
+    ("vendor", "vendor", None, (), None),
     ("vendor.outer", "vendor", None, (), "outer"),
     ("lt31.inner", "lt31", 31, (), "inner"),
     ("tile.gpu8.texture.outer", "tile.gpu8.texture", None, ("gpu8", "texture"), "outer"),
-    ("tile.plain", "tile.plain", None, ("plain",), ""),
+    ("tile.plain", "tile.plain", None, ("plain",), None),
 ]
 
 
 @pytest.mark.parametrize(("text", "product", "number", "options", "order"), USES)
 def test_what_a_leafs_text_says(
-    text: str, product: str, number: int | None, options: tuple[str, ...], order: str
+    text: str, product: str, number: int | None, options: tuple[str, ...], order: str | None
 ) -> None:
     use = leaf_use(text)
     assert (str(use), use.product, use.number, use.options, use.order) == (text, product, number, options, order)
