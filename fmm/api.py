@@ -26,7 +26,7 @@ from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 from fmm.runtime.semirings.path_request import Method, PathRequest
-from fmm.runtime.short_way import with_short_half, with_short_way
+from fmm.runtime.short_way import with_short_half, with_short_update, with_short_way
 
 ndarray = np.ndarray  # asked for at each call
 WISHED = "plan", "max_error_growth", "workspace"
@@ -152,6 +152,7 @@ def explain_gram(asked: Mapping[str, Any]) -> Decision:
     return routes.half_product_explained(checked_gram(a, b, out, some_of(asked, *OF_GRAM), some_of(asked, *WISHED)))
 
 
+@with_short_update
 def gemm(
     a: Any,
     b: Any,

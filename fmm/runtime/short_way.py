@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.runtime import matmul as library_matmul
@@ -68,3 +68,19 @@ def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
         return product(a, b, out, rows=rows, fill=fill, **options)
 
     return gram  # type: ignore[return-value]
+
+
+def with_short_update(product: Callable[P, Any]) -> Callable[P, Any]:
+    """A decorator of fmm.gemm: the plain product of two small matrices of NumPy's is answered here."""
+
+    @wraps(product)
+    def gemm(a: Any, b: Any, c: Any = None, /, *, out: Any = None, **options: Any) -> Any:
+        if c is None and not options and type(a) is ndarray is type(b) and a.ndim == 2 == b.ndim:
+            known = (dtype := a.dtype) is b.dtype and dtype in BLAS_TYPES
+            fits = out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1]))
+            fits = fits and a.shape[1] == len(b)
+            if known and fits and (a.size < FEW_NUMBERS or small_enough_for_numpy(a, b)):
+                return numpy_matmul(a, b, out)
+        return product(a, b, c, out=out, **options)
+
+    return gemm  # type: ignore[return-value]

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.numpy_library import read_in_place
-from fmm.kernels.cpu.half_product import hermitian_product, is_halved
 from fmm.kernels.cpu.numpy_products import matmul
+from fmm.kernels.cpu.small_hermitian import hermitian_product, in_panels
 
 SMALL_SIDE = 1024  # rows and columns of the product up to which that is so
+LONG_SIDE, FEW = 4096, 64  # and with an inner side of no more than the second
 ndarray = np.ndarray
 # NumPy has one object for each of its types; an array that has another one goes the usual way.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
@@ -22,8 +23,10 @@ def small_half(a: Any, rows: bool, out: Any) -> Any:
     place, NumPy's own product calls BLAS's function for halves."""
     if a.ndim != 2:
         return None
-    side, dtype = a.shape[0 if rows else 1], a.dtype
-    if side > SMALL_SIDE or (out is not None and (out.dtype is not dtype or out.shape != (side, side))):
+    (side, inner), dtype = a.shape if rows else a.shape[::-1], a.dtype
+    if (side > SMALL_SIDE and (side > LONG_SIDE or inner > FEW)) or (
+        out is not None and (out.dtype is not dtype or out.shape != (side, side))
+    ):
         return None
     if dtype is FLOAT64 or dtype is FLOAT32:
         flags = a.flags
@@ -40,8 +43,10 @@ def small_half_kernel(a: Any, rows: bool, out: Any) -> str:
     if type(a) is not ndarray or a.ndim != 2 or (a.dtype is not COMPLEX128 and a.dtype is not COMPLEX64):
         return ""
     side, inner = a.shape if rows else a.shape[::-1]
-    if side > SMALL_SIDE or (out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)):
+    if (side > SMALL_SIDE and (side > LONG_SIDE or inner > FEW)) or (
+        out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)
+    ):
         return ""
-    if is_halved(side, inner, a.dtype):
-        return "BLAS's herk, one half; the other is its mirror"
+    if in_panels(side, inner):
+        return "numpy.matmul: one half in panels of rows, each of which is mirrored"
     return "numpy.matmul: a whole product, of which one half is mirrored"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cpu import half_product
+from fmm.kernels.cpu import small_hermitian
 from fmm.kernels.cuda.target import ALIGNED
 from tests.support.own_calls import own_calls
 
@@ -67,6 +67,19 @@ def test_small_products_of_numpys_are_answered_before_options_are_looked_at() ->
     assert own_functions(lambda: fmm.matmul(thin, wide)) == ["matmul", "small_enough_for_numpy"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_small_plain_products_by_gemm_are_numpys(dtype: str) -> None:
+    x, out = np.ones((3, 4), dtype), np.empty((3, 3), dtype)
+    assert own_functions(lambda: fmm.gemm(x, x.T)) == own_functions(lambda: fmm.gemm(x, x.T, out=out)) == ["gemm"]
+    assert (out == 4).all() and np.array_equal(fmm.gemm(x, x.T), out)
+    for wrong in (np.empty((3, 4), dtype), np.empty((2, 3, 3), dtype)):
+        with pytest.raises(ValueError, match="the product"):
+            fmm.gemm(x, x.T, out=wrong)
+    with pytest.raises(ValueError, match="match"):
+        fmm.gemm(x, x)
+    assert fmm.gemm(x, x.T, alpha=2)[0, 0] == 8
+
+
 @pytest.mark.parametrize(("dtype", "more"), [("float32", 0), ("float64", 0), ("complex64", 4), ("complex128", 4)])
 def test_small_halves_of_numpys_are_blas_s_at_once(dtype: str, more: int) -> None:
     x, out = np.ones((3, 4), dtype), np.empty((4, 4), dtype)
@@ -115,10 +128,10 @@ def test_small_complex_halves_are_hermitian_bit_for_bit(shape: tuple[int, int], 
 
 
 def test_small_complex_halves_are_explained_as_they_are_computed() -> None:
-    x, larger, largest = (np.ones(shape, "complex128") for shape in ((40, 30), (500, 300), (20, 1100)))
+    x, larger, largest = (np.ones(shape, "complex128") for shape in ((40, 30), (500, 300), (200, 1100)))
     whole = ("numpy.matmul: a whole product, of which one half is mirrored",)
     assert fmm.explain_gram(x).kernels == fmm.explain_gram(x, out=np.empty((30, 30), complex)).kernels == whole
-    assert fmm.explain_gram(larger).kernels == ("BLAS's herk, one half; the other is its mirror",)
+    assert fmm.explain_gram(larger).kernels == ("numpy.matmul: one half in panels of rows, each of which is mirrored",)
     for found in (fmm.explain_gram(x, alpha=2), fmm.explain_gram(largest), fmm.explain_gram(x, plan="vendor")):
         assert "mirrored" not in "".join(found.kernels) and "threads" in "".join(found.kernels)
 
@@ -132,12 +145,18 @@ def test_a_small_complex_half_may_be_written_where_its_matrix_is() -> None:
         np.testing.assert_allclose(x, expected, rtol=1e-12, atol=1e-12 * side)
 
 
-def test_a_small_complex_half_without_blas_s_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_product, "_herk", lambda dtype: None)
-    x = np.random.default_rng(10).standard_normal((200, 40)) * (1 + 1j)
-    c = fmm.gram(x, rows=True)
-    assert np.array_equal(c, c.conj().T)
-    np.testing.assert_allclose(c, x @ x.conj().T, rtol=0, atol=1e-10)
+def test_a_panel_that_fails_leaves_a_whole_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = small_hermitian._panel_steps
+
+    def some_steps(*given: Any) -> Any:
+        yield from list(steps(*given))[:4]
+        yield lambda: 1 / 0
+
+    monkeypatch.setattr(small_hermitian, "_panel_steps", some_steps)
+    x, out = np.random.default_rng(10).standard_normal((200, 40)) * (1 + 1j), np.zeros((200, 200), complex)
+    with pytest.raises(ZeroDivisionError):
+        fmm.gram(x, out=out, rows=True)
+    np.testing.assert_allclose(out, x @ x.conj().T, rtol=0, atol=1e-10)
 
 
 def test_the_short_way_has_the_function_s_face() -> None:

@@ -16,7 +16,6 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.threads.helper_threads import run_together
 from fmm.kernels.cpu.threads.openblas import cblas_function
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Place
@@ -103,19 +102,12 @@ def _by_cblas(
     function: Any, integer: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
     """In place, whatever the distance of dest's rows."""
-    _cblas_call(function, integer, factor, dest, lower, alpha, beta)()
-
-
-def _cblas_call(
-    function: Any, integer: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex
-) -> Callable[[], object]:
-    """That, as one call of C."""
     x, size, real = factor.matrix, len(dest), dest.real.dtype
     scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
     turned = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.turned else AS_IT_IS
     head = ROW_MAJOR, LOWER if lower else UPPER, turned, integer(size), integer(factor.inner)
     operand = scalar(_real(alpha)), _pointer(x), integer(_leading(x))
-    return partial(function, *head, *operand, scalar(_real(beta)), _pointer(dest), integer(_leading(dest)))
+    function(*head, *operand, scalar(_real(beta)), _pointer(dest), integer(_leading(dest)))
 
 
 def _by_scipy(function: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
@@ -157,7 +149,7 @@ def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
             if full:
                 _copy_adjoint(dest[rows, cols], dest[cols, rows], None)
         block = dest[rows, rows]
-        above = _above_diagonal(len(block))
+        above = above_diagonal(len(block))
         _update(step, source[rows, rows], block, ~above)
         if dest.dtype.kind == "c":
             np.einsum("ii->i", block).imag[...] = 0
@@ -190,83 +182,13 @@ def make_hermitian(c: Array) -> None:
         for mirrored in mirror_tasks(IN_PLACE, c, c):
             mirrored()
         return
-    np.copyto(c, np.conjugate(c).T, where=_above_diagonal(len(c)))
+    np.copyto(c, np.conjugate(c).T, where=above_diagonal(len(c)))
     c.imag.flat[:: len(c) + 1] = 0
 
 
-def _above_diagonal(rows: int) -> Array:
+def above_diagonal(rows: int) -> Array:
     """Of at most TILE rows."""
     return ABOVE[:rows, :rows]
 
 
 ABOVE = ~np.tri(TILE, dtype=bool)
-
-
-# ---- a small complex matrix and its adjoint
-
-
-def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
-    """a a^H (or, not of its `rows`, a^H a) of a complex matrix, its own adjoint bit for bit, on one thread but BLAS's.
-
-    `out`: of its shape and type. Nothing is seen there of a product that is not complete, whatever a signal does.
-    """
-    side, inner = a.shape if rows else a.shape[::-1]
-    if is_halved(side, inner, a.dtype):
-        return _halved(a, rows, out)
-    adjoint = np.conjugate(a).T
-    c: Array = matmul(a, adjoint) if rows else matmul(adjoint, a)
-    make_hermitian(c)
-    if out is None:
-        return c
-    out[...] = c
-    return out
-
-
-# Multiply-adds of complex numbers up to which one half saves less than the way to it costs.
-LEAST_HALVED = 1 << 16
-
-
-def is_halved(side: int, inner: int, dtype: np.dtype[Any]) -> bool:
-    """Is one half of such a product computed, and not the whole?"""
-    large = inner > 0 and (side > TILE or side * side * inner >= LEAST_HALVED)
-    return large and _herk(dtype) is not None
-
-
-@lru_cache(maxsize=len(NAMES))
-def _herk(dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
-    return cblas_function(NAMES[dtype.name])
-
-
-def _halved(a: Array, rows: bool, out: Array | None) -> Array:
-    """By BLAS's half and its mirror, in one call of C."""
-    found = _herk(a.dtype)
-    assert found is not None
-    side = a.shape[0 if rows else 1]
-    direct = out is not None and out.flags.carray and not np.may_share_memory(a, out)
-    c = out if direct and out is not None else np.empty((side, side), a.dtype)
-    readable = a.flags.c_contiguous and a.flags.aligned
-    factor = Factor(a, not rows) if readable else Factor(np.conjugate(a.T, order="C"), rows)
-    run_together([_cblas_call(*found, factor, c, True, 1, 0), *_mirror_steps(c)])
-    if out is None or direct:
-        return c
-    out[...] = c
-    return out
-
-
-def _mirror_steps(c: Array) -> Iterator[Callable[[], object]]:
-    """The upper half as the adjoint of the lower one, whose diagonal is real, in steps each of which is one call of C
-    and allocates nothing."""
-    conjugate, positive = np.conjugate, np.positive
-    kept = np.empty((NARROW, NARROW), c.dtype)
-    for top in range(0, len(c), NARROW):
-        rows = slice(top, top + NARROW)
-        if top:
-            yield partial(conjugate, c[rows, :top].T, c[:top, rows])
-        block = c[rows, rows]
-        size = len(block)
-        turned = kept[:size, :size]
-        yield partial(conjugate, block.T, turned)
-        yield partial(positive, turned, block, where=_above_diagonal(size))
-
-
-NARROW = 64  # rows that are mirrored at a time, of which no part is in tiles
