@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.kinds import type_name
-from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
@@ -17,7 +16,7 @@ from fmm.problem import Operation
 from fmm.runtime import matmul as library_matmul
 from fmm.runtime import routes
 from fmm.runtime.arguments.gemm import checked_gemm
-from fmm.runtime.arguments.gram import asks_half_alone, checked_gram
+from fmm.runtime.arguments.gram import checked_gram
 from fmm.runtime.arguments.numbers import checked_flag, checked_side
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
@@ -27,7 +26,7 @@ from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 from fmm.runtime.semirings.path_request import Method, PathRequest
-from fmm.runtime.short_way import with_short_way
+from fmm.runtime.short_way import with_short_half, with_short_update, with_short_way
 
 ndarray = np.ndarray  # asked for at each call
 PLAIN_OUT = ndarray, type(None)
@@ -101,6 +100,7 @@ def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
     return prepare_operand(x, side)
 
 
+@with_short_half
 def gram(
     a: Any,
     b: Any = None,
@@ -133,14 +133,6 @@ def gram(
     plan, max_error_growth, workspace
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
-    usual = b is None and plan is None and max_error_growth is None and workspace is None
-    if usual and asks_half_alone(rows, fill, alpha, beta):
-        known: Library | None = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
-        if known is not None and (out is None or type(out) is type(a)):
-            find = routes.known_half_product(known)  # type: ignore[arg-type]
-            found = find(known, a, out, rows, fill)
-            if found is not None:
-                return found
     wished = plan, max_error_growth, workspace
     return routes.half_product(checked_gram(a, b, out, (rows, fill, alpha, beta), wished))
 
@@ -152,6 +144,7 @@ def explain_gram(asked: Mapping[str, Any]) -> Decision:
     return routes.half_product_explained(checked_gram(a, b, out, some_of(asked, *OF_GRAM), some_of(asked, *WISHED)))
 
 
+@with_short_update
 def gemm(
     a: Any,
     b: Any,
