@@ -243,9 +243,11 @@ def test_masked_chunks_that_nobody_knew_of_are_refused(sides: str, plan: str | N
     plain = np.ones((16, 16))
     x = da.from_array(plain, chunks=4)
     hidden = x.map_blocks(
-        lambda chunk, block_info: np.ma.masked_array(chunk, mask=chunk > 0)
-        if sides != "one chunk" or block_info[0]["chunk-location"] == (1, 2)
-        else chunk,
+        lambda chunk, block_info: (
+            np.ma.masked_array(chunk, mask=chunk > 0)
+            if sides != "one chunk" or block_info[0]["chunk-location"] == (1, 2)
+            else chunk
+        ),
         meta=plain[:0, :0],
     )
     product = products.matmul(x, hidden, plan=plan) if sides == "right" else products.matmul(hidden, x, plan=plan)
