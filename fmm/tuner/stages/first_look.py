@@ -15,17 +15,17 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import ranked_candidates
 from fmm.problem import Problem
+from fmm.runtime.decisions.calibration_in_force import with_unmeasured
 from fmm.tuner.devices.compile_ahead import needed_first
 from fmm.tuner.devices.device import Run
 from fmm.tuner.devices.effort import Effort
-from fmm.tuner.findings.conclude import fit_journal, starting_calibration
+from fmm.tuner.findings.conclude import HELD_OUT, fit_journal, starting_calibration
 from fmm.tuner.findings.doubts import noise_floor
 from fmm.tuner.search.race import race_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.confirm import confirm_best
 from fmm.tuner.stages.probed_plans import light_candidates
 from fmm.tuner.stages.probes import (
-    HELD_OUT,
     SEEDS,
     SHARES,
     TWINS,
@@ -85,7 +85,8 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
 
 def _ready_plans(journal: Journal, problem: Problem, effort: Effort) -> Iterator[Plan]:
     """The fastest first, by the scaled model."""
-    device, calibration = journal.device, fit_journal(journal, problem.dtype).calibration
+    device, fitted = journal.device, fit_journal(journal, problem.dtype).calibration
+    calibration = with_unmeasured(fitted, device.untuned())
     light: Sequence[Plan] = light_candidates(device, effort)
     for candidate in ranked_candidates(problem, calibration, light):
         plan = candidate.plan

@@ -9,6 +9,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn
 from fmm.tuner.devices.device import BEST, Device, Run
 from fmm.tuner.devices.effort import Effort
+from fmm.tuner.findings.conclude import HELD_OUT
 from fmm.tuner.findings.doubts import UNDISTURBED, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
@@ -22,9 +23,8 @@ from fmm.tuner.stages.probed_plans import (
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-HELD_OUT = "held out"
 SEEDS = {"probe": 5, HELD_OUT: 11}  # of random shapes
-SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
+SHARES = {"probe": 0.15, HELD_OUT: 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
 UNLIKE = 1.1  # times as long as the other is a sample of two of which one was disturbed
 CALM = 0.03  # by so much equal products may differ; of those that differ most more rounds are measured ...
 SETTLING = 0.08  # ... for this share of the planned seconds

@@ -19,14 +19,14 @@ from fmm.perfmodel.choose import ranked_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
 from fmm.tuner.devices.effort import Effort
-from fmm.tuner.findings.conclude import concluded_section, fit_journal
+from fmm.tuner.findings.conclude import HELD_OUT, concluded_section, fit_journal
 from fmm.tuner.findings.doubts import noise_floor
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.confirm import confirm_best
 from fmm.tuner.stages.first_look import look_first
-from fmm.tuner.stages.probes import HELD_OUT, SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
+from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
