@@ -48,8 +48,14 @@ FITTED = (SCALE, *MEASURED)
 HELD_OUT = "held out"
 
 
-def fit_journal(journal: Journal, dtype: str) -> fitting.Fit:
-    return fit_trials(journal.device, trials_that_count(journal, dtype), dtype)
+def model_so_far(journal: Journal, dtype: str) -> Calibration:
+    """The model by what was measured so far, with the rates of leaves that were not, as fmm.matmul would have it."""
+    trials = trials_that_count(journal, dtype)
+    return completed(fit_trials(journal.device, trials, dtype), journal.device, trials)
+
+
+def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
+    return with_unmeasured(fitted.calibration, device.untuned(), failed_rates(trials))
 
 
 def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
@@ -260,9 +266,8 @@ class Checked:
 
 def checked_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> Checked:
     """A fit as fmm.matmul would go by it, judged."""
-    whole = with_unmeasured(fitted.calibration, device.untuned(), failed_rates(trials))
-    held = fitting.stage_medians(trials, (HELD_OUT,))
-    return checked_model(whole, dtype, held, disturbance(trials, fitted.calibration, dtype), largest_pair(trials))
+    whole, held = completed(fitted, device, trials), fitting.stage_medians(trials, (HELD_OUT,))
+    return checked_model(whole, dtype, held, disturbance(trials, whole, dtype), largest_pair(trials))
 
 
 def checked_model(

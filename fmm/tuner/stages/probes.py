@@ -64,8 +64,9 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
 
     The vendor's products come first, the largest ahead: they need no kernels of ours, and suffer least while the
-    processor compiles those. Then leaves that have a rate of their own, by which most is gained. Then plans in turns, those on held-out shapes among them, so that the model can be fitted
-    and is checked whenever the time is up: on a GPU first what is soon compiled.
+    processor compiles those. Then leaves that have a rate of their own, by which most is gained. Then plans in turns,
+    those on held-out shapes among them, so that the model can be fitted and is checked whenever the time is up: on a
+    GPU first what is soon compiled.
 
     On a GPU sums are measured up to half of the largest side, since they reach their rate long before that, and since
     filling large operands takes longer than adding them. On a CPU sums and products are timed inside whole plans, and
