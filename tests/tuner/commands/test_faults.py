@@ -166,10 +166,12 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     monkeypatch.setattr(FakeDevice, "open", interrupted)
     capsys.readouterr()
     assert main(arguments) == 130
-    assert "nothing was written; --resume goes on" in capsys.readouterr().err and path.read_text() == old
+    told = f"float64: interrupted; what was in {path} before stands; --resume goes on from the trials"
+    assert told in capsys.readouterr().err and path.read_text() == old
     path.unlink()
     asked, last = 0, 2
     assert main([*arguments, "--fresh"]) == 130 and not path.exists()  # a few rough products are no model
+    assert "interrupted; nothing was written; --resume goes on" in capsys.readouterr().err
     asked, last = 0, 20
     assert main([*arguments, "--fresh"]) == 130  # where there is nothing better, it is the best so far
     assert files.read_config(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
