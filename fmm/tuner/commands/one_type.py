@@ -7,6 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from fmm.tuner.findings.described import described
 from fmm.tuner.stages.tuning import Outcome, tune_type
 from fmm.tuner.trials.environment import source_commit, typed_command
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import COARSE, Header, Size, Trials, Tuning, first_look_before
+from fmm.tuner.trials.record import COARSE, Header, Size, Trial, Trials, Tuning, first_look_before
 
 INTERRUPTED = 130
 SAMPLED = 0.75  # the share of a tuning's time in which samples are taken; the rest warms up, checks, fits
@@ -97,7 +98,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     header = past.header if past else _header(job)
     patience = PATIENCE if job.waits_for_kernels else float("inf")
     known = past.trials if past else ()
-    first = first_look_before(trials.tunings(), header)
+    first = _first_look(job, trials, header)
     journal = Journal(
         header.run, job.device, known, trials.add, limit, waits=waits, patience=patience, first_look=first
     )
@@ -122,6 +123,14 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
 def trials_path(path: Path) -> Path:
     """The trials lie beside the config that they led to."""
     return path.with_name("trials.jsonl")
+
+
+def _first_look(job: Job, trials: Trials, header: Header) -> tuple[Trial, ...]:
+    """What the first look before this tuning measured; nothing where that cannot be read."""
+    if job.effort != COARSE:
+        with suppress(OSError):
+            return first_look_before(trials.tunings(), header)
+    return ()
 
 
 def _header(job: Job) -> Header:
