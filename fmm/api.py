@@ -8,28 +8,27 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.kinds import type_name
-from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
-from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
 from fmm.runtime import matmul as library_matmul
 from fmm.runtime import routes
 from fmm.runtime.arguments.gemm import checked_gemm
-from fmm.runtime.arguments.gram import asks_half_alone, checked_gram
+from fmm.runtime.arguments.gram import checked_gram
 from fmm.runtime.arguments.numbers import checked_flag, checked_side
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
+from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 from fmm.runtime.semirings.path_request import Method, PathRequest
-from fmm.runtime.short_way import with_short_way
+from fmm.runtime.short_way import with_short_half, with_short_update, with_short_way
 
 ndarray = np.ndarray  # asked for at each call
+PLAIN_OUT = ndarray, type(None)
 WISHED = "plan", "max_error_growth", "workspace"
 OF_GRAM = "rows", "fill", "alpha", "beta"
 OF_GEMM = "alpha", "beta", "transpose_a", "transpose_b"
@@ -75,21 +74,12 @@ def matmul(
         With device: show a bar on stderr if that will take ten seconds or more.
     """
     usual_plan = plan is None and max_error_growth is None and workspace is None and not componentwise
-    if usual_plan and device is None and not more:
-        # The shortest ways: products of small matrices take ten microseconds or less.
-        kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
-        if kind is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
-            if small_enough_for_numpy(a, b) or (dtype is None and just_left_to_vendor(NUMPY, a, b)):
-                if usual:
-                    return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
-                return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
-            library = NUMPY if usual else NUMPY.with_options(given_options(casting, order, dtype, more))
-            return library_matmul.product(library, a, b, out, NO_WISHES)
-        if usual and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
-            if out is None:
-                return routes.plain_product(known, a, b)
-            if type(out) is kind and routes.left_to_torch(known, a, b):
-                return known.vendor(a, b, out)
+    if usual_plan and device is None and not more and type(a) is type(b) is ndarray and type(out) in PLAIN_OUT:
+        # NumPy's options on the shortest way. (Calls without any are answered before they come here.)
+        if small_enough_for_numpy(a, b):
+            return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
+        library = NUMPY.with_options(given_options(casting, order, dtype, more))
+        return library_matmul.product(library, a, b, out, NO_WISHES)
     wishes = checked_wishes(plan, max_error_growth, workspace, componentwise)
     options = given_options(casting, order, dtype, more)
     if device is None:
@@ -109,6 +99,7 @@ def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
     return prepare_operand(x, side)
 
 
+@with_short_half
 def gram(
     a: Any,
     b: Any = None,
@@ -141,14 +132,6 @@ def gram(
     plan, max_error_growth, workspace
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
-    usual = b is None and plan is None and max_error_growth is None and workspace is None
-    if usual and asks_half_alone(rows, fill, alpha, beta):
-        known: Library | None = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
-        if known is not None and (out is None or type(out) is type(a)):
-            find = routes.known_half_product(known)  # type: ignore[arg-type]
-            found = find(known, a, out, rows, fill)
-            if found is not None:
-                return found
     wished = plan, max_error_growth, workspace
     return routes.half_product(checked_gram(a, b, out, (rows, fill, alpha, beta), wished))
 
@@ -160,6 +143,7 @@ def explain_gram(asked: Mapping[str, Any]) -> Decision:
     return routes.half_product_explained(checked_gram(a, b, out, some_of(asked, *OF_GRAM), some_of(asked, *WISHED)))
 
 
+@with_short_update
 def gemm(
     a: Any,
     b: Any,

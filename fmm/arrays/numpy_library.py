@@ -99,14 +99,15 @@ class NumpyLibrary(NumpyLike):
         dtype, refusal, even_with_plan = self._common_type(a, b)
         if not refusal and (refusal := self._refused_out(out, dtype)):
             even_with_plan = True
+        adjoint = dtype in BLAS_TYPES and same_memory_transposed(a, b)
         return Setting(
             number,
             NAMES.get(dtype),
             refusal=refusal,
             even_with_plan=even_with_plan,
-            vendor_better=SYRK if (adjoint := dtype in BLAS_TYPES and same_memory_transposed(a, b)) else "",
+            vendor_better=SYRK if adjoint and read_in_place(a) else "",
             adjoint=adjoint,
-            mirrors=adjoint,
+            mirrors=adjoint and read_in_place(a),
             casts_result=True,
             folds_stacks=False,
         )
@@ -221,6 +222,15 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
     turned = np.swapaxes(a, -1, -2)
     start, other = (x.__array_interface__["data"][0] for x in (a, b))
     return bool(start == other and turned.shape == b.shape and turned.strides == b.strides)
+
+
+def read_in_place(x: Array) -> bool:
+    """Does NumPy's BLAS read the matrix, or a stack's, where it is? Of others NumPy makes copies, a second one of the
+    same matrix's transpose, and no longer sees that they are each other's."""
+    (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
+    by_rows = right == item and down >= cols * item and down % item == 0
+    by_columns = down == item and right >= rows * item and right % item == 0
+    return bool(x.flags.aligned and (by_rows or by_columns))
 
 
 class _TensorMemory:

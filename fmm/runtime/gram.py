@@ -12,7 +12,6 @@ import numpy as np
 
 from fmm.arrays.library import Library, Setting
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cpu.half_product import make_hermitian
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
@@ -23,6 +22,7 @@ from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_WISHES, HalfWishes, Wishes
 from fmm.runtime.matmul import by_plan, kernel_lines
+from fmm.runtime.small_half import small_half_kernel
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")
@@ -56,9 +56,9 @@ def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramReques
 
 def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
     """The same of an array on a device, where nothing else is asked and a call like it was made a moment ago: no
-    question is asked but whether memory is shared; and of a small one of NumPy's, by NumPy. None: the usual way."""
+    question is asked but whether memory is shared. None: the usual way."""
     if library.processor == "cpu":
-        return _small_gram(library, a, out, rows) if fill == "full" else None
+        return None
     call = prepared(library, a, None, out, KNOWN[rows, fill], _prepare_alone)
     if call.plan is None:
         return None
@@ -76,41 +76,6 @@ def _writes_beside(call: Call, a: int, out: int) -> bool:
 
 
 KNOWN = {(rows, fill): HalfWishes(rows, fill) for rows in (False, True) for fill in HALVES}
-
-
-def _small_gram(library: Library, a: Any, out: Any, rows: bool) -> Any:
-    """A product of a few rows by the library itself: of real numbers it calls BLAS's function for halves, of complex
-    ones its product is made Hermitian."""
-    if type(a) is not np.ndarray or a.ndim != 2 or (side := a.shape[0 if rows else 1]) > SMALL_SIDE:
-        return None
-    if out is not None and (out.shape != (side, side) or out.dtype != a.dtype):
-        return None
-    if a.dtype in REAL_BLAS:
-        return library.vendor(a, a.T, out) if rows else library.vendor(a.T, a, out)
-    if not _is_mirrored_whole(a, rows):
-        return None
-    turned = a.T.conj()
-    c = library.vendor(a, turned) if rows else library.vendor(turned, a)
-    make_hermitian(c)
-    if out is None:
-        return c
-    library.copy(c, out)
-    return out
-
-
-def _is_mirrored_whole(a: Any, rows: bool) -> bool:
-    """Is it a complex matrix of NumPy's whose whole product takes less than BLAS's way to one half?"""
-    if type(a) is not np.ndarray or a.ndim != 2 or a.dtype not in COMPLEX_BLAS:
-        return False
-    side = a.shape[0 if rows else 1]
-    return bool(side <= SMALL_SIDE and side * a.size <= SMALL_WORK)
-
-
-REAL_BLAS = (np.dtype("float32"), np.dtype("float64"))
-COMPLEX_BLAS = (np.dtype("complex64"), np.dtype("complex128"))
-# Multiply-adds of complex numbers up to which one half saves less than the way to it costs.
-SMALL_WORK = 1 << 25
-SMALL_SIDE = 1024  # no plan for halves was seen to win up to here, and to ask for one costs 50 microseconds
 
 
 def _prepare_alone(library: Library, a: Any, b: None, out: Any, wishes: HalfWishes) -> Call:
@@ -133,9 +98,8 @@ def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequ
         own = library.gemm_name if call.plan is not None and found.asked.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{own}: a whole product, of which one half is mirrored",))
     alone = b is None and wishes == NO_WISHES and request == GramRequest(request.rows)
-    if alone and _is_mirrored_whole(a, request.rows):
-        whole = f"{library.vendor_name}: a whole product, of which one half is mirrored"
-        return replace(call.decision, kernels=(whole,))
+    if alone and (kernel := small_half_kernel(a, request.rows, out)):
+        return replace(call.decision, kernels=(kernel,))
     decision = replace(call.decision, kernels=kernel_lines(library, call, chosen.left, chosen.right, chosen.out))
     if chosen is found:
         return decision

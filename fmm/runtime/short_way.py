@@ -1,4 +1,4 @@
-"""The shortest way of a product: two plain arrays of one library, and nothing else asked.
+"""The shortest ways of products: plain arrays of one library, and nothing else asked.
 
 Products of small matrices take ten microseconds or less, so that to look at each of a call's options would be a part
 of what they take. They are looked at only if there are any.
@@ -12,16 +12,20 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.runtime import matmul as library_matmul
 from fmm.runtime import routes
+from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
 from fmm.runtime.decisions.limits import NO_WISHES
+from fmm.runtime.gram import HALVES
+from fmm.runtime.small_half import small_half
 
 P = ParamSpec("P")
 ndarray = np.ndarray  # asked for at each call
+FEW_NUMBERS = SMALLEST_EXACT_SIDE**2  # in A: one of its sides is so small that no plan makes the product faster
 
 
 def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
@@ -31,11 +35,52 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
     def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
         if not options and (kind := type(a)) is type(b) and (out is None or type(out) is kind):
             if kind is ndarray:
+                if a.size < FEW_NUMBERS:
+                    return numpy_matmul(a, b, out)
                 if small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
                     return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
                 return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
-            if out is None and (known := PLAIN_TYPES.get(kind)) is not None:
-                return routes.plain_product(known, a, b)
+            if (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
+                return routes.plain_product(known, a, b, out)
         return product(a, b, out, **options)
 
     return matmul  # type: ignore[return-value]
+
+
+def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
+    """A decorator of fmm.gram: of one matrix alone, few rows of NumPy's are answered here, and a device's calls that
+    were made a moment ago."""
+
+    @wraps(product)
+    def gram(
+        a: Any, b: Any = None, /, out: Any = None, *, rows: Any = False, fill: Any = "full", **options: Any
+    ) -> Any:
+        if b is None and not options and type(rows) is bool and type(fill) is str:
+            c, kind = None, type(a)
+            if out is not None and type(out) is not kind:
+                pass
+            elif kind is ndarray:
+                c = small_half(a, rows, out) if fill == "full" else None
+            elif (known := PLAIN_TYPES.get(kind)) is not None and fill in HALVES:
+                c = routes.known_half_product(known)(known, a, out, rows, fill)  # type: ignore[arg-type]
+            if c is not None:
+                return c
+        return product(a, b, out, rows=rows, fill=fill, **options)
+
+    return gram  # type: ignore[return-value]
+
+
+def with_short_update(product: Callable[P, Any]) -> Callable[P, Any]:
+    """A decorator of fmm.gemm: the plain product of two small matrices of NumPy's is answered here."""
+
+    @wraps(product)
+    def gemm(a: Any, b: Any, c: Any = None, /, *, out: Any = None, **options: Any) -> Any:
+        if c is None and not options and type(a) is ndarray is type(b) and a.ndim == 2 == b.ndim:
+            known = (dtype := a.dtype) is b.dtype and dtype in BLAS_TYPES
+            fits = out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1]))
+            fits = fits and a.shape[1] == len(b)
+            if known and fits and (a.size < FEW_NUMBERS or small_enough_for_numpy(a, b)):
+                return numpy_matmul(a, b, out)
+        return product(a, b, c, out=out, **options)
+
+    return gemm  # type: ignore[return-value]

@@ -17,7 +17,7 @@ from fmm.kernels.cpu import half_product, numpy_backend
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import devices, gram, matmul
+from fmm.runtime import devices, gram, matmul, small_half
 from fmm.runtime.calls import answer
 from fmm.runtime.calls.answer import answer_question
 from fmm.runtime.calls.question import Call, Question
@@ -323,7 +323,8 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
     monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
-    monkeypatch.setattr(gram, "SMALL_SIDE", 50)
+    for side in ("SMALL_SIDE", "LONG_SIDE"):
+        monkeypatch.setattr(small_half, side, 50)
     a = np.random.default_rng(10).standard_normal((61, 53))
     np.testing.assert_allclose(fmm.gram(a), a.T @ a)
     assert tried == ["gram > strassen > vendor", "gram > vendor"]
@@ -391,7 +392,7 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
         usual(*given)
 
     monkeypatch.setattr(numpy_backend, "half_product", noted)
-    monkeypatch.setattr(gram, "SMALL_SIDE", 100)
+    monkeypatch.setattr(small_half, "SMALL_SIDE", 100)
     monkeypatch.setattr(answer, "LEAST_MIRRORED", large := 600)
     x = np.random.default_rng(3).standard_normal((side, 448))
     first, second = (np.full((side, side), np.nan) for _ in range(2))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.kernels.cpu import small_hermitian
 from fmm.kernels.cuda.target import ALIGNED
 from tests.support.own_calls import own_calls
 
@@ -61,52 +62,101 @@ def own_functions(call: Callable[[], object]) -> list[str]:
 def test_small_products_of_numpys_are_answered_before_options_are_looked_at() -> None:
     x = np.ones((3, 4))
     for call in (lambda: fmm.matmul(x, x.T), lambda: fmm.matmul(x, x.T, np.empty((3, 3)))):
-        assert own_functions(call) == ["matmul", "small_enough_for_numpy"]
+        assert own_functions(call) == ["matmul"]
+    thin, wide = np.ones((3000, 7)), np.ones((7, 40))
+    assert own_functions(lambda: fmm.matmul(thin, wide)) == ["matmul", "small_enough_for_numpy"]
 
 
-@pytest.mark.parametrize(("dtype", "more"), [("float32", 0), ("float64", 0), ("complex64", 2), ("complex128", 2)])
-def test_small_halves_of_numpys_are_numpys_product(dtype: str, more: int) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_small_plain_products_by_gemm_are_numpys(dtype: str) -> None:
+    x, out = np.ones((3, 4), dtype), np.empty((3, 3), dtype)
+    assert own_functions(lambda: fmm.gemm(x, x.T)) == own_functions(lambda: fmm.gemm(x, x.T, out=out)) == ["gemm"]
+    assert (out == 4).all() and np.array_equal(fmm.gemm(x, x.T), out)
+    for wrong in (np.empty((3, 4), dtype), np.empty((2, 3, 3), dtype)):
+        with pytest.raises(ValueError, match="the product"):
+            fmm.gemm(x, x.T, out=wrong)
+    with pytest.raises(ValueError, match="match"):
+        fmm.gemm(x, x)
+    assert fmm.gemm(x, x.T, alpha=2)[0, 0] == 8
+
+
+@pytest.mark.parametrize(("dtype", "more"), [("float32", 0), ("float64", 0), ("complex64", 4), ("complex128", 4)])
+def test_small_halves_of_numpys_are_blas_s_at_once(dtype: str, more: int) -> None:
     x, out = np.ones((3, 4), dtype), np.empty((4, 4), dtype)
-    short = ["gram", "asks_half_alone", "known_gram", "_small_gram", *["_is_mirrored_whole"] * (more > 0), "vendor"]
-    calls: tuple[tuple[Callable[[], object], int], ...] = (
-        (lambda: fmm.gram(x, rows=True), 0),
-        (lambda: fmm.gram(x, out=out), 1),
-    )
-    for call, copies in calls:
-        call()
+    for call in (lambda: fmm.gram(x, rows=True), lambda: fmm.gram(x, out=out)):
         names = own_functions(call)
-        assert names[: len(short)] == short and len(names) <= len(short) + more + copies * bool(more), names
+        assert names[:2] == ["gram", "small_half"] and len(names) == 2 + more, names
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
-def test_thin_halves_of_numpys_are_numpys_product(dtype: str) -> None:
+def test_thin_halves_of_numpys_are_blas_s_at_once(dtype: str) -> None:
     """However long the inner side is: the way to a plan takes half a millisecond."""
     x = np.ones((54, 2598), dtype)
-    fmm.gram(x, rows=True)
-    assert own_functions(lambda: fmm.gram(x, rows=True))[3] == "_small_gram"
-    assert "prepared" not in own_functions(lambda: fmm.gram(x, rows=True))
+    names = own_functions(lambda: fmm.gram(x, rows=True))
+    assert names[1] == "small_half" and "prepared" not in names
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("side", [60, 1100])  # at once, and the usual way
+def test_halves_of_what_blas_cannot_read_are_symmetric_bit_for_bit(dtype: str, side: int) -> None:
+    """NumPy's own product makes two copies of them, and then computes no half."""
+    whole = np.random.default_rng(7).standard_normal((2 * side, 96)).astype(dtype)
+    x = whole[::2, ::3]
+    for a in (x, whole[:side][::-1, ::-1], np.broadcast_to(x[:1], x.shape)):
+        for rows in (True, False):
+            c = fmm.gram(a, rows=rows)
+            assert np.array_equal(c, c.T)
+            expected = a @ a.T if rows else a.T @ a
+            np.testing.assert_allclose(c, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(1, 1), (5, 1), (1, 6), (53, 37), (256, 32), (300, 9), (9, 1025), (500, 9), (130, 131)]
+    "shape",
+    [(1, 1), (5, 1), (1, 6), (0, 3), (3, 0), (200, 0), (53, 37), (256, 32), (300, 9), (9, 1025), (500, 9), (130, 131)],
 )
 def test_small_complex_halves_are_hermitian_bit_for_bit(shape: tuple[int, int], rows: bool) -> None:
     rng = np.random.default_rng(shape)
     x = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
     for a in (x, np.asfortranarray(x), x[::-1, ::-1]):
         expected = a @ a.conj().T if rows else a.conj().T @ a
-        out = np.full_like(expected, np.nan)
-        for c in (fmm.gram(a, rows=rows), fmm.gram(a, out=out, rows=rows)):
+        out, turned = np.full_like(expected, np.nan), np.full_like(expected, np.nan).T
+        apart = np.full((2 * len(expected),) * 2, np.nan + 0j)[::2, ::2]
+        for c in (fmm.gram(a, rows=rows), *(fmm.gram(a, out=place, rows=rows) for place in (out, turned, apart))):
             assert np.array_equal(c, c.conj().T) and not c.imag.diagonal().any()
             np.testing.assert_allclose(c, expected, rtol=1e-12, atol=1e-12 * max(shape))
 
 
 def test_small_complex_halves_are_explained_as_they_are_computed() -> None:
-    x, larger = np.ones((40, 30), "complex128"), np.ones((500, 300), "complex128")
-    assert fmm.explain_gram(x).kernels == ("numpy.matmul: a whole product, of which one half is mirrored",)
-    for found in (fmm.explain_gram(x, alpha=2), fmm.explain_gram(larger), fmm.explain_gram(x, plan="vendor")):
-        assert "mirrored" not in "".join(found.kernels)
+    x, larger, largest = (np.ones(shape, "complex128") for shape in ((40, 30), (500, 300), (200, 1100)))
+    whole = ("numpy.matmul: a whole product, of which one half is mirrored",)
+    assert fmm.explain_gram(x).kernels == fmm.explain_gram(x, out=np.empty((30, 30), complex)).kernels == whole
+    assert fmm.explain_gram(larger).kernels == ("numpy.matmul: one half in panels of rows, each of which is mirrored",)
+    for found in (fmm.explain_gram(x, alpha=2), fmm.explain_gram(largest), fmm.explain_gram(x, plan="vendor")):
+        assert "mirrored" not in "".join(found.kernels) and "threads" in "".join(found.kernels)
+
+
+def test_a_small_complex_half_may_be_written_where_its_matrix_is() -> None:
+    rng = np.random.default_rng(9)
+    for side in (20, 90):
+        x = rng.standard_normal((side, side)) + 1j * rng.standard_normal((side, side))
+        expected = x @ x.conj().T
+        assert fmm.gram(x, out=x, rows=True) is x and np.array_equal(x, x.conj().T)
+        np.testing.assert_allclose(x, expected, rtol=1e-12, atol=1e-12 * side)
+
+
+def test_a_panel_that_fails_leaves_a_whole_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = small_hermitian._panel_steps
+
+    def some_steps(*given: Any) -> Any:
+        yield from list(steps(*given))[:4]
+        yield lambda: 1 / 0
+
+    monkeypatch.setattr(small_hermitian, "_panel_steps", some_steps)
+    x, out = np.random.default_rng(10).standard_normal((200, 40)) * (1 + 1j), np.zeros((200, 200), complex)
+    with pytest.raises(ZeroDivisionError):
+        fmm.gram(x, out=out, rows=True)
+    np.testing.assert_allclose(out, x @ x.conj().T, rtol=0, atol=1e-10)
 
 
 def test_the_short_way_has_the_function_s_face() -> None:

@@ -22,8 +22,8 @@ from fmm.kernels.plans.steps.sums import Mirror, Place
 
 ROW_MAJOR, UPPER, LOWER, AS_IT_IS, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # as cblas.h has them
 NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
-TILE = 128  # rows and columns that are transposed at a time: two tiles stay in a first-level cache
-BAND = 1024  # rows that one task mirrors
+TILE = 128  # rows that are transposed at a time
+BAND = 1024  # rows that one task mirrors, and columns of a tile: the cache keeps a tile's lines until they are full
 
 ANYWHERE = Place("C", 0, 0, 0, 0)  # the arrays are given beside it
 IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
@@ -143,13 +143,13 @@ def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
     full, bottom = step.fill == "full", min(top + BAND, len(dest))
     for row in range(top, bottom, TILE):
         rows = slice(row, min(row + TILE, bottom))
-        for col in range(0, row, TILE):
-            cols = slice(col, min(col + TILE, row))
+        for col in range(0, row, BAND):
+            cols = slice(col, min(col + BAND, row))
             _update(step, source[rows, cols], dest[rows, cols], None)
             if full:
                 _copy_adjoint(dest[rows, cols], dest[cols, rows], None)
         block = dest[rows, rows]
-        above = _above_diagonal(len(block))
+        above = above_diagonal(len(block))
         _update(step, source[rows, rows], block, ~above)
         if dest.dtype.kind == "c":
             np.einsum("ii->i", block).imag[...] = 0
@@ -182,10 +182,13 @@ def make_hermitian(c: Array) -> None:
         for mirrored in mirror_tasks(IN_PLACE, c, c):
             mirrored()
         return
-    np.copyto(c, c.conj().T, where=_above_diagonal(len(c)))
-    np.einsum("ii->i", c).imag[...] = 0
+    np.copyto(c, np.conjugate(c).T, where=above_diagonal(len(c)))
+    c.imag.flat[:: len(c) + 1] = 0
 
 
-@lru_cache(maxsize=64)
-def _above_diagonal(rows: int) -> Array:
-    return ~np.tri(rows, dtype=bool)
+def above_diagonal(rows: int) -> Array:
+    """Of at most TILE rows."""
+    return ABOVE[:rows, :rows]
+
+
+ABOVE = ~np.tri(TILE, dtype=bool)

@@ -40,12 +40,6 @@ def checked_gram(a: Any, b: Any, out: Any, request: tuple[Any, ...], wished: tup
     return AskedGram(library, a, b, out, asked, wishes)
 
 
-def asks_half_alone(rows: Any, fill: Any, alpha: Any, beta: Any) -> bool:
-    """Are these what they are unless given? Told without a question that an array would answer otherwise."""
-    known = type(rows) is bool and type(fill) is str and fill in HALVES
-    return known and type(alpha) is int is type(beta) and alpha == 1 and beta == 0
-
-
 def _request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest:
     if not isinstance(fill, str) or fill not in HALVES:
         raise ValueError(f"fill must be one of {', '.join(HALVES)}, not {fill!r}")

@@ -61,9 +61,9 @@ def with_unmeasured(tuned: Calibration, guess: Calibration, failed: tuple[str, .
     failed: beside the vendor's product on this device they are as fast as the guess says that they are beside its own.
     """
     rates = dict(tuned.rates)
-    for row in ending_rows():
-        for dtype in row.types if row.rate else ():
-            if (name := row.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
+    for leaf in ending_rows():
+        for dtype in leaf.types.below if leaf.time.rate else ():
+            if (name := leaf.time.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
                 rates[name] = _as_fast_beside(guess.rates[name], dtype, tuned, guess)
     return replace(tuned, rates=MappingProxyType(rates), call_of_small=tuned.call_of_small or guess.call_of_small)
 

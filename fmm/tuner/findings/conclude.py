@@ -98,7 +98,8 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """The calibration to begin with, reduced to one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    own = {leaf.rate: rates[leaf.rate] for leaf in ending_rows() if leaf.rate in rates and dtype in leaf.types}
+    names = [leaf.time.rate for leaf in ending_rows() if dtype in leaf.types.below]
+    own = {name: rates[name] for name in names if name in rates}
     return replace(calibration, rates={dtype: rate, **own})
 
 
@@ -249,7 +250,7 @@ OUT_OF_MEMORY = "out of memory"
 def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Of leaves that have a rate of their own, were tried, and never worked, for another reason than want of memory."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
-    rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
+    rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.time.rate}
     tried = [t for t in trials if t.plan in rates]
     wrong = {rates[t.plan] for t in tried if t.failed and not t.failed.startswith(OUT_OF_MEMORY)}
     return tuple(sorted(wrong - {rates[t.plan] for t in tried if t.seconds is not None}))

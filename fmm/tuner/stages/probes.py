@@ -97,7 +97,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 def turn_of(plan: Plan, gpu: bool) -> int:
     """In which turn a plan is probed: a leaf alone that has a rate of its own in the first one, since its kernels are
     compiled first of all."""
-    return SOON if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_turn(plan)
+    return SOON if not gpu or (plan.leaf_use.leaf.time.rate and not plan.levels) else compile_turn(plan)
 
 
 def probe_squares(
@@ -164,7 +164,7 @@ def probe_scattered(
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
             # Whoever forbids emulation needs a model that is right without it.
-            usual = [p for p in light if not p.leaf_use.leaf.rate]
+            usual = [p for p in light if not p.leaf_use.leaf.time.rate]
             plans, above = worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
             others = plans[1:] or plans  # for a small product a GPU may have a single plan
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []

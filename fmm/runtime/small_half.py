@@ -1,0 +1,52 @@
+"""Halves of few rows, of NumPy's arrays: by BLAS at once, since no plan for halves was seen to win, and since to ask
+for one costs 50 microseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm.arrays.numpy_library import read_in_place
+from fmm.kernels.cpu.numpy_products import matmul
+from fmm.kernels.cpu.small_hermitian import hermitian_product, in_panels
+
+SMALL_SIDE = 1024  # rows and columns of the product up to which that is so
+LONG_SIDE, FEW = 4096, 64  # and with an inner side of no more than the second
+ndarray = np.ndarray
+# NumPy has one object for each of its types; an array that has another one goes the usual way.
+FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
+
+
+def small_half(a: Any, rows: bool, out: Any) -> Any:
+    """The whole product of NumPy's array and its adjoint; None: the usual way. Of a real matrix and its transpose in
+    place, NumPy's own product calls BLAS's function for halves."""
+    if a.ndim != 2:
+        return None
+    (side, inner), dtype = a.shape if rows else a.shape[::-1], a.dtype
+    if (side > SMALL_SIDE and (side > LONG_SIDE or inner > FEW)) or (
+        out is not None and (out.dtype is not dtype or out.shape != (side, side))
+    ):
+        return None
+    if dtype is FLOAT64 or dtype is FLOAT32:
+        flags = a.flags
+        if not ((flags.forc and flags.aligned) or read_in_place(a)):
+            a = a.copy()
+        return matmul(a, a.T, out) if rows else matmul(a.T, a, out)
+    if dtype is COMPLEX128 or dtype is COMPLEX64:
+        return hermitian_product(a, rows, out)
+    return None
+
+
+def small_half_kernel(a: Any, rows: bool, out: Any) -> str:
+    """What computes a complex one, in words; none if it is not answered here."""
+    if type(a) is not ndarray or a.ndim != 2 or (a.dtype is not COMPLEX128 and a.dtype is not COMPLEX64):
+        return ""
+    side, inner = a.shape if rows else a.shape[::-1]
+    if (side > SMALL_SIDE and (side > LONG_SIDE or inner > FEW)) or (
+        out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)
+    ):
+        return ""
+    if in_panels(side, inner):
+        return "numpy.matmul: one half in panels of rows, each of which is mirrored"
+    return "numpy.matmul: a whole product, of which one half is mirrored"
