@@ -128,6 +128,7 @@ class Tuned:
     thresholds: Thresholds | None = None
     fitted: Fitted | None = None  # the block model's terms, where the built-in ones do not hold
     doubts: tuple[str, ...] = ()  # what speaks against the tuning: its model is not trusted
+    failed: tuple[str, ...] = ()  # the rates of leaves that were tried, and never worked: they are not to be taken
 
     @property
     def trusted(self) -> Calibration | None:
@@ -192,9 +193,10 @@ SECTION: Mapping[str, Check] = {
     "blocks": anything,
     "noise": number_or_nothing(0, 10),
     "doubts": list_of_texts,
+    "failed": list_of_texts,
     "entries": anything,  # one by one
 }
-_LATER = frozenset({"doubts", "blocks"})  # fields that older configs do not have
+_LATER = frozenset({"doubts", "blocks", "failed"})  # fields that older configs do not have
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), POSITIVE),
@@ -282,7 +284,8 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     if found["versions"].get(SUMS) == COMPILED != now.get(SUMS, COMPILED):
         doubts += ("it was tuned with compiled sums, and llvmlite is installed no more",)
     terms = read_terms(_inner(found.get("blocks"), "fitted"))
-    return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), terms, doubts)
+    thresholds, failed = read_thresholds(found["thresholds"]), tuple(found.get("failed", ()))
+    return Tuned(identity, dtype, known, entries_by_key, changed, thresholds, terms, doubts, failed)
 
 
 def read_terms(raw: Raw) -> Fitted | None:

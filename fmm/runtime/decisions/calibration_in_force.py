@@ -12,7 +12,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import VENDOR
 from fmm.kernels.registry import depends_on_rows
-from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.untuned.built_in import with_integers
 from fmm.problem import Problem, without_layouts
@@ -42,28 +42,36 @@ def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
 
 
 def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
-    """A tuned type's calibration, with the rates of leaves that no tuning measures, as a GPU's guess has them; None
-    where it is not trusted.
+    """A tuned type's calibration, on a GPU with the rates of all leaves that the tuning did not measure; None where it
+    is not trusted.
 
     That of complex numbers also has the rate of real ones, if they were tuned too: plans may be made of real products.
     """
-    known = tuned.trusted
-    if known is not None and guess is not None:
-        known = with_unmeasured(known, guess)
-    if known is None or real is None or real.trusted is None:
-        return known
-    return replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
+    known, failed = tuned.trusted, tuned.failed
+    if known is not None and real is not None and real.trusted is not None:
+        known = replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
+        failed += real.failed
+    return known if known is None or guess is None else with_unmeasured(known, guess, failed)
 
 
 @depends_on_rows
 @lru_cache(maxsize=64)
-def with_unmeasured(tuned: Calibration, guess: Calibration) -> Calibration:
-    """A tuned calibration, with the guess's rates of leaves that no tuning measures."""
-    leaves = [leaf for leaf in ending_rows() if leaf.time.rate and not leaf.candidacy.probed]
-    unmeasured = [leaf.time.rate.format(dtype) for leaf in leaves for dtype in leaf.types.below]
-    rates = {name: guess.rates[name] for name in unmeasured if name in guess.rates}
-    together = MappingProxyType({**rates, **tuned.rates})
-    return replace(tuned, rates=together, call_of_small=tuned.call_of_small or guess.call_of_small)
+def with_unmeasured(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
+    """A tuned calibration, with rates of the leaves that it did not measure, whatever the reason, but for those that
+    failed: beside the vendor's product on this device they are as fast as the guess says that they are beside its own.
+    """
+    rates = dict(tuned.rates)
+    for leaf in ending_rows():
+        for dtype in leaf.types.below if leaf.time.rate else ():
+            if (name := leaf.time.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
+                rates[name] = _as_fast_beside(guess.rates[name], dtype, tuned, guess)
+    return replace(tuned, rates=MappingProxyType(rates), call_of_small=tuned.call_of_small or guess.call_of_small)
+
+
+def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
+    """A leaf's guessed rate on a device that multiplies this type faster, or slower, than was guessed."""
+    found, guessed = tuned.known_rate(dtype), guess.known_rate(dtype)
+    return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:

@@ -27,7 +27,7 @@ from fmm.tuner.findings.model_in_use import device_name, guess_of
 from fmm.tuner.findings.thresholds import thresholds
 from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trials, Tuning, tuning_of
+from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tuning_of
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
     tunings = Trials(trials_path(path)).tunings()
     for key, dtype, raw in some_sections(path):
         checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
-        found = None if tuning is None else concluded(Recorded(key, dtype, raw, checked, tuning), options.thresholds)
+        first = first_look_before(tunings, tuning.header) if tuning else ()
+        recorded = None if tuning is None else Recorded(key, dtype, raw, checked, tuning, first)
+        found = None if recorded is None else concluded(recorded, options.thresholds)
         if found is None:
             print(f"{key}, {dtype}: left as it is: no trials of it are beside {path}")
             code = 1
@@ -71,6 +73,7 @@ class Recorded:
     raw: Raw
     tuned: Tuned
     tuning: Tuning
+    first_look: tuple[Trial, ...]  # that came before it
 
     @property
     def device(self) -> RecordedDevice:
@@ -89,7 +92,8 @@ def concluded(known: Recorded, only_thresholds: bool) -> dict[str, Raw] | None:
     """The section as it would be written today; None if too little was measured."""
     if only_thresholds:
         return with_thresholds(known)
-    journal = Journal(known.tuning.header.run, known.device, known.tuning.trials, live=False)
+    tuning = known.tuning
+    journal = Journal(tuning.header.run, known.device, tuning.trials, live=False, first_look=known.first_look)
     section = concluded_section(journal, known.dtype)
     if section is None:
         return None
@@ -101,7 +105,7 @@ def with_thresholds(known: Recorded) -> dict[str, Raw] | None:
     """The section with the thresholds of its own model, beside what was measured."""
     if known.tuned.calibration is None:
         return None
-    trials, chip = known.tuning.trials, known.device.chip
-    strategies = chosen_strategies(known.dtype, chip, fitted_blocks(trials, chip))
-    found = thresholds(known.tuned.calibration, known.dtype, one_level(trials), strategies)
+    trials, first, chip = known.tuning.trials, known.first_look, known.device.chip
+    strategies = chosen_strategies(known.dtype, chip, fitted_blocks((*first, *trials), chip))
+    found = thresholds(known.tuned.calibration, known.dtype, one_level(first, trials), strategies)
     return {**known.raw, "thresholds": found.fields}

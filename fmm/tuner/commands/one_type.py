@@ -7,6 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +22,9 @@ from fmm.tuner.findings.described import described
 from fmm.tuner.stages.tuning import Outcome, tune_type
 from fmm.tuner.trials.environment import source_commit, typed_command
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Header, Size, Trials, Tuning
+from fmm.tuner.trials.record import COARSE, Header, Size, Trial, Trials, Tuning, first_look_before
 
 INTERRUPTED = 130
-COARSE = "coarse"
 SAMPLED = 0.75  # the share of a tuning's time in which samples are taken; the rest warms up, checks, fits
 COMPILING = 20.0  # seconds in which a host with several processors compiles what a first pass needs of all types
 PATIENCE = 0.1  # seconds that a first pass waits for kernels, before it is another type's turn
@@ -98,7 +98,10 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     header = past.header if past else _header(job)
     patience = PATIENCE if job.waits_for_kernels else float("inf")
     known = past.trials if past else ()
-    journal = Journal(header.run, job.device, known, trials.add, limit, waits=waits, patience=patience)
+    first = _first_look(job, trials, header)
+    journal = Journal(
+        header.run, job.device, known, trials.add, limit, waits=waits, patience=patience, first_look=first
+    )
     progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
     journal.on_sample = progress.sample
     outcome, full = _measured(journal, job, trials, None if past else header)
@@ -120,6 +123,14 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
 def trials_path(path: Path) -> Path:
     """The trials lie beside the config that they led to."""
     return path.with_name("trials.jsonl")
+
+
+def _first_look(job: Job, trials: Trials, header: Header) -> tuple[Trial, ...]:
+    """What the first look before this tuning measured; nothing where that cannot be read."""
+    if job.effort != COARSE:
+        with suppress(OSError):
+            return first_look_before(trials.tunings(), header)
+    return ()
 
 
 def _header(job: Job) -> Header:
@@ -206,7 +217,9 @@ def _say(job: Job, path: Path, options: argparse.Namespace, outcome: Outcome, wh
     if outcome.stopped:
         kept = f"the best so far is in {path}; --resume goes on"
         if why_not:
-            kept = "nothing was written; --resume goes on from the trials"
+            stands = _knowledge(_present(job, path))[0]
+            kept = f"what was in {path} before stands" if stands else "nothing was written"
+            kept += "; --resume goes on from the trials"
         elif outcome.section and outcome.section["doubts"]:
             kept = f"what was measured is in {path} and not used yet; --resume goes on"
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {kept}", file=sys.stderr)

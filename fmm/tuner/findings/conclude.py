@@ -18,6 +18,8 @@ from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import OPERATIONS
+from fmm.runtime.decisions.calibration_in_force import with_unmeasured
+from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.doubts import (
     distant_margin,
     disturbance,
@@ -41,14 +43,49 @@ from fmm.tuner.trials.record import PRODUCT, Size, Trial
 # plans that Optuna made up, unlike those between which the model is to choose. The first stage is one of rough
 # products, which show what can be measured at all.
 SCALE = "scale"
-FITTED = (SCALE, "rates", "probe", "tiles")
+MEASURED = ("rates", "probe", "tiles")
+FITTED = (SCALE, *MEASURED)
+HELD_OUT = "held out"
 
 
-def fit_journal(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
-    device, observed = journal.device, tuple(fitting.stage_medians(journal.recorded, stages))
+def model_so_far(journal: Journal, dtype: str) -> Calibration:
+    """The model by what was measured so far, with the rates of leaves that were not, as fmm.matmul would have it."""
+    trials = trials_that_count(journal, dtype)
+    return completed(fit_trials(journal.device, trials, dtype), journal.device, trials)
+
+
+def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
+    return with_unmeasured(fitted.calibration, device.untuned(), failed_rates(trials))
+
+
+def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
+    """All that the tuning measured, and what the first look before it did, if nobody disturbed that."""
+    first = journal.first_look
+    if not first or machine_doubts_of(journal.device, first, dtype):
+        return tuple(journal.recorded)
+    return *first, *journal.recorded
+
+
+def machine_doubts_of(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
+    """What speaks against all that was measured."""
+    fitted = fit_trials(device, trials, dtype).calibration
+    seen = fitting.stage_medians(trials, (*MEASURED, HELD_OUT))
+    disturbed_by = disturbance(trials, fitted, dtype)
+    return tuple(machine_doubts(noise_floor(trials), disturbed_by, unexplained_share(seen, fitted)))
+
+
+def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
+    """The fit of what was measured; it has the rates of those leaves alone that were timed."""
+    observed = tuple(fitting.stage_medians(trials, FITTED))
     if fitting.few_plans(observed):
-        return fitting.scaled_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
+        return scaled_by_trials(device, trials, dtype)
     return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
+
+
+def scaled_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
+    """What was known of such devices, with the rates that were measured: what a first look finds."""
+    observed = fitting.stage_medians(trials, FITTED)
+    return fitting.scaled_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
 
 
 @lru_cache(maxsize=8)
@@ -146,16 +183,22 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
             yield plan, base, own[: len(base)]
 
 
-def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
+def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
     """Shape and best speedup of one-level plans that were not held out: what the epsilon correction is found from."""
     found: dict[Size, float] = {}
+    for trials in tunings:
+        for size, speedup in _one_level(trials):
+            found[size] = max(found.get(size, 0.0), speedup)
+    return list(found.items())
+
+
+def _one_level(trials: Sequence[Trial]) -> Iterator[tuple[Size, float]]:
     for stage in (*FITTED, "search"):
         own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
         for size in dict.fromkeys(t.size for t in own):
             for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
                 if Plan.parse(plan).depth == 1:
-                    found[size] = max(found.get(size, 0.0), median(certify.paired_ratios(base, seconds)))
-    return list(found.items())
+                    yield size, median(certify.paired_ratios(base, seconds))
 
 
 def _promising(trials: Sequence[Trial]) -> bool:
@@ -165,34 +208,52 @@ def _promising(trials: Sequence[Trial]) -> bool:
 
 def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """The section of the config; None if no more was measured than the first rough products: what they say of the
-    device's rate is off by several times, and the runtime knows better how to do without."""
-    trials, device = journal.recorded, journal.device
-    known = tuple(stage for stage in FITTED if stage != SCALE)
-    if not any(o.kind == "vendor" for o in fitting.stage_medians(trials, known)):
+    device's rate is off by several times, and the runtime knows better how to do without.
+
+    After a first look there are two models: all parameters fitted, or what was known of such devices and scaled, as the
+    first look did. The one that needs the smaller margin on held-out shapes is taken: a fit of a tuning that was
+    stopped early may be the worse one."""
+    if not any(o.kind == "vendor" for o in fitting.stage_medians(journal.recorded, MEASURED)):
         return None
-    noise = noise_floor(trials)
-    fitted = fit_journal(journal, dtype)
-    held = fitting.stage_medians(trials, ("held out",))
-    disturbed_by = disturbance(trials, fitted.calibration, dtype)
-    model = checked_model(fitted.calibration, dtype, held, disturbed_by, largest_pair(trials))
-    seen = [*fitting.stage_medians(trials, known), *held]
+    device, trials = journal.device, trials_that_count(journal, dtype)
+    fits = [fit_trials(device, trials, dtype)]
+    if len(trials) > len(journal.recorded):
+        fits.append(scaled_by_trials(device, trials, dtype))
+    noise, models = noise_floor(trials), [checked_fit(fit, device, trials, dtype) for fit in fits]
+    best = min(range(len(fits)), key=lambda i: (bool(models[i].doubts), models[i].calibration.margin))
+    fitted, model = fits[best], models[best]
+    calibration = replace(model.calibration, rates=fitted.calibration.rates)
     tiles = fitted_blocks(trials, device.chip)
     strategies = chosen_strategies(dtype, device.chip, tiles)
-    disturbed = [*machine_doubts(noise, disturbed_by, unexplained_share(seen, fitted.calibration))]
-    entries = [replace(e, verified=not disturbed) for e in all_entries(trials, noise)]
+    disturbed = machine_doubts_of(device, trials, dtype)
+    apart = trials[: len(trials) - len(journal.recorded)], journal.recorded  # each with rounds of its own
+    entries = {e.key: replace(e, verified=not disturbed) for some in apart for e in all_entries(some, noise)}
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
-        "calibration": schema.calibration_fields(model.calibration, dtype),
+        "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.fields for name, e in model.error.items()},
-        "thresholds": thresholds(model.calibration, dtype, one_level(trials), strategies).fields,
+        "thresholds": thresholds(calibration, dtype, one_level(*apart), strategies).fields,
         "blocks": None if tiles is None else tiles.fields,
         "noise": noise,
         "doubts": [*disturbed, *model.doubts],
-        "entries": [e.fields for e in entries],
+        "failed": list(failed_rates(trials)),
+        "entries": [e.fields for e in entries.values()],
     }
+
+
+OUT_OF_MEMORY = "out of memory"
+
+
+def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Of leaves that have a rate of their own, were tried, and never worked, for another reason than want of memory."""
+    plans = {t.plan: Plan.parse(t.plan) for t in trials}
+    rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.time.rate}
+    tried = [t for t in trials if t.plan in rates]
+    wrong = {rates[t.plan] for t in tried if t.failed and not t.failed.startswith(OUT_OF_MEMORY)}
+    return tuple(sorted(wrong - {rates[t.plan] for t in tried if t.seconds is not None}))
 
 
 @dataclass(frozen=True)
@@ -202,6 +263,12 @@ class Checked:
     calibration: Calibration
     error: Mapping[str, fitting.Error]
     doubts: tuple[str, ...]
+
+
+def checked_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> Checked:
+    """A fit as fmm.matmul would go by it, judged."""
+    whole, held = completed(fitted, device, trials), fitting.stage_medians(trials, (HELD_OUT,))
+    return checked_model(whole, dtype, held, disturbance(trials, whole, dtype), largest_pair(trials))
 
 
 def checked_model(

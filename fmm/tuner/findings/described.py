@@ -16,7 +16,7 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
-from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, gains_at, outcome, vendors_name
+from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, outcome, vendors_name
 from fmm.tuner.trials.record import Size
 
 NOT_MEASURED = "not measured"
@@ -47,9 +47,7 @@ def described_rows(
         yield "", f"so that {instead(used.tuned.identity, dtype)}; tune again when the device is idle"
     if used.calibration is not None:
         yield from outcome(used.calibration, dtype)
-        if used.assumed:
-            yield "besides", f"plans that end in {', '.join(used.assumed)} go by the datasheet: no tuning measures them"
-        yield from zip(("older", ""), older_than(used), strict=False)
+        yield from zip(("besides", "", ""), not_measured(used), strict=False)
     if calibration is not None:
         if doubts:
             yield "", "What it found, for who wants to judge it:"
@@ -79,13 +77,17 @@ def instead(identity: Identity, dtype: str) -> str:
     return "fmm goes by the datasheet alone" if known else "all products are the library's own"
 
 
-def older_than(used: ModelInUse) -> Iterator[str]:
-    """Who else could multiply on this device, and what that would gain."""
-    if used.renewed is not None:
-        dtype, leaves = used.tuned.dtype, ", ".join(used.lacking)
-        yield f"The tuning of {dtype} was made before fmm had {leaves}, which fmm.matmul does not take by it."
-        gains = gains_at(used.renewed, dtype)
-        yield f"A new tuning measures this; by the datasheet squares would then be, times as fast: {gains}"
+def not_measured(used: ModelInUse) -> Iterator[str]:
+    """Who else multiplies on this device, or cannot, and how that is known."""
+    if used.assumed:
+        yield f"plans that end in {', '.join(used.assumed)} go by the datasheet: no tuning measures them"
+    if used.left_out:
+        yield (
+            f"plans that end in {', '.join(used.left_out)} go by the datasheet: this tuning did not measure them; one "
+            "that is not stopped early does"
+        )
+    if used.failed:
+        yield f"plans that end in {', '.join(used.failed)} are not taken: they failed when they were measured"
 
 
 EARLIER = "of an earlier fmm, which meant something else by them"
@@ -155,7 +157,7 @@ def _otherwise(found: Thresholds, used: ModelInUse, dtype: str) -> Iterator[tupl
     if used.calibration is None:
         return
     leaf = chosen_square(used.calibration, dtype, int(found.tau1.value or LARGE) // 16 * 16).plan.leaf
-    if leaf in used.assumed:
+    if leaf in (*used.assumed, *used.left_out):
         yield "", f"(by what was measured: {leaf}, which was not, is predicted to be faster than these levels)"
     elif dtype.startswith("complex") and used.calibration != used.tuned.calibration:
         yield "", "(by the rates of complex products; what is gained above is told by those of real ones too)"

@@ -1,8 +1,7 @@
 """The model of a config's section as fmm.matmul uses it, and what it does not know.
 
 A section holds what was fitted to one type. A choice goes by more: on a GPU also by the datasheet's rates of leaves
-that no tuning measures, of complex numbers also by what is known of real ones. And by less, where a tuning is older
-than a leaf: that is not taken until a new tuning has measured it.
+that this tuning did not measure, of complex numbers also by what is known of real ones.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 from fmm.config.identity import Identity
@@ -31,16 +29,10 @@ class ModelInUse:
     tuned: Tuned
     calibration: Calibration | None  # None: the tuning is not used, or holds no model
     guess: Calibration | None = None  # what is known of the device without a tuning; None of a processor
-    assumed: tuple[str, ...] = ()  # leaves whose rates are the datasheet's, since no tuning measures them
-    lacking: tuple[str, ...] = ()  # leaves that a tuning measures today, and that this one is older than
-
-    @property
-    def renewed(self) -> Calibration | None:
-        """The calibration with the datasheet's rates of what is lacking; None where nothing is."""
-        if self.calibration is None or self.guess is None or not self.lacking:
-            return None
-        rates = MappingProxyType({**self.guess.rates, **self.calibration.rates})
-        return replace(self.calibration, rates=rates)
+    # Leaves whose rates are the datasheet's: those that no tuning measures, and others, which this one did not.
+    assumed: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # leaves that are not taken, since they failed when they were measured
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
@@ -51,10 +43,11 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
-    own = list(_leaves_with_rates(dtype, guess))
-    assumed = dict.fromkeys(leaf.name for leaf, rate in own if rate in calibration.rates.keys() - measured)
-    lacking = dict.fromkeys(leaf.name for leaf, rate in own if rate not in calibration.rates)
-    return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(lacking))
+    own = list(dict.fromkeys(_leaves_with_rates(dtype, guess)))
+    guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
+    assumed, left_out = ([x.name for x in guessed if bool(x.candidacy.probed) == probed] for probed in (False, True))
+    failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
+    return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed))
 
 
 def guess_of(key: str, name: str) -> Calibration | None:

@@ -43,11 +43,6 @@ def outcome(calibration: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
         yield from _ways(best, odd)
 
 
-def gains_at(calibration: Calibration, dtype: str) -> str:
-    """What the model promises, in words: `1.09 at 8192, 1.22 at 16384`."""
-    return _speedups(_told(calibration, dtype, gains_from(calibration, dtype))) or "nowhere faster"
-
-
 def _told(calibration: Calibration, dtype: str, first: int | None) -> Chosen:
     """The choices on the sides of which is told."""
     return {

@@ -67,14 +67,14 @@ def in_short(types: Sequence[TypeInShort]) -> Iterator[str]:
 def next_steps(key: str, types: Sequence[TypeInShort], in_force: bool, name: str) -> Iterator[str]:
     """What is left to do: for each kind of lack one line, or that there is nothing; `name` is the config's."""
     device = "cpu" if key.startswith("cpu") else "0"
-    unused, older = ([x.dtype for x in types if lacks(x.used)] for lacks in (_unused, _older))
-    again = {"when nothing else runs on the device": unused, "since it is older than what multiplies today": older}
+    unused, partial = ([x.dtype for x in types if lacks(x.used)] for lacks in (_unused, _partial))
+    again = {"when nothing else runs on the device": unused, "to measure what goes by the datasheet so far": partial}
     for why, dtypes in again.items():
         if dtypes:
             yield f"Next: `fmm-tune --device {device} --dtype {','.join(dtypes)}`, {why}."
     if not in_force:
         yield f"fmm.matmul does not read this config, unless FMM_CONFIG={name} names it."
-    elif not unused and not older:
+    elif not unused and not partial:
         yield "Nothing is left to do: fmm.matmul reads this config by itself."
 
 
@@ -82,5 +82,5 @@ def _unused(used: ModelInUse) -> bool:
     return bool(used.tuned.doubts)
 
 
-def _older(used: ModelInUse) -> bool:
-    return bool(used.lacking)
+def _partial(used: ModelInUse) -> bool:
+    return bool(used.left_out)

@@ -97,21 +97,29 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
         known = dict.fromkeys([start, put_all(start, dtype, {"rate.sms": 0.0})])  # do the vendor's rounds show?
         starts = [TILE.put(s, dtype, side) for s in known for side in SIDES]
         start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
-    found = _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
-    for name in start.rates.keys() - {dtype}:
-        own = [o for o in observed if o.run.plan.leaf_use.leaf.time.rate == name]
-        found = _with_rate(found, name, [o for o in own if o.run.part != "sums"])
+    return _with_own_rates(_with_tiled(determined_fit(start, dtype, others), dtype, tiled), dtype, observed)
+
+
+def _with_own_rates(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """The fit with the rates of leaves that have one of their own, as far as these were timed: of a few samples what
+    is known of such devices, scaled. Rates that nobody measured are left out."""
+    timed = [o for o in observed if o.run.part != "sums"]
+    for name in found.calibration.rates.keys() - {dtype}:
+        own = [o for o in timed if o.run.plan.leaf_use.leaf.time.rate == name]
+        found = _with_rate(found, name, own) if own else _without_rate(found, name)
     return found
 
 
 def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
-    """The fit with the rate of a leaf that has one of its own; without that rate if nobody measured it."""
-    if not observed:
-        rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
-        return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
-    own = determined_fit(found.calibration, name, observed, LEAF_RATE)
+    free = LEAF_RATE if len(observed) > len(LEAF_RATE) else SCALED[:1]
+    own = determined_fit(found.calibration, name, observed, free)
     intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
     return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
+
+
+def _without_rate(found: Fit, name: str) -> Fit:
+    rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
+    return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
 
 
 def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
@@ -240,19 +248,13 @@ def few_plans(observed: Sequence[Observation]) -> bool:
 
 
 def scaled_calibration(known: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """What was known of such devices, with this one's own rates of products and sums: so much a few samples tell. Of
-    leaves with a rate of their own that is kept, or scaled where they were timed."""
+    """What was known of such devices, with this one's own rates of products and sums, and of leaves that have one of
+    their own: so much a few samples tell."""
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
     informed = [p for p in SCALED if p.informed_by & {o.kind for o in others}]
     start = _as_fast(_as_fast(known, dtype, others, "rate.flops", "vendor"), dtype, others, "stream", "sums")
     found = determined_fit(start, dtype, others, informed) if informed else Fit(known, {}, ())
-    for name in known.rates.keys() - {dtype}:
-        own = [o for o in observed if o.run.plan.leaf_use.leaf.time.rate == name and o.run.part != "sums"]
-        if own:
-            more = determined_fit(found.calibration, name, own, SCALED[:1])
-            intervals = {f"{name}.{x}": ends for x, ends in more.intervals.items()}
-            found = Fit(more.calibration, {**found.intervals, **intervals}, found.residuals + more.residuals)
-    return found
+    return _with_own_rates(found, dtype, observed)
 
 
 def _as_fast(known: Calibration, dtype: str, observed: Sequence[Observation], name: str, kind: str) -> Calibration:

@@ -13,7 +13,7 @@ from fmm.perfmodel.choose import Choice, Limits, choose, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Operation, Problem
 from fmm.runtime.decisions.limits import SHARE
-from fmm.tuner.findings.described import instead, older_than
+from fmm.tuner.findings.described import instead, not_measured
 from fmm.tuner.findings.outcome import gains_from, spelled_growth, vendors_name
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import (
@@ -151,7 +151,7 @@ def meaning_of_cases(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
 
 def notes_of_cases(cases: Sequence[Case]) -> list[str]:
     """What a reader of the page must know beside that: who else multiplies on such a device."""
-    return [f"{' '.join(older_than(case.used))}." for case in cases if case.used.lacking]
+    return [f"Of {case.dtype} {'; '.join(not_measured(case.used))}." for case in cases if case.used.left_out]
 
 
 def library(cases: Sequence[Case]) -> str:
@@ -234,7 +234,8 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tup
 def caption_of_all_types(cases: Sequence[Case]) -> str:
     """What that picture shows, that it has no points, if so, and which lines no point can be near."""
     none = "" if any(map(_squares, cases)) else " No square was measured to gain, so that there are none."
-    assumed = [case.dtype for case in cases if case.tuned.trusted is not None and case.used.assumed]
+    used = {case.dtype: case.used for case in cases if case.tuned.trusted is not None}
+    assumed = [dtype for dtype, known in used.items() if known.assumed or known.left_out]
     by = f" The line of {', '.join(assumed)} goes by rates of the datasheet too: nothing was measured of these."
     return f"{(speedup_of_all_types.__doc__ or '').strip()}{none}{by if assumed else ''}"
 

@@ -8,9 +8,6 @@ and compiled meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
-
 from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import ranked_candidates
@@ -18,14 +15,13 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import needed_first
 from fmm.tuner.devices.device import Run
 from fmm.tuner.devices.effort import Effort
-from fmm.tuner.findings.conclude import fit_journal, starting_calibration
+from fmm.tuner.findings.conclude import HELD_OUT, model_so_far, starting_calibration
 from fmm.tuner.findings.doubts import noise_floor
 from fmm.tuner.search.race import race_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.confirm import confirm_best
 from fmm.tuner.stages.probed_plans import light_candidates
 from fmm.tuner.stages.probes import (
-    HELD_OUT,
     SEEDS,
     SHARES,
     TWINS,
@@ -36,6 +32,7 @@ from fmm.tuner.stages.probes import (
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 PLANS = 2  # on a shape
+FAR_BETTER = 1.25  # times as fast
 # Shares of the largest side that the effort affords: of the vendor's products that are timed.
 SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
@@ -74,20 +71,22 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
 
 def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     """The model's choice among the plans that are compiled by now, if that is faster than the vendor on this shape and
-    than the best of what else it has."""
-    ready = islice(_ready_plans(journal, problem, effort), 1)
+    than the best of what else it has. None where the model knows a far better one: an entry would come before it."""
+    ready = _ready_plan(journal, problem, effort)
+    if ready is None:
+        return
     peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]
-    found = race_plans(journal, problem, [*ready, *peers], effort)
+    found = race_plans(journal, problem, [ready, *peers], effort)
     share = SHARES["certify"] * effort.seconds
     limits = RoundLimits(certify.ROUNDS + 1, effort.certify, share)
     confirm_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
 
 
-def _ready_plans(journal: Journal, problem: Problem, effort: Effort) -> Iterator[Plan]:
-    """The fastest first, by the scaled model."""
-    device, calibration = journal.device, fit_journal(journal, problem.dtype).calibration
-    light: Sequence[Plan] = light_candidates(device, effort)
-    for candidate in ranked_candidates(problem, calibration, light):
-        plan = candidate.plan
-        if plan != VENDOR and within_limits(device, plan, problem) and journal.ready(problem.dtype, plan):
-            yield plan
+def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
+    """The fastest by the scaled model; None if another one, which is not compiled yet, is far faster."""
+    device, calibration = journal.device, model_so_far(journal, problem.dtype)
+    known = [c for c in ranked_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
+    light = set(light_candidates(device, effort)) - {VENDOR}
+    ready = (c for c in known if c.plan in light and journal.ready(problem.dtype, c.plan))
+    best = next(ready, None)
+    return best.plan if best and best.time < FAR_BETTER * known[0].time else None

@@ -9,6 +9,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn
 from fmm.tuner.devices.device import BEST, Device, Run
 from fmm.tuner.devices.effort import Effort
+from fmm.tuner.findings.conclude import HELD_OUT
 from fmm.tuner.findings.doubts import UNDISTURBED, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
@@ -22,9 +23,8 @@ from fmm.tuner.stages.probed_plans import (
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-HELD_OUT = "held out"
 SEEDS = {"probe": 5, HELD_OUT: 11}  # of random shapes
-SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
+SHARES = {"probe": 0.15, HELD_OUT: 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
 UNLIKE = 1.1  # times as long as the other is a sample of two of which one was disturbed
 CALM = 0.03  # by so much equal products may differ; of those that differ most more rounds are measured ...
 SETTLING = 0.08  # ... for this share of the planned seconds
@@ -64,8 +64,9 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
 
     The vendor's products come first, the largest ahead: they need no kernels of ours, and suffer least while the
-    processor compiles those. Then plans in turns, those on held-out shapes among them, so that the model can be fitted
-    and is checked whenever the time is up: on a GPU first what is soon compiled.
+    processor compiles those. Then leaves that have a rate of their own, by which most is gained. Then plans in turns,
+    those on held-out shapes among them, so that the model can be fitted and is checked whenever the time is up: on a
+    GPU first what is soon compiled.
 
     On a GPU sums are measured up to half of the largest side, since they reach their rate long before that, and since
     filling large operands takes longer than adding them. On a CPU sums and products are timed inside whole plans, and
@@ -78,6 +79,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
         measure_runs(journal, "rates", Problem(*size, dtype), [Run()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
+    probe_leaves(journal, squares[::2], effort)
     scattered = list(probe_scattered(device, dtype, side, effort))
     for turn in TURNS:
         probe_squares(journal, squares, [p for p in plans if turn_of(p, gpu) == turn], turn, side, effort)
@@ -93,8 +95,9 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 
 
 def turn_of(plan: Plan, gpu: bool) -> int:
-    """In which turn a plan is probed."""
-    return compile_turn(plan) if gpu else SOON
+    """In which turn a plan is probed: a leaf alone that has a rate of its own in the first one, since its kernels are
+    compiled first of all."""
+    return SOON if not gpu or (plan.leaf_use.leaf.time.rate and not plan.levels) else compile_turn(plan)
 
 
 def probe_squares(
@@ -125,12 +128,20 @@ def settle_twins(journal: Journal, dtype: str, effort: Effort) -> None:
             timed.rounds(TWINS, RoundLimits(effort.rounds + 1))
 
 
+def probe_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
+    """Leaves that have a rate of their own, alone, beside the vendor's product."""
+    for problem in squares:
+        if alone := [p for p in plans_of_own_rate(journal.device, problem, effort) if not p.levels]:
+            measure_runs(journal, "tiles", problem, [Run(), *map(Run, alone)], effort)
+
+
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Products by our own kernel, with sums inside and alone, beside the vendor's; alone on odd sides too."""
+    """Products by our own kernel, with sums inside and alone, beside the vendor's; alone on odd sides too. And plans
+    with levels above a leaf that has a rate of its own."""
     for problem in squares:
         plans = own_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
-        if own := [*own, *plans_of_own_rate(journal.device, problem, effort)]:
+        if own := [*own, *(p for p in plans_of_own_rate(journal.device, problem, effort) if p.levels)]:
             measure_runs(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
         if plans:
             odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)

@@ -19,14 +19,14 @@ from fmm.perfmodel.choose import ranked_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
 from fmm.tuner.devices.effort import Effort
-from fmm.tuner.findings.conclude import concluded_section, fit_journal
+from fmm.tuner.findings.conclude import HELD_OUT, concluded_section, model_so_far
 from fmm.tuner.findings.doubts import noise_floor
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.confirm import confirm_best
 from fmm.tuner.stages.first_look import look_first
-from fmm.tuner.stages.probes import HELD_OUT, SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
+from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
@@ -63,7 +63,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     probe_rates(journal, dtype, side, effort)
     if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
         probe_strategies(journal, effort)
-    calibration = fit_journal(journal, dtype).calibration
+    calibration = model_so_far(journal, dtype)
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
     if not wanted:
         problems = [p for p in problems if may_win(journal, p, calibration)]

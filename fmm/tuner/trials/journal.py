@@ -54,6 +54,7 @@ class Journal:
         clock: Callable[[], float] = time.perf_counter,
         waits: float = 0.0,
         patience: float = float("inf"),
+        first_look: Iterable[Trial] = (),
     ) -> None:
         self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
         self.waits = waits  # seconds for which others (a compiler) may be waited for without the limit's coming nearer
@@ -61,6 +62,7 @@ class Journal:
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
         self.recorded: list[Trial] = list(past)
+        self.first_look = tuple(first_look)  # trials of the first look that came before: they count, but are not asked
         self._past: dict[Key, deque[Trial]] = {}
         for trial in self.recorded:
             self._past.setdefault(_key(trial), deque()).append(trial)

@@ -138,10 +138,8 @@ class Trials:
 
 
 def _plain(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
+    """Nothing of what is no file: a device may be read for ever."""
+    return path.read_bytes().splitlines() if path.is_file() else []
 
 
 def _packed(path: Path) -> list[bytes]:
@@ -151,6 +149,33 @@ def _packed(path: Path) -> list[bytes]:
         return []
     except (EOFError, zlib.error) as error:
         raise OSError(f"{path} is damaged: {error}") from None
+
+
+def first_look_before(tunings: Sequence[Tuning], header: Header) -> tuple[Trial, ...]:
+    """What the last first look at the same type of the same device, with the same libraries, measured before a tuning:
+    it counts as that tuning's own. None of a first look itself."""
+    found: tuple[Trial, ...] = ()
+    for tuning in tunings:
+        if tuning.header.run == header.run:
+            break
+        if _is_first_look_of(tuning.header, header):
+            found = tuning.trials
+    return found
+
+
+COARSE = "coarse"  # the effort of a first look
+
+
+def _is_first_look_of(first: Header, then: Header) -> bool:
+    own, settings = first.settings, then.settings
+    alike = (first.device, first.versions, _card(first)) == (then.device, then.versions, _card(then))
+    efforts = own.get("effort") == COARSE != settings.get("effort")
+    return alike and efforts and own.get("dtype") == settings.get("dtype")
+
+
+def _card(header: Header) -> Any:
+    """Which of several cards of one kind it is, where that is known."""
+    return header.conditions.get("uuid")
 
 
 KNOWN = frozenset(f.name for f in fields(Trial))

@@ -1,5 +1,4 @@
-"""Which model a section stands for: with what no tuning measures, with what is known of real numbers, and without what
-it is older than."""
+"""Which model a section stands for: with what its tuning did not measure, and with what is known of real numbers."""
 
 from __future__ import annotations
 
@@ -59,19 +58,29 @@ def test_it_is_the_one_by_which_products_are_decided(
     files.forget_configs()
 
 
-def test_a_tuning_that_is_older_than_a_leaf_does_not_take_it_and_says_so() -> None:
-    section = without_three_products()
+def test_a_leaf_that_a_tuning_did_not_measure_goes_by_the_datasheet_and_is_named() -> None:
+    """Since the tuning is older than the leaf, or was stopped early: it is treated as those that no tuning measures."""
+    section, sheet = without_three_products(), datasheet("H200")
     used = model_in_use(KEY, "float32", {"float32": section})
-    assert used.lacking == ("f16x3",) and used.calibration is not None and F16X3_RATE not in used.calibration.rates
-    assert used.renewed is not None and used.renewed.rates[F16X3_RATE] == datasheet("H200").rates[F16X3_RATE]
+    assert used.left_out == ("f16x3",) and used.failed == () and used.calibration is not None
+    beside = used.calibration.rates["float32"].flops / sheet.rates["float32"].flops
+    for name in (F16X3_RATE, "residues(8) > bytes"):
+        assert used.calibration.rates[name].flops == pytest.approx(beside * sheet.rates[name].flops)
     told = "\n".join(described(section, "float32", KEY))
-    assert (
-        "  older      The tuning of float32 was made before fmm had f16x3, which fmm.matmul does not take by it" in told
-    )
-    short = TypeInShort("float32", used)
-    assert "`fmm-tune --device 0 --dtype float32`, since it is older" in "\n".join(next_steps(KEY, [short], True, "x"))
-    today = model_in_use(KEY, "float32", TYPES)
-    assert today.lacking == () and today.renewed is None
+    assert "plans that end in f16x3 go by the datasheet: this tuning did not measure them" in told
+    assert "before fmm had" not in told and "f16x3" in told.partition("plans")[2].partition("besides")[0]
+    short, again = TypeInShort("float32", used), "`fmm-tune --device 0 --dtype float32`, to measure what goes by"
+    assert again in "\n".join(next_steps(KEY, [short], True, "x"))
+    assert model_in_use(KEY, "float32", TYPES).left_out == ()
+
+
+def test_a_leaf_that_failed_is_not_taken_and_that_is_said() -> None:
+    section = {**without_three_products(), "failed": [F16X3_RATE]}
+    used = model_in_use(KEY, "float32", {"float32": section})
+    assert used.failed == ("f16x3",) and used.left_out == ()
+    assert used.calibration is not None and F16X3_RATE not in used.calibration.rates
+    told = "\n".join(described(section, "float32", KEY))
+    assert "plans that end in f16x3 are not taken: they failed when they were measured" in told
 
 
 def test_what_no_tuning_measures_goes_by_the_datasheet_and_is_named() -> None:
@@ -118,7 +127,7 @@ def test_levels_say_where_fmm_goes_by_more_than_they_are_of() -> None:
     """Of what was measured alone; a leaf that no tuning measures, or real products, may come before them."""
     thresholds = {**TYPES["float32"]["thresholds"], "tau1": {"value": 4096.0, "low": 4096.0, "high": 4096.0}}
     older = "\n".join(described({**without_three_products(), "thresholds": thresholds}, "float32", KEY))
-    assert "(by what was measured: residues(8) > bytes, which was not, is predicted to be faster" in older
+    assert "(by what was measured: f16x3, which was not, is predicted to be faster" in older
     section = tuned.section(thresholds=TYPES["float64"]["thresholds"])
     both = "\n".join(described(section, "complex128", "cpu-a", {"float64": section}))
     assert "(by the rates of complex products; what is gained above" in both

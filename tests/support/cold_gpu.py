@@ -1,0 +1,89 @@
+"""A GPU of which no kernel is compiled when its tuning begins, in a world whose clock is its own."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fmm.kernels.plans.candidates import probed_plans
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.problem import Problem
+from fmm.tuner.devices.compile_ahead import Job, compile_jobs, compile_turn, kernel_places, needed_first
+from fmm.tuner.devices.device import Run
+from tests.support.busy_device import BusyDevice, BusySession
+
+TYPES = ("float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128")
+STORED = tuple(t for t in TYPES if t != "tf32")  # TF32 is stored as float32
+SHEET = datasheet("H200")
+WORKERS, STARTED = 14, 3.0  # processes that compile, and the seconds until they have begun
+# Seconds to open a problem, and bytes that are filled in one; of a sample, at least. (By the first passes on an H200.)
+OPENED, FILLED, SHORTEST = 0.06, 6e9, 5e-3
+CANDIDATES: tuple[Plan, ...] = probed_plans("cuda")
+
+
+def scaled(known: Calibration, flops: float, stream: float) -> Calibration:
+    """Another card of that kind."""
+    rates = {name: replace(rate, flops=flops * rate.flops) for name, rate in known.rates.items()}
+    return replace(known, rates=rates, stream=stream * known.stream)
+
+
+def compile_seconds(job: Job) -> float:
+    """What NVRTC takes for a job, on the host of an H200."""
+    plan = Plan.parse(job.plan)
+    return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.time.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
+
+
+def ready_times(jobs: list[Job]) -> Mapping[Any, float]:
+    """When all jobs that make something are done, by the workers that take one after the other."""
+    free, found = [STARTED] * WORKERS, dict[Any, float]()
+    for job in jobs:
+        end = heapq.heappop(free) + compile_seconds(job)
+        heapq.heappush(free, end)
+        for made in kernel_places(Plan.parse(job.plan), job.dtype):
+            found[made] = max(found.get(made, 0.0), end)
+    return found
+
+
+@dataclass
+class ColdGpu(BusyDevice):
+    """A GPU with all its types of which no kernel is compiled when the tuning begins."""
+
+    ready: Mapping[Any, float] = field(default_factory=lambda: ready_times(list(compile_jobs(STORED, CANDIDATES))))
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return TYPES
+
+    def untuned(self) -> Calibration:
+        return SHEET
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        ready = max((self.ready.get(x, 0.0) for x in kernel_places(plan, dtype)), default=0.0)
+        if ready > self.now + seconds:
+            self.now += seconds
+            return False
+        self.now = max(self.now, ready)
+        return True
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[BusySession]:
+        m, k, n = problem.size
+        self.now += OPENED + (m * k + k * n + m * n) * problem.itemsize / FILLED
+        with super().open(problem, seed) as session:
+            assert isinstance(session, BusySession)
+            yield ShortSession(session.device, problem, session.random)
+
+
+class ShortSession(BusySession):
+    """Short products are repeated to be measurable."""
+
+    def sample(self, run: Run) -> float:
+        assert isinstance(self.device, BusyDevice)
+        seconds = super().sample(run)
+        self.device.now += max(SHORTEST - seconds, 0.0)
+        return seconds

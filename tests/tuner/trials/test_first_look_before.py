@@ -1,0 +1,51 @@
+"""Which first look counts as a tuning's own: the last one before it, of the same type, card and libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fmm.tuner.trials.record import Header, Trial, Tuning, first_look_before
+
+CARD: Mapping[str, Any] = {"uuid": "a", "clocks.sm": "1500"}
+
+
+def header(run: str, effort: str = "default", **other: Any) -> Header:
+    settings = {"dtype": other.pop("dtype", "float32"), "effort": effort, "shapes": []}
+    known = {"device": "cuda-9.0-132sm", "versions": {"cuda": "13"}, "conditions": CARD}
+    return Header(run=run, settings=settings, command="", started="", **{**known, **other})
+
+
+def tuning(run: str, effort: str = "coarse", **other: Any) -> Tuning:
+    trial = Trial(run, "rates", (8, 8, 8), "float32", "vendor", "whole", 0, 0, 1.0, 0.1)
+    return Tuning(header(run, effort, **other), (trial,), False)
+
+
+def runs(found: tuple[Trial, ...]) -> list[str]:
+    return [trial.run for trial in found]
+
+
+def test_the_last_first_look_before_a_tuning_counts() -> None:
+    tunings = [tuning("old"), tuning("new", conditions={**CARD, "clocks.sm": "900"}), tuning("this", "default")]
+    assert runs(first_look_before([*tunings, tuning("later")], tunings[-1].header)) == ["new"]
+    assert runs(first_look_before(tunings[:2], header("not yet on record"))) == ["new"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"effort": "quick"},
+        {"dtype": "float64"},
+        {"device": "cuda-8.0-108sm"},
+        {"versions": {"cuda": "12"}},
+        {"conditions": {**CARD, "uuid": "b"}},
+    ],
+)
+def test_another_kind_of_tuning_does_not(other: dict[str, Any]) -> None:
+    assert first_look_before([tuning("first", **other)], header("this")) == ()
+
+
+def test_a_first_look_has_none_before_it() -> None:
+    assert first_look_before([tuning("first")], header("second", "coarse")) == ()
