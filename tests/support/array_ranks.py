@@ -174,4 +174,21 @@ def refused_arrays(device: str) -> None:
     assert near(fmm.distributed.matmul(x, x, mesh=mesh), np.full((4, 4 * count), 4.0 * count))
 
 
-ARRAYS = (arrays, same_memory, refused_arrays)
+def other_stream(device: str) -> None:
+    """CuPy works on a stream of its own, and has just written the operands there."""
+    xp, mesh = library(device), next(meshes(device))
+    rows = 2048
+    n = rows * mesh.size()
+    whole = [drawn(n, n, seed, "float32") for seed in (30, 31)]
+    parts = [xp.asarray(part(x, mesh, [Shard(0)])) for x in whole]
+    expected = part(whole[0].astype("float64") @ whole[1], mesh, [Shard(0)])
+    xp.cuda.Device().synchronize()
+    with xp.cuda.Stream(non_blocking=True):
+        for _ in range(5):
+            x, y = (x * 1 for x in parts)
+            found = fmm.distributed.matmul(x, y, mesh=mesh) * 1
+            del x, y
+        assert near(found, expected, "float32")
+
+
+ARRAYS = (other_stream, arrays, same_memory, refused_arrays)
