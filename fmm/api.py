@@ -252,7 +252,13 @@ def shortest_paths(
 
     NegativeCycleError, if there is a cycle of negative length.
     """
-    request = PathRequest(bool(directed), bool(return_predecessors), bool(unweighted), bool(overwrite), method)
+    asked = {
+        "directed": directed,
+        "return_predecessors": return_predecessors,
+        "unweighted": unweighted,
+        "overwrite": overwrite,
+    }
+    request = PathRequest(*(checked_flag(name, value) for name, value in asked.items()), method)
     return routes.all_shortest_paths(d, out, request)
 
 
