@@ -252,13 +252,13 @@ def shortest_paths(
 
     NegativeCycleError, if there is a cycle of negative length.
     """
-    asked = {
-        "directed": directed,
-        "return_predecessors": return_predecessors,
-        "unweighted": unweighted,
-        "overwrite": overwrite,
-    }
-    request = PathRequest(*(checked_flag(name, value) for name, value in asked.items()), method)
+    request = PathRequest(
+        checked_flag("directed", directed),
+        checked_flag("return_predecessors", return_predecessors),
+        checked_flag("unweighted", unweighted),
+        checked_flag("overwrite", overwrite),
+        method,
+    )
     return routes.all_shortest_paths(d, out, request)
 
 

@@ -232,7 +232,7 @@ def test_step_tables_need_little_more_than_is_estimated() -> None:
     seen = 0
     while seen < 30:
         above = tuple(draw.choice(levels) for _ in range(draw.randint(1, 3)))
-        problem = Problem(*(draw.randint(20000, 40000) for _ in range(3)), "float32")
+        problem = Problem(draw.randint(20000, 40000), draw.randint(20000, 40000), draw.randint(20000, 40000), "float32")
         with suppress(PlanError):
             plan = Plan(above)
             estimate = estimated_workspace(plan, problem)

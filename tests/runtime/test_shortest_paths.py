@@ -340,10 +340,12 @@ def test_negative_cycles_through_several_nodes() -> None:
 
 @pytest.mark.parametrize("name", ["directed", "return_predecessors", "unweighted", "overwrite"])
 def test_a_word_is_no_yes(name: str) -> None:
-    for value in ("no", None, 2):
-        with pytest.raises(ValueError, match=f"{name} must be True or False, not {value!r}"):
-            fmm.shortest_paths(np.ones((3, 3)), **{name: value})
-    fmm.shortest_paths(np.ones((3, 3)), **{name: 0})
+    option: dict[str, Any]
+    for option in ({name: "no"}, {name: None}, {name: 2}):
+        with pytest.raises(ValueError, match=f"{name} must be True or False, not {option[name]!r}"):
+            fmm.shortest_paths(np.ones((3, 3)), **option)
+    option = {name: 0}
+    fmm.shortest_paths(np.ones((3, 3)), **option)
 
 
 def test_what_stands_on_the_diagonal_is_not_read() -> None:
