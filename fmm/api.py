@@ -236,7 +236,13 @@ def shortest_paths(
 
     NegativeCycleError, if there is a cycle of negative length.
     """
-    request = PathRequest(bool(directed), bool(return_predecessors), bool(unweighted), bool(overwrite), method)
+    request = PathRequest(
+        checked_flag("directed", directed),
+        checked_flag("return_predecessors", return_predecessors),
+        checked_flag("unweighted", unweighted),
+        checked_flag("overwrite", overwrite),
+        method,
+    )
     return routes.all_shortest_paths(d, out, request)
 
 

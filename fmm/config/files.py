@@ -85,7 +85,8 @@ class Configs:
             elif found.trusted is not None:
                 for doubt in first.doubts[:1]:
                     log_once(f"the tuning of {identity.name} for {dtype} is not used: {doubt}")
-                return replace(first, calibration=found.calibration, thresholds=found.thresholds, doubts=())
+                own = replace(first, calibration=found.calibration, thresholds=found.thresholds)
+                return replace(own, fitted=found.fitted, doubts=())
             if first.trusted is not None:
                 return first
         return first

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 
@@ -66,6 +67,12 @@ class Rate:
     half_edge: float = 0.0
 
 
+@lru_cache(maxsize=64)
+def _without_tiles(rate: Rate) -> Rate:
+    """The same for a type for which nobody measured this package's own kernel; kept, as each candidate asks for it."""
+    return replace(rate, tiled=0.0)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A device: rates for each element type, what sums, launches and threads cost, and by how much a plan must win.
@@ -116,4 +123,4 @@ class Calibration:
         if (found := self.rates.get(dtype)) is not None:
             return found
         twin = self.rates.get(next((name for name, row in DTYPES.items() if row.real == dtype), ""))
-        return None if twin is None else replace(twin, tiled=0.0)
+        return None if twin is None else _without_tiles(twin)

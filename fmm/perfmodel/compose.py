@@ -29,7 +29,9 @@ from fmm.problem import Problem
 
 MOST_LEVELS = 3  # that are put above a plan
 FINALISTS = 8  # compositions whose time is then predicted by the whole formula
-NEAR = 0.8  # from this share of the allowed workspace on, the workspace is counted and no longer estimated
+# From this share of the allowed workspace on, the workspace is counted and no longer estimated; below step tables from
+# the second one on: where a block at the edge is smaller they need more than is estimated (1.4 times as much at most).
+NEAR, FAR = 0.8, 0.25
 # The error growths of a composition's parts, multiplied, may be more than its own by up to this factor.
 ABOUT = 1.5
 
@@ -52,8 +54,7 @@ class Above:
     held: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
     lanes: int = 1
-    # Are there step tables? They may need more workspace than is guessed where a block at the edge is smaller.
-    tables: bool = False
+    tables: bool = False  # are there step tables?
 
     def beaten_by(self, other: Above) -> bool:
         """Is the other one at least as good in everything?"""
@@ -170,7 +171,8 @@ def _joined(found: Composition, problem: Problem, room: Room) -> Plan | None:
     above, end = found.above, found.end
     with suppress(PlanError):
         plan = Plan((*above.levels, *end.plan.levels), end.plan.leaf)
-        near = above.tables or above.held + above.lanes * end.held > NEAR * room.workspace
+        share = FAR if above.tables else NEAR
+        near = above.held + above.lanes * end.held > share * room.workspace
         fits = not near or workspace(plan, *problem.size, problem.itemsize) <= room.workspace
         return plan if fits and expected_growth(plan, problem.dtype) <= room.error_growth else None
     return None

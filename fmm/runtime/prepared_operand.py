@@ -24,6 +24,7 @@ from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
+from fmm.runtime.arguments.numbers import in_words
 from fmm.runtime.calls.operands import matrix_layout
 from fmm.runtime.decisions.limits import Kept, Wishes
 from fmm.runtime.devices import cuda_device
@@ -71,7 +72,7 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
         return found
     copy = _copied(library, x)
     if not copy.ndim:
-        raise ValueError(f"fmm.prepare wants a matrix, not {type(x).__name__}")
+        raise ValueError(f"fmm.prepare wants a matrix, not {in_words(x)}")
     return PreparedOperand(side, tuple(copy.shape), _type_name(copy), _bytes_of(copy), "", copy, None)
 
 

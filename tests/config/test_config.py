@@ -10,6 +10,7 @@ import string
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ import fmm
 from fmm.config import document, environment, files, identity, locate, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
+from fmm.hardware.chip import Fitted
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
@@ -435,6 +437,26 @@ def test_a_tuning_that_cannot_be_used_takes_nothing_away(
     forget()
     alone = files.configs_in_force().tuned(HERE, "float64")
     assert alone is not None and alone.trusted is None and alone.entry((640, 640, 640)) is not None
+
+
+def test_the_terms_of_blocks_go_with_the_model(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of a tuning that is not used are not used either."""
+    monkeypatch.delenv("FMM_CONFIG")
+    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    for folder, wait, doubts in (("user", 2.0, ["the clock fell"]), ("site", 3.0, [])):
+        terms = {**dict.fromkeys((f.name for f in fields(Fitted)), 1.0), "wait": wait}
+        blocks = {"fitted": terms, "error": 0.01, "shapes": 8}
+        tuned.write(tmp_path / folder / "config.json", HERE.key, found=tuned.section(blocks=blocks, doubts=doubts))
+    found = files.configs_in_force().tuned(HERE, "float64")
+    assert found is not None and found.fitted is not None and found.fitted.wait == 3.0
+
+
+@pytest.mark.parametrize("noise", [0.0, 79.3])
+def test_a_tuning_beside_much_other_work_can_be_read(noise: float, path: Path) -> None:
+    """Its doubts say that it is not used; it is no damaged config."""
+    found = schema.checked_section(tuned.section(noise=noise, doubts=["noisy"]), "test", HERE, "float64")
+    assert found.doubts == ("noisy",) and found.trusted is None
 
 
 def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from random import Random
 from types import MappingProxyType
 
 import pytest
@@ -16,10 +17,12 @@ from fmm.config.files import read_config
 from fmm.config.identity import Identity
 from fmm.config.schema import checked_section
 from fmm.dtypes import DTYPES
+from fmm.kernels.plans.candidates import levels_above
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel import compose
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, ranked_candidates
+from fmm.perfmodel.choose import Candidate, Limits, choose, composed_candidates, ranked_candidates
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.perfmodel.work.estimate import estimated_workspace
@@ -208,6 +211,34 @@ def test_the_workspace_is_estimated_closely(text: str, size: tuple[int, int, int
             estimated_workspace(plan, problem)
     else:
         assert estimated_workspace(plan, problem) == pytest.approx(exact, rel=0.12)
+
+
+def test_compositions_far_within_the_room_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting each takes longer than all else: a picture of what is chosen asks for thousands of choices."""
+    problem, limits = Problem(40064, 40192, 40064, "float32"), Limits(1 << 62, 16.0)
+
+    def counted(*asked: object) -> int:
+        raise AssertionError(f"counted: {asked}")
+
+    monkeypatch.setattr(compose, "workspace", counted)
+    assert any(not c.plan.levels[0].batched for c in composed_candidates(problem, SHEET, limits) if c.plan.levels)
+
+
+def test_step_tables_need_little_more_than_is_estimated() -> None:
+    """So little that they are counted before they can exceed the room, whatever blocks at the edge are like."""
+    draw = Random(7)
+    levels = [level for level in levels_above("cuda") if level.types is None]
+    tables = {level for level in levels if level.cut is not None and level.cut.ordered}
+    seen = 0
+    while seen < 30:
+        above = tuple(draw.choice(levels) for _ in range(draw.randint(1, 3)))
+        problem = Problem(draw.randint(20000, 40000), draw.randint(20000, 40000), draw.randint(20000, 40000), "float32")
+        with suppress(PlanError):
+            plan = Plan(above)
+            estimate = estimated_workspace(plan, problem)
+            if tables & set(above):
+                seen += 1
+                assert workspace(plan, *problem.size, 4) * compose.FAR < estimate / 2
 
 
 def test_nothing_is_composed_without_workspace() -> None:

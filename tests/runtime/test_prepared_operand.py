@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -298,8 +299,8 @@ def test_copies_are_prepared_anew(copied: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_no_matrix_is_not_prepared() -> None:
-    for x in (None, 3.0, "ab", object()):
-        with pytest.raises(ValueError, match=r"fmm\.prepare wants a matrix, not"):
+    for x in (None, 3.0, "ab", object(), np.array(3.0)):
+        with pytest.raises(ValueError, match=rf"fmm\.prepare wants a matrix, not {re.escape(repr(x))}$"):
             fmm.prepare(x)
 
 

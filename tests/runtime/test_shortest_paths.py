@@ -338,6 +338,16 @@ def test_negative_cycles_through_several_nodes() -> None:
             f(np.array([[0, 0, 1.0], [-1, 0, 0], [0, 0, 0]]), directed=False)
 
 
+@pytest.mark.parametrize("name", ["directed", "return_predecessors", "unweighted", "overwrite"])
+def test_a_word_is_no_yes(name: str) -> None:
+    option: dict[str, Any]
+    for option in ({name: "no"}, {name: None}, {name: 2}):
+        with pytest.raises(ValueError, match=f"{name} must be True or False, not {option[name]!r}"):
+            fmm.shortest_paths(np.ones((3, 3)), **option)
+    option = {name: 0}
+    fmm.shortest_paths(np.ones((3, 3)), **option)
+
+
 def test_what_stands_on_the_diagonal_is_not_read() -> None:
     """NaN, infinities, negative numbers, the largest whole one."""
     edges = np.random.default_rng(46).integers(1, 9, (5, 5)).astype(float)

@@ -23,6 +23,8 @@ from fmm.kernels.plans.old_names import todays_ending
 from fmm.kernels.plans.plan_error import PlanError as PlanError
 from fmm.kernels.registry import depends_on_rows
 
+MOST_LETTERS = 1000  # of a plan's text: some forty levels, as many as no product has
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -220,6 +222,10 @@ class Plan:
         """The plan that `text` describes; a PlanError says what is wrong with the text and what is valid."""
         if not isinstance(text, str):
             raise PlanError(f"a plan is a text such as 'winograd > vendor', not {text!r}")
+        if len(text) > MOST_LETTERS:
+            raise PlanError(
+                f"a plan is a text of at most {MOST_LETTERS} letters, not of {len(text)}: {text[:40]!r} ..."
+            )
         return _parse(text)
 
 

@@ -230,6 +230,14 @@ def test_where_nothing_is_near_nothing_is_guessed(text: str) -> None:
     assert "Did you mean" not in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["strasen > " * 300 + "vendor", "strassen > " * 500 + "vendor", "x" * 5000])
+def test_a_plan_is_no_book(text: str) -> None:
+    """What is too long for a plan is neither guessed at nor repeated."""
+    with pytest.raises(PlanError, match=f"at most 1000 letters, not of {len(text)}") as error:
+        Plan.parse(text)
+    assert len(str(error.value)) < 200
+
+
 @pytest.mark.parametrize("text", [None, 3, b"vendor", VENDOR])
 def test_a_plan_is_read_from_text_only(text: object) -> None:
     with pytest.raises(PlanError, match=re.escape(repr(text))):
