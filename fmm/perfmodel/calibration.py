@@ -95,7 +95,8 @@ class Calibration:
     deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
     host: float = 0.0  # seconds of the processor, at least, to start one product
     # Seconds that a call by a plan takes the processor, at least: by one with levels or a leaf of several launches, and
-    # by another leaf of one launch than the vendor's. (What the tuner times are launches; a user's call has its Python, too.)
+    # by another leaf of one launch than the vendor's. (What the tuner times are launches; a user's call has its Python,
+    # too.)
     call: float = 0.0
     call_of_leaf: float = 0.0
     call_of_small: float = 0.0  # by the leaf for small halves: looked up, and one launch without the vendor's library
