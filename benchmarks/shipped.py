@@ -38,11 +38,22 @@ from fmm.tuner.trials.record import Trials, Tuning
 # ours. (What a tuning takes is the model's median error, for which it knows no choices.)
 MARGINS = (0.01, 0.02, 0.03, 0.05, 0.08)
 RESULTS = Path(__file__).parents[1] / "results" / "nvidia-h200"
-SHORTEST = 300e-6  # seconds of the vendor's product: of shorter ones the processor decides the time
+# Seconds of the vendor's product: of shorter ones the processor decides the time; of those that were timed in every
+# round, as graphs by then, of still shorter ones. (In float64, whose plans pay only above that, short products do not
+# help: with them 8 choices of 460 are poor, without 6.)
+SHORTEST, SHORTEST_REPLAYED = 300e-6, 40e-6
+LONG_ALONE = ("float64",)
+# Plans that take more than so many times as long as the vendor's product are left out of the fit. (Those that were
+# timed in every round alone would be the lucky ones.)
+WORTH_FITTING = 1.5
 # Seconds of a start beside what `small` counts for each pass. A tuning's launches are the processor's, call by call;
 # short products that recur are replayed as graphs, whatever the host. (With the 4.8 us of a busy host two of 59 shapes
 # in TF32 were left to the vendor at 0.61 and 0.64 of the best plan's speed; none is with 0, in either half of them.)
-LAUNCH = 0.0
+LAUNCH, HOST = 0.0, 0.0
+# What such a call takes the processor. (results/nvidia-h200/host.json: 17 us through CuPy and 25 us through torch at
+# 2048. With the 45 us of a first call seven products in bfloat16 and TF32 of 220 were left to the vendor at 0.46 to
+# 0.77 of the speed that copies to aligned rows have.)
+CALL = 25e-6
 KEY, DEVICE, SHEET = "cuda-9.0-132sm", "NVIDIA H200", "H200"
 # Where the trials of each type are.
 SOURCES = {
@@ -65,14 +76,17 @@ def observed(tunings: Sequence[Tuning], stages: Sequence[str]) -> list[Observati
 
 
 def whole_calls(folder: Path, dtype: str) -> list[Observation]:
-    """Medians of what was timed in every round beside default calls."""
-    found = []
+    """Medians of what was timed beside default calls, but for plans that are nobody's choice there."""
+    found, least = [], SHORTEST if dtype in LONG_ALONE else SHORTEST_REPLAYED
     for row in recorded_rows(folder / FILE):
-        if row.dtype.removesuffix(OWN) == dtype and median(row.seconds["vendor"]) >= SHORTEST:
-            plans = [(Plan.parse(name), median(row.seconds[name])) for name in row.whole if name != "default"]
+        vendor = median(row.seconds["vendor"])
+        if row.dtype.removesuffix(OWN) == dtype and vendor >= least:
+            names = [name for name in (row.seconds if vendor >= SHORTEST else row.whole) if name != "default"]
+            timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
+            worth = [(plan, own) for plan, own in timed if own <= WORTH_FITTING * vendor]
             # (Of leaves with rates of their own there are too few.)
-            known = [(plan, seconds) for plan, seconds in plans if not plan.leaf_use.leaf.time.rate]
-            found += [Observation(Problem(*row.size, dtype), Run(plan), seconds) for plan, seconds in known]
+            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.time.rate]
+            found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in known]
     return found
 
 
@@ -81,6 +95,13 @@ def halves(observed: Sequence[Observation]) -> tuple[list[Observation], list[Obs
     shapes = list(dict.fromkeys(o.problem for o in observed))
     first = set(shapes[::2])
     return [o for o in observed if o.problem in first], [o for o in observed if o.problem not in first]
+
+
+def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observation]) -> list[Observation]:
+    """The tunings' observations, but for those by our own tiles where whole calls by these were timed, too. (With them
+    two choices more of 250 in float32 without emulation are poor.)"""
+    known = any(o.kind == "inside" for o in calls)
+    return [o for o in tuned if not (known and o.run.plan.timed_by_tiles)]
 
 
 def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibration:
@@ -102,9 +123,10 @@ def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibrati
 
 def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str, sheet: Calibration) -> dict[str, Raw]:
     seen, others = halves(calls)
-    fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, [*observed(tunings, FITTED), *seen])
+    tuned = without_repeated_tiles(observed(tunings, FITTED), seen)
+    fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, [*tuned, *seen])
     largest = max(largest_pair(t.trials) for t in tunings)
-    known = replace(fitted.calibration, launch=LAUNCH)
+    known = replace(fitted.calibration, launch=LAUNCH, host=HOST, call=CALL)
     rates = {
         **starting_calibration(sheet, dtype).rates,
         **known.rates,
@@ -119,7 +141,7 @@ def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str,
         "conditions": {"device": DEVICE},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "effort": "shipped", "run": runs},
         "calibration": schema.calibration_fields(calibration, dtype, SHEET),
-        "intervals": {name: list(ends) for name, ends in fitted.intervals.items() if name != "launch"},
+        "intervals": {name: list(ends) for name, ends in fitted.intervals.items() if name not in ("launch", "host")},
         "error": {name: e.fields for name, e in model.error.items()},
         "thresholds": thresholds(calibration, dtype).fields,
         "noise": noise,

@@ -35,6 +35,7 @@ class Rate:
     copied: float = 1.0
     batch: float = 1.0  # a factor on the time of products that start together as a batch
     tile: float = 1.0  # C is computed in whole tiles of so many rows and columns
+    width: float = 0.0  # columns of such a tile; 0: as many as it has rows
     # Fewer tiles than this take as long as so many: each is computed by one thread block, whatever the inner dimension.
     # (0: where the device would be idle, products are cut along that too, as the vendor's are.)
     slots: float = 0.0
@@ -100,8 +101,9 @@ class Calibration:
     parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
     deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
     host: float = 0.0  # seconds of the processor, at least, to start one product
-    # Seconds that a call by a plan takes the processor, at least: by one with levels, and by another leaf than the
-    # vendor's alone. (What the tuner times are launches; a user's call has its Python, too.)
+    # Seconds that a call by a plan takes the processor, at least: by one with levels or a leaf of several launches, and
+    # by another leaf of one launch than the vendor's. (What the tuner times are launches; a user's call has its Python,
+    # too.)
     call: float = 0.0
     call_of_leaf: float = 0.0
     call_of_small: float = 0.0  # by the leaf for small halves: looked up, and one launch without the vendor's library

@@ -164,7 +164,7 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
 def call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """What a call by the plan takes the processor, at least; a library's own product is not counted, but it has none
     that computes one half alone."""
-    if plan.levels:
+    if plan.levels or plan.leaf_use.leaf.starts > 1:
         return calibration.call
     if plan == VENDOR and not problem.halved:
         return 0.0

@@ -24,11 +24,10 @@ HALF_DOUBT = 0.08
 # Less is added where blocks on the diagonal are by our own tiles that read turned copies, whose time is known better.
 # (Float32 at 8192 on an H200: 0.88 predicted and 0.89 measured.)
 TURNED_DOUBT = 0.04
-# For plans that only copy operands to aligned rows: THIN divided by the number of tiles along the shortest side is
-# added. The formula does not know how slow the vendor is on thin products whose rows are not aligned. (TF32 on an H200:
-# of 37 such plans, two, with sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time
-# was predicted.)
-THIN = 0.1
+# For plans that only copy operands to aligned rows: THIN divided by the shortest side is added. The formula does not
+# know how slow the vendor is on thin products whose rows are not aligned. (TF32 on an H200: of 37 such plans, two, with
+# sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
+THIN = 12.8
 # For plans that multiply other numbers and cut no sides, this share of what few tiles add. (Complex128 on an H200: 0.82
 # and 0.86 of the vendor's time were predicted where 272 and 318 rows meet a long inner side, and 1.12 and 1.02
 # measured.)
@@ -58,7 +57,7 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     cuts_sides = plan.splits or problem.halved
     other_numbers = plan.leaf_type(problem.dtype) != problem.dtype
     share = 1.0 if cuts_sides else OTHER_NUMBERS if other_numbers else 0.0
-    return share * few_tiles_doubt(problem, calibration) if share else THIN * tile / shortest
+    return share * few_tiles_doubt(problem, calibration) if share else THIN / shortest
 
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, inf, log2
+from functools import lru_cache
+from math import ceil, log2
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
@@ -212,8 +213,9 @@ def _vendors_slowdown(rate: Rate, m: float, k: float, n: float, together: float)
     if not rate.slots:
         slowdown, reading = slowdown + reading, 0.0
     if rate.tile > 1:
-        tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
-        slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
+        width = rate.width or rate.tile
+        computed = ceil(m / rate.tile) * rate.tile * ceil(n / width) * width
+        slowdown *= max(computed, rate.slots * rate.tile**2 / together) / (m * n)
     return (slowdown + reading) * (rate.batch if together > 1 else 1.0)
 
 
@@ -223,23 +225,37 @@ FEW_ROUNDS = 3
 # Sides of the tiles in which the vendor's ordinary cores compute C, and by what share a tile of half the size takes
 # longer for each number. (Settled on the products of five H200s.)
 ROUND_TILES, HALVED = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
+# So many parts, at most, it makes of each tile along the inner dimension where a whole one would leave most of the last
+# round idle. (On 203 products of H200s the formula is off by 4.1 % at the median and 9.9 % at nine tenths with them,
+# by 5.0 and 12.5 % without.)
+MOST_PARTS = 4
 
 
 def _in_rounds(rate: Rate, m: float, k: float, n: float, together: float) -> float:
     """That slowdown where every multiprocessor computes a tile at a time, in tiles of the size that is done first.
 
-    Where tiles are fewer than multiprocessors, each is cut along the inner dimension as often as there are some to
-    spare.
+    Tiles are cut along the inner dimension where a round is filled by that: in a few parts, or, where they are fewer
+    than multiprocessors, as often as there are some to spare.
     """
-    least = inf
+    return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _ways_in_rounds(rate.sms, m, n, together))
+
+
+@lru_cache(maxsize=4096)  # a fit asks thousands of times for the same
+def _ways_in_rounds(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
+    """How many times as long a very long product takes by each tile cut in so many parts, fewer parts first; without
+    those that gain nothing by more parts."""
+    found: list[tuple[float, float]] = []
     for rows, cols in ROUND_TILES:
         tiles = ceil(m / rows) * ceil(n / cols) * together
-        cuts = max(rate.sms // tiles, 1)
-        rounds = ceil(tiles * cuts / rate.sms) * rate.sms / (tiles * cuts)
         whole = tiles / together * rows * cols / (m * n)
-        slower = 1 + HALVED * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
-        least = min(least, rounds * whole * slower * (1 + rate.pipe * cuts / k))
-    return least
+        smaller = 1 + HALVED * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
+        for parts in (*range(1, MOST_PARTS + 1), max(sms // tiles, 1)):
+            found.append((parts, ceil(tiles * parts / sms) * sms / (tiles * parts) * whole * smaller))
+    kept: list[tuple[float, float]] = []
+    for parts, slower in sorted(found):
+        if not kept or slower < kept[-1][0]:
+            kept.append((slower, parts))
+    return tuple(kept)
 
 
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:

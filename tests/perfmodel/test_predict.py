@@ -69,7 +69,9 @@ def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -
 
 @pytest.mark.parametrize(("m", "n", "together", "slowdown"), [
     (256, 128 * 132, 1, 1.0),  # a tile on each multiprocessor
-    (256, 128 * 133, 1, 1.09 * 9 * 132 / 1064),  # one tile more: nine rounds of tiles of an eighth of the size
+    # One tile more: 33 rounds of tiles of an eighth of the size, cut in four.
+    (256, 128 * 133, 1, 1.09 * 33 * 132 / 4256),
+    (256, 128 * 88, 1, 1.0),  # two thirds of the tiles, each cut in three: two rounds
     (256, 128 * 66, 2, 1.0),  # of a batch of two
     (256, 128 * 33, 1, 1.0),  # a quarter of the tiles, each cut in four along the inner dimension
     (128, 128, 1, 2.06 * 0.5),  # one tile of half the size, cut
@@ -79,6 +81,22 @@ def test_whole_rounds_of_tiles(m: int, n: int, together: int, slowdown: float) -
     rate = Rate(1e12, 1e9, 0.0, sms=132.0)
     assert _vendors_slowdown(rate, m, 1 << 20, n, together) == pytest.approx(slowdown)
     assert _vendors_slowdown(replace(rate, pipe=8.0), 256, 32, 128 * 132, 1) == pytest.approx(1 + 8 / 32)
+
+
+def test_short_products_are_not_cut_to_fill_a_round() -> None:
+    """Each part has a start of its own, of as many steps as `pipe` says."""
+    rate = Rate(1e12, 1e9, 64.0, sms=132.0)
+    long, short = (_vendors_slowdown(rate, 256, k, 128 * 88, 1) for k in (1 << 20, 256))
+    assert long == pytest.approx(1.0, abs=1e-3)
+    assert short > 1.2
+
+
+@pytest.mark.parametrize(("n", "tiles"), [(1024, 4), (1061, 5), (1281, 6)])
+def test_tiles_may_be_wider_than_high(n: int, tiles: int) -> None:
+    """The last one of a row of tiles is computed as a whole."""
+    rate = Rate(1e12, 0.0, 0.0, tile=128.0, width=256.0)
+    assert _vendors_slowdown(rate, 1280, 4096, n, 1) == pytest.approx(256 * tiles / n)
+    assert _vendors_slowdown(replace(rate, slots=1e6), 1280, 4096, n, 1) == pytest.approx(1e6 * 128**2 / (1280 * n))
 
 
 def test_what_each_start_takes_beside_the_product() -> None:

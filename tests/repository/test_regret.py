@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
@@ -22,8 +24,9 @@ from benchmarks.held_out import (
     summary,
     told_rows,
 )
-from benchmarks.regret import family, shortlist, whole_list
+from benchmarks.regret import SAMPLE, WARM, Cpu, family, first_samples, shortlist, whole_list
 from benchmarks.replay import limits_of, replayed, tuned_model
+from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
 from fmm.config.locate import SHIPPED
 from fmm.kernels import Plan
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
@@ -100,6 +103,42 @@ def test_a_page_tells_of_the_last_run_that_measured_every_type(tmp_path: Path) -
     lines = [json.dumps({**row, "config": config, "dtype": t}) for config, t, count in runs for _ in range(count)]
     (tmp_path / FILE).write_text("\n".join(lines))
     assert {row.config for row in told_rows(tmp_path / FILE)} == {2}
+
+
+class Recording(Cpu):
+    """A machine on which a call takes so many seconds, whatever it is."""
+
+    def __init__(self, each: float) -> None:
+        self.each, self.asked = each, list[int]()
+
+    def seconds(self, call: Callable[[], object], repeats: int) -> float:
+        self.asked.append(repeats)
+        return self.each
+
+
+@pytest.mark.parametrize(("each", "repeats"), [(SAMPLE / 100, [1, WARM, WARM]), (2 * SAMPLE, [1, 1])])
+def test_a_first_sample_of_short_calls_is_of_several(each: float, repeats: list[int]) -> None:
+    """What the processor takes before a call counts in one alone; where the next is waiting it does not."""
+    machine = Recording(each)
+    assert first_samples(machine, {"vendor": lambda: None}) == ({"vendor": [each]}, ())
+    assert machine.asked == repeats
+
+
+# ---- what the models that ship are fitted to
+
+
+def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs(tmp_path: Path) -> None:
+    def line(size: int, **seconds: list[float]) -> str:
+        found = a_row("float32", (size, size, size), **seconds)
+        return json.dumps({**asdict(found), "seconds": seconds})
+
+    slow = SHORTEST * WORTH_FITTING
+    long = line(2048, vendor=[SHORTEST] * 2, tile=[0.9 * slow], default=[1.0], f16x3=[SHORTEST] * 2)
+    rows = [long, line(2047, vendor=[SHORTEST] * 2, tile=[1.1 * slow])]
+    rows += [line(1024, vendor=[SHORTEST / 2] * 2, tile=[SHORTEST / 2]), line(256, vendor=[SHORTEST_REPLAYED / 2] * 2)]
+    (tmp_path / FILE).write_text("\n".join(rows))
+    found = [(o.problem.m, str(o.run.plan)) for o in whole_calls(tmp_path, "float32")]
+    assert found == [(2048, "vendor"), (2048, "tile"), (2047, "vendor"), (1024, "vendor")]
 
 
 # ---- choices replayed
