@@ -58,11 +58,16 @@ def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration |
 @depends_on_rows
 @lru_cache(maxsize=64)
 def with_unmeasured(tuned: Calibration, guess: Calibration) -> Calibration:
-    """A tuned calibration, with the guess's rates of leaves that no tuning measures."""
+    """A tuned calibration, with the guess's rates of leaves and host's times of calls that no tuning measures."""
     unmeasured = [x.rate.format(t) for x in ending_rows() if x.rate and not x.probed for t in x.types]
     rates = {name: guess.rates[name] for name in unmeasured if name in guess.rates}
     together = MappingProxyType({**rates, **tuned.rates})
-    return replace(tuned, rates=together, call_of_small=tuned.call_of_small or guess.call_of_small)
+    return replace(
+        tuned,
+        rates=together,
+        call_of_library=tuned.call_of_library or guess.call_of_library,
+        call_of_small=tuned.call_of_small or guess.call_of_small,
+    )
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:

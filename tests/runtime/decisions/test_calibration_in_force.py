@@ -131,6 +131,7 @@ def test_a_tuned_gpu_has_the_guessed_rates_of_leaves_that_no_tuning_measures(pat
     assert unmeasured and F16X3_RATE not in unmeasured
     assert all(found.rates[name] == H200.guess.rates[name] for name in unmeasured)
     assert found.call_of_small == H200.guess.call_of_small > 0
+    assert found.call_of_library == H200.guess.call_of_library > 0
 
 
 def test_what_a_tuning_measured_stands() -> None:
@@ -138,9 +139,9 @@ def test_what_a_tuning_measured_stands() -> None:
     assert guess is not None
     (name, *_) = with_unmeasured(replace(guess, rates=MappingProxyType({})), guess).rates
     own = Rate(1.0, 2.0, 3.0)
-    measured = replace(guess, rates=MappingProxyType({name: own}), call_of_small=9.0)
+    measured = replace(guess, rates=MappingProxyType({name: own}), call_of_small=9.0, call_of_library=8.0)
     found = with_unmeasured(measured, guess)
-    assert found.rates[name] is own and found.call_of_small == 9.0
+    assert found.rates[name] is own and (found.call_of_small, found.call_of_library) == (9.0, 8.0)
 
 
 def test_a_processor_has_no_such_rates(path: Path) -> None:
