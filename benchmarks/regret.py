@@ -217,7 +217,7 @@ def whole_list(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
             if (
                 possible
                 and expected_growth(plan, kind) <= most
-                and not (dtype.endswith(OWN) and plan.leaf_use.leaf.emulates)
+                and not (dtype.endswith(OWN) and plan.leaf_use.leaf.error.emulates)
             ):
                 found.append(plan)
     return tuple(found)

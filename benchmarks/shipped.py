@@ -71,7 +71,7 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
         if row.dtype.removesuffix(OWN) == dtype and median(row.seconds["vendor"]) >= SHORTEST:
             plans = [(Plan.parse(name), median(row.seconds[name])) for name in row.whole if name != "default"]
             # (Of leaves with rates of their own there are too few.)
-            known = [(plan, seconds) for plan, seconds in plans if not plan.leaf_use.leaf.rate]
+            known = [(plan, seconds) for plan, seconds in plans if not plan.leaf_use.leaf.time.rate]
             found += [Observation(Problem(*row.size, dtype), Run(plan), seconds) for plan, seconds in known]
     return found
 

@@ -21,7 +21,7 @@ from fmm.runtime.arguments.numbers import checked_flag, checked_side
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
+from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
@@ -29,6 +29,7 @@ from fmm.runtime.semirings.path_request import Method, PathRequest
 from fmm.runtime.short_way import with_short_half, with_short_update, with_short_way
 
 ndarray = np.ndarray  # asked for at each call
+PLAIN_OUT = ndarray, type(None)
 WISHED = "plan", "max_error_growth", "workspace"
 OF_GRAM = "rows", "fill", "alpha", "beta"
 OF_GEMM = "alpha", "beta", "transpose_a", "transpose_b"
@@ -74,21 +75,12 @@ def matmul(
         With device: show a bar on stderr if that will take ten seconds or more.
     """
     usual_plan = plan is None and max_error_growth is None and workspace is None and not componentwise
-    if usual_plan and device is None and not more:
-        # The shortest ways: products of small matrices take ten microseconds or less.
-        kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
-        if kind is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
-            if small_enough_for_numpy(a, b) or (dtype is None and just_left_to_vendor(NUMPY, a, b)):
-                if usual:
-                    return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
-                return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
-            library = NUMPY if usual else NUMPY.with_options(given_options(casting, order, dtype, more))
-            return library_matmul.product(library, a, b, out, NO_WISHES)
-        if usual and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
-            if out is None:
-                return routes.plain_product(known, a, b)
-            if type(out) is kind and routes.left_to_torch(known, a, b):
-                return known.vendor(a, b, out)
+    if usual_plan and device is None and not more and type(a) is type(b) is ndarray and type(out) in PLAIN_OUT:
+        # NumPy's options on the shortest way. (Calls without any are answered before they come here.)
+        if small_enough_for_numpy(a, b):
+            return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
+        library = NUMPY.with_options(given_options(casting, order, dtype, more))
+        return library_matmul.product(library, a, b, out, NO_WISHES)
     wishes = checked_wishes(plan, max_error_growth, workspace, componentwise)
     options = given_options(casting, order, dtype, more)
     if device is None:

@@ -37,14 +37,14 @@ def matmul(
 
     Products that are no such matrices are torch.matmul's.
     """
-    from fmm.integrations import sharded_tensors
+    from fmm.integrations.shards import sharded_tensors
 
     return sharded_tensors.matmul(a, b, sharded_tensors.Wanted(plan, placements, max_error_growth))
 
 
 def explain(a: Any, b: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> SharedDecision:
     """How `matmul` would share the product, and why. Nothing is sent: each process can ask alone."""
-    from fmm.integrations import sharded_tensors
+    from fmm.integrations.shards import sharded_tensors
 
     return sharded_tensors.explained(a, b, sharded_tensors.Wanted(plan, None, max_error_growth))
 

@@ -23,7 +23,19 @@ from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.float16.f16_planes import f16x3_scratch, kept_room
 from fmm.kernels.cuda.products.tiles.tile_sizes import LARGEST_SMALL, PRESETS, SMALL_TYPES, SUMMING
-from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
+from fmm.kernels.plans.leaf import Leaf, register_leaf
+from fmm.kernels.plans.leaf_parts import (
+    LeafCall,
+    LeafCandidacy,
+    LeafError,
+    LeafHalves,
+    LeafNames,
+    LeafOnHost,
+    LeafOption,
+    LeafPreparation,
+    LeafTime,
+    LeafTypes,
+)
 
 F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
@@ -40,111 +52,94 @@ VENDOR = Leaf(
     "vendor",
     "the vendor's BLAS as it comes",
     ("cpu", "cuda"),
-    ALL,
-    types_alone=INTEGERS,  # by the library's own loops
-    rank_updates=("float32", "float64", "complex64", "complex128"),
-    whole_halves=1024,
-    call="one BLAS call",
-    forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
-    multiply=numpy_product,
+    LeafTypes(ALL, alone=INTEGERS),  # integers by the library's own loops
+    LeafHalves(by_blas=("float32", "float64", "complex64", "complex128"), whole_rows=1024),
+    LeafCall("one BLAS call"),
+    host=LeafOnHost(numpy_product),
+    candidacy=LeafCandidacy(forms=("alone", "nested", "one pass", "outer", "in place", "copied")),
 )
 VENDOR3M = Leaf(
     "vendor3m",
     "cuBLAS's own complex product by three real ones",
     ("cuda",),
-    COMPLEX,
-    call="one BLAS call",
-    forms=("alone", "peer"),
-    unprobed=("alone",),
-    saves_products=True,
-    relative_error=sqrt(5),  # as of the level 3m, on numbers of one sign
+    LeafTypes(COMPLEX),
+    call=LeafCall("one BLAS call"),
+    candidacy=LeafCandidacy(forms=("alone", "peer"), unprobed=("alone",)),
+    error=LeafError(saves_products=True, relative=sqrt(5)),  # as of the level 3m, on numbers of one sign
 )
 LT = Leaf(
     "lt",
     "so many-th candidate of cuBLASLt's own list for the product",
     ("cuda",),
-    ALL,
-    call="one BLAS call",
-    scratch=lambda m, k, n, count: LT_SCRATCH,
-    numbers=32,
-    forms=("peer",),
+    LeafTypes(ALL),
+    call=LeafCall("one BLAS call", scratch=lambda m, k, n, count: LT_SCRATCH),
+    names=LeafNames(numbers=32),
+    candidacy=LeafCandidacy(forms=("peer",)),
 )
 TILE = Leaf(
     "tile",
     "this package's own tiled kernel",
     ("cuda",),
-    (*TILED, *WARPGROUPS),
-    types_inside=TILED,
-    halves=TILED,
-    loose_halves=WARPGROUPS,
-    turned_halves=("float32",),
-    mirrors=True,
-    # Those that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with its
-    # sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
-    considered=("float32", "float16", "bfloat16"),
-    alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
-    options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS),
-    forms=("inside", "alone", "one pass", "outer"),
-    unprobed=("alone", "one pass", "outer"),
-    time_formula="tiles",
+    LeafTypes((*TILED, *WARPGROUPS), inside=TILED),
+    LeafHalves(by_kernel=TILED, loose=WARPGROUPS, turned=("float32",), mirrors=True),
+    names=LeafNames(options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS)),
+    candidacy=LeafCandidacy(
+        # Those that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with
+        # its sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
+        ("float32", "float16", "bfloat16"),
+        alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
+        forms=("inside", "alone", "one pass", "outer"),
+        unprobed=("alone", "one pass", "outer"),
+    ),
+    time=LeafTime(formula="tiles"),
 )
 
 SMALL = Leaf(
     "small",
     "small halves in one launch, whatever their type and layout",
     ("cuda",),
-    SMALL_TYPES,
-    halves=SMALL_TYPES,
-    mirrors=True,
-    longest=LARGEST_SMALL,
-    orders=(),
-    forms=("half",),
-    unprobed=("half",),
-    rate=SMALL_RATE,
+    LeafTypes(SMALL_TYPES),
+    LeafHalves(by_kernel=SMALL_TYPES, mirrors=True),
+    names=LeafNames(orders=()),
+    candidacy=LeafCandidacy(longest=LARGEST_SMALL, forms=("half",), unprobed=("half",)),
+    time=LeafTime(SMALL_RATE),
 )
 
 F16X3 = Leaf(
     "f16x3",
     "float32 by three float16 products of the tensor cores, added up in float32",
     ("cuda",),
-    ("float32",),
-    call="two launches",
-    starts=2,
-    scratch=f16x3_scratch,
-    forms=("alone", "one pass", "outer", "in place"),
-    halves=("float32",),
-    mirrors=True,
-    emulates=True,
-    norm_bound="2^-18 (2^-16 where there are none of Hopper's instructions and the vendor multiplies)",
-    checks_entries=True,
-    keeps=kept_room,
-    sums_prepare=True,
-    rate=F16X3_RATE,
+    LeafTypes(("float32",)),
+    LeafHalves(by_kernel=("float32",), mirrors=True),
+    LeafCall("two launches", starts=2, scratch=f16x3_scratch),
+    candidacy=LeafCandidacy(forms=("alone", "one pass", "outer", "in place")),
+    error=LeafError(
+        emulates=True,
+        norm_bound="2^-18 (2^-16 where there are none of Hopper's instructions and the vendor multiplies)",
+        checks_entries=True,
+    ),
+    preparation=LeafPreparation(kept_room, by_sums=True),
+    time=LeafTime(F16X3_RATE),
 )
 
 DIGITS = Leaf(
     "digits",
     "integers exactly, by BLAS's products of planes of digits",
     ("cpu",),
-    RINGS,
-    types_alone=("bool",),
-    types_in_blocks=("bool",),
-    call="products of digits",
-    starts=8,
-    scratch=exact_scratch,
-    forms=("alone", "nested"),
-    unprobed=("alone", "nested"),
-    multiply_inside=exact_product,
-    rate=DIGITS_RATE,
+    LeafTypes(RINGS, alone=("bool",), in_blocks=("bool",)),
+    call=LeafCall("products of digits", starts=8, scratch=exact_scratch),
+    host=LeafOnHost(multiply_inside=exact_product),
+    candidacy=LeafCandidacy(forms=("alone", "nested"), unprobed=("alone", "nested")),
+    time=LeafTime(DIGITS_RATE),
 )
 
 BYTES = Leaf(
     "bytes",
     "this package's own products of 8-bit integers, whose sums are reduced modulo a number each",
     ("cuda",),
-    (BYTE.name,),
-    orders=(),
-    forms=(),
+    LeafTypes((BYTE.name,)),
+    names=LeafNames(orders=()),
+    candidacy=LeafCandidacy(forms=()),
     below_levels=True,
 )
 

@@ -73,21 +73,21 @@ def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -
     leaf, parts = plan.leaf_use.leaf, _parts_of_sides(plan) if plan.splits else None
     if halved and not plan.levels and plan != VENDOR:
         known = _half_is_known(plan, dtype, calibration)
-        return Choosable(plan, leaf.alignment, leaf.longest or inf, parts) if known else None
+        return Choosable(plan, leaf.candidacy.alignment, leaf.candidacy.longest or inf, parts) if known else None
     if not plan.considered_for(dtype) or (halved and not _turned_where_it_pays(plan, dtype)):
         return None
     rate, tiled = calibration.known_rate(plan.rate_name(dtype)), plan.timed_by_tiles
-    inside = plan.leaf_type(dtype) in leaf.types_inside
+    inside = plan.leaf_type(dtype) in leaf.types.inside
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
     # A batch reads nothing but temporaries, whose rows are aligned.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
-    return Choosable(plan, 1 if reads_any_rows else leaf.alignment, inf, parts)
+    return Choosable(plan, 1 if reads_any_rows else leaf.candidacy.alignment, inf, parts)
 
 
 def _turned_where_it_pays(plan: Plan, dtype: str) -> bool:
     """Where blocks on the diagonal have a leaf of their own: does it read turned copies if that pays, and only then?"""
-    return all((dtype in use.leaf.turned_halves) == (use.order != "") for use in uses_on_diagonal(plan))
+    return all((dtype in use.leaf.halves.turned) == (use.order is not None) for use in uses_on_diagonal(plan))
 
 
 def uses_on_diagonal(plan: Plan) -> Iterator[LeafUse]:
@@ -98,8 +98,8 @@ def uses_on_diagonal(plan: Plan) -> Iterator[LeafUse]:
 def _half_is_known(plan: Plan, dtype: str, calibration: Calibration) -> bool:
     """Does the calibration say how long the leaf alone takes for one half?"""
     leaf = plan.leaf_use.leaf
-    rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.known_rate(dtype)
-    return dtype in (*leaf.halves, *leaf.loose_halves) and rate is not None and rate.half_by_tiles < 1
+    rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.time.rate else calibration.known_rate(dtype)
+    return dtype in (*leaf.halves.by_kernel, *leaf.halves.loose) and rate is not None and rate.half_by_tiles < 1
 
 
 def _parts_of_sides(plan: Plan) -> tuple[int, int, int]:

@@ -172,7 +172,7 @@ def call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
         return calibration.call
     if plan == VENDOR and not problem.halved:
         return calibration.call_of_library
-    return calibration.call_of_small if plan.leaf_use.leaf.longest else calibration.call_of_leaf
+    return calibration.call_of_small if plan.leaf_use.leaf.candidacy.longest else calibration.call_of_leaf
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

@@ -132,7 +132,7 @@ def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     if level is None:
         if units.opened and (found := _opened(plan, shape, asked, units)) is not None:
             return found
-        return _leaf(shape, units, plan.leaf_use.leaf.room(units.itemsize, *shape, 1), asked.op != "product")
+        return _leaf(shape, units, plan.leaf_use.leaf.call.room(units.itemsize, *shape, 1), asked.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
@@ -152,12 +152,12 @@ def _opened(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally | N
     """What a machine does whole; its planes are one batch. None for a leaf."""
     leaf = plan.leaf_use.leaf
     level = opened_counts(plan, shape, units.itemsize, asked)
-    if level is None or leaf.level is None:
+    if level is None or leaf.stands_for is None:
         return None
-    below = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
+    below = units._replace(itemsize=leaf.stands_for.level.itemsize_below(units.itemsize))
     read, loads = units.traffic(level.read, below.itemsize)
     written, stores = units.traffic(level.written, below.itemsize)
-    launches, room = level.launches + 1 - sum(level.calls.values()), leaf.room(units.itemsize, *shape, 1)
+    launches, room = level.launches + 1 - sum(level.calls.values()), leaf.call.room(units.itemsize, *shape, 1)
     start = _Tally(level.additions, read, written, 0, loads + stores, launches, room, ())
     return _total(start, [(_tally(p, size, w, below), times) for (p, size, w), times in level.calls.items()], 1)
 

@@ -43,8 +43,8 @@ def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> flo
     long as the vendor they are as good a choice.
     """
     leaf = plan.leaf_use.leaf
-    least = calibration.tiled_margin if plan.timed_by_tiles or leaf.rate else calibration.margin
-    tiles_alone = not plan.levels and (plan.timed_by_tiles or leaf.longest > 0)
+    least = calibration.tiled_margin if plan.timed_by_tiles or leaf.time.rate else calibration.margin
+    tiles_alone = not plan.levels and (plan.timed_by_tiles or leaf.candidacy.longest > 0)
     cuts_a_half = problem.halved and bool(plan.levels) and calibration.batches
     of_cuts = TURNED_DOUBT if any(use.order for use in uses_on_diagonal(plan)) else HALF_DOUBT
     return (0.0 if tiles_alone else least) + of_cuts * cuts_a_half + _doubt(plan, problem, calibration)
@@ -53,7 +53,7 @@ def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> flo
 def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """What is added where C has few tiles, or is thin: the formula is made for large products."""
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
-    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
+    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.candidacy.longest:
         return 0.0
     cuts_sides = plan.splits or problem.halved
     other_numbers = plan.leaf_type(problem.dtype) != problem.dtype

@@ -118,9 +118,9 @@ def _products(
     unaligned += 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     leaf = plan.leaf_use.leaf
-    if leaf.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
+    if leaf.preparation.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
         rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
-    if leaf.sums_prepare and plan.levels and not (work.scalar and len(plan.levels) == 1):
+    if leaf.preparation.by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _prepared_by_sums(rate, plan.levels[-1])
     seconds = calls = 0.0
     for m, k, n, count, batch in work.leaves:
@@ -129,14 +129,14 @@ def _products(
             if tiles:
                 slowdown = unaligned_tiles * tiles.slowdown(rate, m, k, n, together)
             else:
-                slowdown = unaligned * leaf.relative_time * _vendors_slowdown(rate, m, k, n, together)
+                slowdown = unaligned * leaf.time.relative * _vendors_slowdown(rate, m, k, n, together)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved) + count / batch * rate.start
             calls += count / batch
     of_halves, half_calls = _halves(work, rate, dtype, calibration, lanes)
-    return seconds + of_halves, calls + half_calls, calls * leaf.starts + half_calls
+    return seconds + of_halves, calls + half_calls, calls * leaf.call.starts + half_calls
 
 
 PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
@@ -173,17 +173,17 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     m, k, _, batch, name, loose = half
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
-    lies_as_wanted = dtype.name not in leaf.turned_halves or leaf_use(name).order != ""
-    if lies_as_wanted and dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ())):
+    lies_as_wanted = dtype.name not in leaf.halves.turned or leaf_use(name).order is not None
+    if lies_as_wanted and dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ())):
         # Tiles on the diagonal are whole.
-        return leaf.relative_time * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
+        return leaf.time.relative * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
-    if dtype.name not in leaf.rank_updates:  # the whole product is computed
-        return leaf.relative_time * unaligned
-    if batches and batch > 1 and m <= leaf.whole_halves:
-        return leaf.relative_time
+    if dtype.name not in leaf.halves.by_blas:  # the whole product is computed
+        return leaf.time.relative * unaligned
+    if batches and batch > 1 and m <= leaf.halves.whole_rows:
+        return leaf.time.relative
     apart = 1 + rate.half_apart / m if batch > 1 else 1.0
-    return leaf.relative_time * apart * (rate.half if k >= rate.half_least else rate.half_below * unaligned)
+    return leaf.time.relative * apart * (rate.half if k >= rate.half_least else rate.half_below * unaligned)
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:

@@ -207,7 +207,7 @@ def expected_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False)
     positive *= prod(level.positive_growth for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES.random, positive * SHORTER_PIECES.positive
-    return float(plan.leaf_use.leaf.relative_error * max(random, positive))
+    return float(plan.leaf_use.leaf.error.relative * max(random, positive))
 
 
 class _Growths(NamedTuple):
@@ -225,7 +225,7 @@ SHORTER_PIECES: Final = _Growths(1.6, 2.7)
 
 def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
     """The error's variance as a multiple of the vendor's, from the leaves up; `level` adds a pass to what is below."""
-    found = plan.leaf_use.leaf.relative_error**2
+    found = plan.leaf_use.leaf.error.relative**2
     for x in reversed(plan.levels):
         found *= x.error_growth**2
         if (scheme := x.bilinear) is not None:
@@ -277,17 +277,18 @@ def bounds_entries(plan: Plan) -> bool:
     """Is every entry's error small beside the same entry of |A| |B|, as the vendor's is, or is the product computed
     again where that is not certain? Not where products are saved: then it is small beside the largest entries."""
     leaf = plan.leaf_use.leaf
-    saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return not saves and (leaf.checks_entries or not plan.emulates)
+    saves = leaf.error.saves_products or any(level.saves_products for level in plan.levels)
+    return not saves and (leaf.error.checks_entries or not plan.emulates)
 
 
 def bound_in_words(plan: Plan, componentwise: bool = False) -> str:
     """What an entry's error is small beside, in words."""
     leaf = plan.leaf_use.leaf
-    if leaf.saves_products or any(level.saves_products for level in plan.levels):
+    if leaf.error.saves_products or any(level.saves_products for level in plan.levels):
         return "an entry's error is small beside the largest entries of A and of B"
-    if not leaf.emulates:
+    if not leaf.error.emulates:
         return "an entry's error is small beside the same entry of |A| |B|, as the vendor's"
-    if componentwise and leaf.checks_entries:
+    if componentwise and leaf.error.checks_entries:
         return "an entry's error is small beside the same entry of |A| |B|; if that is not certain, C is computed again"
-    return f"an entry's error is at most {leaf.norm_bound} of the norm of its row of A times that of its column of B"
+    share = leaf.error.norm_bound
+    return f"an entry's error is at most {share} of the norm of its row of A times that of its column of B"

@@ -1,8 +1,8 @@
 """Operands made ready for many products: `fmm.prepare(b)` copies b and keeps, behind the copy, what a leaf makes of it.
 
 The object has memory of its own that nobody else writes, so it cannot be out of date: who changes b afterwards changes
-b, and prepares it anew. A product by a plan whose leaf keeps something of its operands (`Leaf.keeps`) skips the pass
-that makes it; any other one reads the copy as it would read b.
+b, and prepares it anew. A product by a plan whose leaf keeps something of its operands (`LeafPreparation.keeps`) skips
+the pass that makes it; any other one reads the copy as it would read b.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     order = (matrix_layout(described) or Layout("C", 1)).order
     for leaf in ending_rows():
         launches = _launches(leaf, setting.device, described.shape, described.dtype, order, side)
-        if launches is not None and leaf.keeps is not None:
+        if launches is not None and leaf.preparation.keeps is not None:
             lines, length = described.shape if order == "C" else described.shape[::-1]
-            room, more = leaf.keeps(DTYPES[described.dtype].itemsize, lines, length)
+            room, more = leaf.preparation.keeps(DTYPES[described.dtype].itemsize, lines, length)
             copy = library.with_room_behind(x, order, room + more)
             _run(library, launches, library.pointer(copy), setting.device)
             layout = launches.problem.layouts["AB".index(launches.problem.kept)]
@@ -159,7 +159,7 @@ def _launches(
 ) -> LaunchList | None:
     """What makes that which the leaf keeps; None if it keeps nothing of such a matrix on such a device."""
     chip = cuda_device(device).chip
-    if leaf.keeps is None or dtype not in leaf.types or chip is None:
+    if leaf.preparation.keeps is None or dtype not in leaf.types.below or chip is None:
         return None
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)

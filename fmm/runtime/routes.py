@@ -40,30 +40,26 @@ _NUMPYS = tuple(NAMES.values())
 # ---- products
 
 
-def left_to_torch(library: Library, a: Any, b: Any) -> bool:
-    """Are they tensors whose product is torch's own for certain? (CuPy does not ask on which device the result is, so
-    that somebody has to look at its arrays.)"""
-    own = library.differentiable and not library.watched() and not library.lacks(a)
-    return own and left_to_vendor(library, a, b)
+def plain_product(library: Library, a: Any, b: Any, out: Any = None) -> Any:
+    """The product of two of CuPy's arrays, or of torch's tensors, of which nothing else is asked.
 
-
-def plain_product(library: Library, a: Any, b: Any) -> Any:
-    """The product of two of CuPy's arrays or of torch's tensors, of which nothing else is asked."""
+    (Where `out` is, torch asks itself; CuPy does not, so that its calls with `out` go another way.)
+    """
     if library.watched():
-        return _recorded_product(a, b, None, NO_WISHES)
+        return _recorded_product(a, b, out, NO_WISHES)
     try:
         small = a.nbytes * b.nbytes < SMALL_BYTES
     except RuntimeError:  # sparse tensors have no such numbers
         small = False
-    if small or left_to_vendor(library, a, b):
+    if (small or left_to_vendor(library, a, b)) and (out is None or not library.lacks(a)):
         try:
-            return library.quick_vendor(a, b)
+            return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
         except RuntimeError:
             if not library.lacks(a):
                 raise
     if library.differentiable:
-        return _torch_products().product(a, b, None, NO_WISHES)
-    return matmul.product(library, a, b, None, NO_WISHES)
+        return _torch_products().product(a, b, out, NO_WISHES)
+    return matmul.product(library, a, b, out, NO_WISHES)
 
 
 def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:

@@ -40,8 +40,8 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
                 if small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
                     return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
                 return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
-            if out is None and (known := PLAIN_TYPES.get(kind)) is not None:
-                return routes.plain_product(known, a, b)
+            if (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
+                return routes.plain_product(known, a, b, out)
         return product(a, b, out, **options)
 
     return matmul  # type: ignore[return-value]

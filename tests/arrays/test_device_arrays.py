@@ -599,6 +599,22 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
     assert library.vendors == 1 and kept[0].call.launches is None  # nothing fits any more
 
 
+@pytest.mark.parametrize("wishes", [NO_WISHES, Wishes(LEVEL)], ids=["ours", "given"])
+def test_a_call_that_launches_the_same_under_another_limit_stays_itself(
+    runs: list[Any], monkeypatch: pytest.MonkeyPatch, wishes: Wishes
+) -> None:
+    """Or what stands ready for it, and the graphs that it is replayed as, would be made anew: as often as others take
+    and give back memory of the device."""
+    now, library = [100.0], Large()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for free in (1 << 36, 1 << 37, 5 << 34, 1 << 36):
+        library.free = free
+        multiply(library, draw((8, 8)), draw((8, 8)), wishes=wishes)
+        now[0] += 2
+    first = runs[1][0]
+    assert library.asked == 4 and all(call is first for call, *_ in runs[1:])
+
+
 def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     now, library, a = [100.0], HostArrays(), draw((8, 8))
     monkeypatch.setattr("time.monotonic", lambda: now[0])

@@ -95,8 +95,8 @@ NUMBERS = [
     ("docs/limits.md", f"less than {LEAST_MIRRORED} rows fmm leaves that to it"),
     ("docs/limits.md", f"(of integers up to {SMALLEST_EXACT_SIDE - 1})"),
     ("docs/limits.md", f"Where a side is {SMALLEST_EXACT_SIDE - 1} or less, NumPy multiplies"),
-    ("docs/limits.md", f"a real half with no side beyond {leaf_use('small').leaf.longest} is one launch"),
-    ("docs/plans.md", f"compared where no side is beyond {leaf_use('small').leaf.longest}"),
+    ("docs/limits.md", f"a real half with no side beyond {leaf_use('small').leaf.candidacy.longest} is one launch"),
+    ("docs/plans.md", f"compared where no side is beyond {leaf_use('small').leaf.candidacy.longest}"),
 ]
 
 

@@ -118,7 +118,7 @@ def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     unknown = replayed(a_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
     own = replayed(a_row("float32-ieee", size), shipped).plan
-    assert not own.leaf_use.leaf.emulates
+    assert not own.leaf_use.leaf.error.emulates
 
 
 def a_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:
@@ -134,7 +134,7 @@ SIZE = (3000, 3000, 3000)
 @pytest.mark.parametrize("dtype", TYPES["cuda"])
 def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     everything = whole_list("cuda", SIZE, dtype)
-    emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
+    emulated = [plan for plan in everything if plan.leaf_use.leaf.error.emulates]
     assert bool(emulated) == (dtype in ("float32", "float64")), "what a call may not choose is nothing to regret"
     found = shortlist(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)
     assert found[0] == everything[-1], "the chosen plan comes first"

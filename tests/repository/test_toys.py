@@ -27,6 +27,7 @@ from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.candidates import candidate_plans
 from fmm.kernels.plans.leaf import Leaf, register_leaf, unregister_leaf
+from fmm.kernels.plans.leaf_parts import LeafCall, LeafError, LeafOnHost, LeafTime, LeafTypes
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level, unregister_level
 from fmm.kernels.plans.level_with_steps import LevelWithSteps
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -58,11 +59,11 @@ LEAF = Leaf(
     "einsum",
     "NumPy's own loops, without BLAS",
     ("cpu",),
-    ("float32", "float64"),
-    call="one einsum",
-    multiply=by_einsum,
-    relative_error=1.5,
-    relative_time=0.5,
+    LeafTypes(("float32", "float64")),
+    call=LeafCall("one einsum"),
+    host=LeafOnHost(by_einsum),
+    error=LeafError(relative=1.5),
+    time=LeafTime(relative=0.5),
 )
 
 # ---- a level: halves of the rows, each on copies whose rows are aligned
@@ -210,7 +211,7 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
     assert seconds / predict_vendor(problem, toy.device).seconds == pytest.approx(toy.share, rel=0.01)
     assert error_bound(plan, *problem.size) > 0
     if not plan.levels:
-        assert expected_growth(plan) == LEAF.relative_error
+        assert expected_growth(plan) == LEAF.error.relative
 
 
 def test_it_is_chosen(toy: Toy) -> None:

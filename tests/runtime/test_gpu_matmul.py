@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import warnings
@@ -514,6 +515,20 @@ def test_recurring_calls_are_replayed_on_whatever_is_there(library: Any, dtype: 
         fmm.matmul(a, b, out)
         same_places(library, out, library.matmul(a, b))
         assert graphs.clear() == 1
+
+
+def test_a_recurring_call_has_one_graph_whoever_shares_the_card(
+    library: Any, graphs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others take and give back memory of the device, so that each call's limit is another one; what runs is not."""
+    sharers = itertools.cycle((1, 3, 5))
+    monkeypatch.setattr(limits, "LIFETIME", -1.0)
+    monkeypatch.setattr(limits, "processes_on", lambda number: next(sharers))
+    a, out = library.array(draw((300, 300)), "float32"), library.empty((300, 300), "float32")
+    for _ in range(2 * REPEATS):
+        fmm.matmul(a, a, out)
+    close(library, out, a, a, "float32")
+    assert graphs.clear() == 1
 
 
 @pytest.mark.parametrize(

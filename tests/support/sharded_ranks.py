@@ -22,8 +22,8 @@ import fmm
 import fmm.distributed
 from benchmarks import forced_plan
 from benchmarks.forced_plan import force
-from fmm.integrations import sharded_tensors
 from fmm.integrations.report import begin_report, end_report
+from fmm.integrations.shards import sharded_tensors
 from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.plans.plan import PlanError
 from fmm.perfmodel.sharing import in_pieces

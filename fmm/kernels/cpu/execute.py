@@ -92,7 +92,7 @@ class ArrayMachine(PlainMachine):
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        if leaf_use(leaf).leaf.multiply_inside is not None and isinstance(self.backend, NumpyBackend):
+        if leaf_use(leaf).leaf.host.multiply_inside is not None and isinstance(self.backend, NumpyBackend):
             for triple in products:
                 self._multiply_inside(self.backend, leaf, triple)
         elif len(products) == 1:
@@ -105,7 +105,7 @@ class ArrayMachine(PlainMachine):
         """A product by a leaf that wants scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used
-        needed = leaf_use(leaf).leaf.room(dest.itemsize, m, k, n, 1)
+        needed = leaf_use(leaf).leaf.call.room(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)

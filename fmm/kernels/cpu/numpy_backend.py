@@ -17,7 +17,8 @@ from fmm.kernels.cpu.sums.compiled_sums import sum_tasks
 from fmm.kernels.cpu.sums.elementwise import Call, CallSchedule, elementwise_calls
 from fmm.kernels.cpu.sums.rescale import rescaled_arrays
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.leaf import Multiply, leaf_use
+from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf_parts import Multiply
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 from fmm.kernels.plans.steps.sums import Mirror, Sum
@@ -45,7 +46,7 @@ class NumpyBackend:
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """By the leaf's own function, which has scratch memory and shares out its work itself."""
-        inside = leaf_use(leaf).leaf.multiply_inside
+        inside = leaf_use(leaf).leaf.host.multiply_inside
         assert inside is not None
         inside(left, right, dest, memory, self.threads)
 
@@ -87,7 +88,7 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
 
 
 def host_product(leaf: str) -> Multiply:
-    return leaf_use(leaf).leaf.multiply or numpy_product
+    return leaf_use(leaf).leaf.host.multiply or numpy_product
 
 
 def _reaches(x: Array, window: Window) -> bool:

@@ -25,7 +25,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend, host_product
 from fmm.kernels.cpu.threads.helper_threads import in_own_thread, until_done
 from fmm.kernels.cpu.threads.openblas import one_thread_each
 from fmm.kernels.cpu.threads.thread_pool import Share, Threads, side_by_side
-from fmm.kernels.plans.leaf import Multiply
+from fmm.kernels.plans.leaf_parts import Multiply
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 from fmm.kernels.plans.steps.sums import Mirror, Sum

@@ -62,7 +62,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     if recomputes:
         # A plan that is one GEMM is the vendor's own product, which nobody looks through, unless its leaf saves
         # products.
-        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
+        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.error.saves_products)
         recorded.add(_recompute_steps(problem, scanned, target, addend))
     return LaunchList(plan, problem, tuple(recorded.steps), tuple(recorded.lanes), room, target.alignment)
 

@@ -139,7 +139,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Note a batch by a leaf, whose scratch stands behind the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
-        self.peak = max(self.peak, self.used + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, len(batch)))
+        room = leaf_use(leaf).leaf.call.room(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        self.peak = max(self.peak, self.used + room)
         op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, added)
         self._note(replace(op, checked=self.componentwise, ready=self.ready))
 
@@ -162,14 +163,14 @@ class Recorder:
                 self._note(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
-        if asked.op == "gram" and dtype in row.rank_updates and not as_whole_products:
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.halves.whole_rows
+        if asked.op == "gram" and dtype in row.halves.by_blas and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._note(*(op for op in ranks if op))
                 return
         row_by_row = not columns_contiguous(dest)
-        if asked.fill == "loose" or (dtype in row.halves and row_by_row):
+        if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_by_row):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_by_row:
@@ -183,7 +184,7 @@ class Recorder:
         The temporary lies row by row if the leaf has a kernel for halves, which wants that.
         """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
-        has_kernel = dtype in (*row.halves, *row.loose_halves)
+        has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
             temporary = self.take(dest.rows, dest.cols, columns_contiguous(dest) and not has_kernel, dtype)
@@ -281,4 +282,6 @@ def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
     if any(plan.levels for plan in plans):
         return {}
     wish = plans.pop().leaf_use.order
-    return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})
+    if wish is None:
+        return {}
+    return {"A": False, "B": True} if wish == "inner" else {"A": True, "B": False}

@@ -121,7 +121,7 @@ PATTERNS_ABOVE: Final = (
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """The plans that are compared on a device (`cpu`, `cuda`): first those that a tuning probes, with the vendor's."""
-    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
+    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in considered_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
@@ -148,7 +148,8 @@ def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> I
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Those candidates that a tuning measures on its probes: the vendor's product first, other leaves alone last."""
-    plans = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
+    names = _form_names(device)
+    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
@@ -201,15 +202,17 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
     products, does those below the diagonal, and that plan's leaf the blocks on it. Where that leaf is the vendor's,
     leaves with a kernel for halves do the blocks in further plans.
     """
-    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
+    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.candidacy.forms)]
     for form in _forms_on(device):
         levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
-        names = [x for leaf in leaves_on(device) if form.name in leaf.forms for x in leaf.tried_names]
+        names = [x for leaf in leaves_on(device) if form.name in leaf.candidacy.forms for x in leaf.tried_names]
         if form.name in HALF_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
-    plans = [VENDOR, *(Plan(leaf=x.name) for x in ending_rows() if device in x.devices and x.forms and x.halves)]
-    diagonal_leaves = [f".{leaf.name}" for leaf in leaves_on(device) if leaf.halves and not leaf.emulates]
-    diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves_on(device) if leaf.turned_halves]
+    halving = [x for x in ending_rows() if device in x.devices and x.candidacy.forms and x.halves.by_kernel]
+    plans = [VENDOR, *(Plan(leaf=x.name) for x in halving)]
+    on_device = leaves_on(device)
+    diagonal_leaves = [f".{leaf.name}" for leaf in on_device if leaf.halves.by_kernel and not leaf.error.emulates]
+    diagonal_leaves += [f".{leaf.name}.outer" for leaf in on_device if leaf.halves.turned]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
@@ -222,12 +225,13 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
 
 def leaves_on(device: str) -> list[Leaf]:
     """The leaves and whole levels that a device has, except those for products that are their own adjoints alone."""
-    return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.forms) - {HALF_ALONE}]
+    return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.candidacy.forms) - {HALF_ALONE}]
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
     """The vendor's other ways to multiply, which a plan must beat as well."""
-    return tuple(Plan(leaf=name) for leaf in leaves_on(device) if "peer" in leaf.forms for name in leaf.tried_names)
+    peers = [leaf for leaf in leaves_on(device) if "peer" in leaf.candidacy.forms]
+    return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
 
 
 @depends_on_rows

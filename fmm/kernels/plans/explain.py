@@ -44,7 +44,7 @@ def explained_rows(
         plan, (m, k, n), asked = largest.plan, largest.size, largest.asked
     steps = opened_level(plan, m, k, n, itemsize, asked, dtype)
     if steps is None:
-        yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)
+        yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call.text, 1, 0)
     else:
         yield from _whole_rows(plan, (m, k, n), itemsize, steps)
 
@@ -57,7 +57,7 @@ def _whole_rows(plan: Plan, size: tuple[int, int, int], itemsize: int, steps: Le
     problem = " x ".join(map(str, size))
     level = whole_level(plan)
     does = level.does(steps) if level else ""
-    yield Row(first, problem, does, len(products) // prod(counts), leaf.room(itemsize, *size, 1))
+    yield Row(first, problem, does, len(products) // prod(counts), leaf.call.room(itemsize, *size, 1))
     for name, count in zip(inner, counts, strict=True):
         yield Row(name, problem, "sums in registers, exact", count, 0)
     yield Row(last, " x ".join(map(str, products[0].size)), "one launch for all", 1, 0)

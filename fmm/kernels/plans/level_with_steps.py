@@ -119,5 +119,5 @@ def with_steps(level: PlanLevel) -> LevelWithSteps:
 
 def whole_level(plan: Plan) -> WholeLevel | None:
     """The level at the end of a plan that a machine does whole; None for a plan that ends in a leaf."""
-    level = plan.leaf_use.leaf.level
-    return level if isinstance(level, WholeLevel) else None
+    whole = plan.leaf_use.leaf.stands_for
+    return whole.level if whole and isinstance(whole.level, WholeLevel) else None

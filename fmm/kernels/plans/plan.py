@@ -112,7 +112,7 @@ class Plan:
     @property
     def emulates(self) -> bool:
         """Does any of its leaves multiply in another type than the plan is asked for?"""
-        return any(use.leaf.emulates for use in self.leaf_uses)
+        return any(use.leaf.error.emulates for use in self.leaf_uses)
 
     @property
     def halving(self) -> bool:
@@ -138,7 +138,7 @@ class Plan:
     @property
     def timed_by_tiles(self) -> bool:
         """Does the model predict the time of its leaf products from the tiles in which they are computed?"""
-        return self.leaf_use.leaf.time_formula == "tiles"
+        return self.leaf_use.leaf.time.formula == "tiles"
 
     @cached_property
     def splits(self) -> bool:
@@ -161,9 +161,9 @@ class Plan:
         leaf = self.leaf_use.leaf
         multiplied = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
         if not self.levels:
-            return *multiplied, *leaf.types_alone
+            return *multiplied, *leaf.types.alone
         only_cut = all(level.only_cuts for level in self.levels)
-        return (*multiplied, *leaf.types_in_blocks) if only_cut else multiplied
+        return (*multiplied, *leaf.types.in_blocks) if only_cut else multiplied
 
     def leaf_type(self, dtype: str) -> str:
         """The type that the leaf multiplies if the plan is asked for a product of `dtype`: levels may change it."""
@@ -195,7 +195,7 @@ class Plan:
     def rate_name(self, dtype: str) -> str:
         """The name under which a calibration holds the rate of the leaf's products."""
         multiplied = self.leaf_type(dtype)
-        return self.leaf_use.leaf.rate.format(multiplied) or multiplied
+        return self.leaf_use.leaf.time.rate.format(multiplied) or multiplied
 
     def considered_for(self, dtype: str) -> bool:
         """Is the plan compared for this type even if nobody names it?"""
@@ -203,7 +203,7 @@ class Plan:
 
     @cached_property
     def _considered_types(self) -> frozenset[str]:
-        considered = self.leaf_use.leaf.considered
+        considered = self.leaf_use.leaf.candidacy.types
         return frozenset(t for t in self.types if considered is None or t in considered)
 
     # ---- its text

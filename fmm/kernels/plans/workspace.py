@@ -44,7 +44,7 @@ def workspace(
     """
     steps = None if plan.fused else lower_level(plan, m, k, n, alpha, beta, op, fill)
     if steps is None:
-        return plan.leaf_use.leaf.room(itemsize, m, k, n, 1)
+        return plan.leaf_use.leaf.call.room(itemsize, m, k, n, 1)
     inner = dict.fromkeys((p.plan, p.size, p.asked) for p in steps.products)
     batches = [step.products for step in steps.steps if isinstance(step, ProductBatch)]
     inside = plan.itemsize_inside(itemsize, [p for p, *_ in inner])
@@ -55,7 +55,7 @@ def workspace(
 
 def batch_scratch(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Bytes that a batch of products by a leaf may use; none where each of them has levels of its own."""
-    return 0 if plan.levels else plan.leaf_use.leaf.room(itemsize, m, k, n, count)
+    return 0 if plan.levels else plan.leaf_use.leaf.call.room(itemsize, m, k, n, count)
 
 
 def check_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:

@@ -113,7 +113,7 @@ def _by_tiles(dtype: str, gpu: Device) -> dict[str, float]:
 def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
     """Of what multiplies this type with a rate of its own, by a device's datasheet."""
     known = datasheet(name).rates
-    own = dict.fromkeys(row.rate for row in ending_rows() if row.rate and dtype in row.types)
+    own = dict.fromkeys(row.time.rate for row in ending_rows() if row.time.rate and dtype in row.types.below)
     return MappingProxyType({rate: known[rate] for rate in own if rate in known})
 
 

@@ -127,9 +127,9 @@ def _by_residues(half: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
     products of their type need."""
     for row in ending_rows():
         if (found := residue_endings().get(row.name)) is not None:
-            for name in (*row.types, *row.types_alone):
+            for name in (*row.types.below, *row.types.alone):
                 moduli, itemsize = found.level.moduli_for(name, LONG), DTYPES[name].itemsize
-                yield row.rate.format(name), _residue_products(half, stream, moduli, found.depth, itemsize)
+                yield row.time.rate.format(name), _residue_products(half, stream, moduli, found.depth, itemsize)
 
 
 def _integers(rates: Mapping[str, Rate]) -> Iterator[tuple[str, Rate]]:

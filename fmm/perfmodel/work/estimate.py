@@ -40,5 +40,5 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         lanes, itemsize = max(lanes, level.lanes), level.itemsize_below(itemsize)
     sides = footprints[-1].sides if footprints else problem.size
     m, k, n = (int(side) for side in sides)
-    scratch = plan.leaf_use.leaf.room(itemsize, m, k, n, int(products_together(plan)))
+    scratch = plan.leaf_use.leaf.call.room(itemsize, m, k, n, int(products_together(plan)))
     return held + lanes * scratch

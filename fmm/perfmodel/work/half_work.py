@@ -80,7 +80,7 @@ class HalfParts:
             self.halves[size, together, plan.leaf, asked.fill == "loose"] += 1
         else:
             own = most = self.held + sum(rows * cols for _, rows, cols in steps.temporaries)
-            mirrored = not plan.levels and plan.leaf_use.leaf.mirrors  # by the kernel itself
+            mirrored = not plan.levels and plan.leaf_use.leaf.halves.mirrors  # by the kernel itself
             for step in steps.steps[: 1 if mirrored else None]:
                 self.held = own
                 self._step(step)

@@ -54,7 +54,7 @@ class Tiles(NamedTuple):
 def tiles_of(plan: Plan, dtype: str) -> Tiles | None:
     """None where the vendor multiplies, and for types in which our own kernel takes about the vendor's time."""
     leaf = plan.leaf_use.leaf
-    if not plan.timed_by_tiles or dtype in set(leaf.types) - set(leaf.types_inside):
+    if not plan.timed_by_tiles or dtype in set(leaf.types.below) - set(leaf.types.inside):
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     found = products.scheme if products else None

@@ -71,7 +71,7 @@ MIRRORED_BY_US = "b is a transposed in place: BLAS's syrk does half the work, an
 def _vendor_has_half(asked: Question, problem: Problem) -> bool:
     """Is there a function of the vendor's that a library's own product does not call? Of 16-bit types there is none, so
     that a half would be a whole product and a pass besides. NumPy's product calls it, and mirrors by itself."""
-    ranks = problem.dtype in VENDOR.leaf_use.leaf.rank_updates
+    ranks = problem.dtype in VENDOR.leaf_use.leaf.halves.by_blas
     if asked.device.threads:
         large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE  # a shorter inner side is NumPy's unasked
         return ranks and bool(asked.setting.vendor_better) and large
@@ -260,9 +260,9 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
-    if not given and plan.leaf_use.leaf.emulates and not any(x.does == "product" for x in launches.launches):
+    if not given and plan.leaf_use.leaf.error.emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this chip the leaf does not multiply such a problem, and the vendor would
     # On lines that are not aligned our own kernel is slower: whoever chose it knew so of arrays without gaps, but not
     # of other views.
-    known = not rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
+    known = not rows_aligned(without_layouts(problem), plan.leaf_use.leaf.candidacy.alignment)
     return launches if given or launches.reads_aligned or known else None

@@ -59,7 +59,8 @@ def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration |
 @lru_cache(maxsize=64)
 def with_unmeasured(tuned: Calibration, guess: Calibration) -> Calibration:
     """A tuned calibration, with the guess's rates of leaves and host's times of calls that no tuning measures."""
-    unmeasured = [x.rate.format(t) for x in ending_rows() if x.rate and not x.probed for t in x.types]
+    leaves = [leaf for leaf in ending_rows() if leaf.time.rate and not leaf.candidacy.probed]
+    unmeasured = [leaf.time.rate.format(dtype) for leaf in leaves for dtype in leaf.types.below]
     rates = {name: guess.rates[name] for name in unmeasured if name in guess.rates}
     together = MappingProxyType({**rates, **tuned.rates})
     return replace(

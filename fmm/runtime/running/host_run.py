@@ -187,7 +187,7 @@ class _Multiplier:
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, added: Array | None) -> None:
         a, b = self._both_readable(a, b, arena)
         # Leaves that share out their own work run one after the other.
-        shared = self.plan == VENDOR or self.plan.leaf_use.leaf.multiply_inside is not None
+        shared = self.plan == VENDOR or self.plan.leaf_use.leaf.host.multiply_inside is not None
         flops = 0 if shared else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with backend_for(self.threads.count, flops) as chosen:
             if not self.in_place:
@@ -246,7 +246,7 @@ def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str,
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
-    if plan.leaf_use.leaf.multiply_inside is not None:
+    if plan.leaf_use.leaf.host.multiply_inside is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
         return (f"{vendor}; {digits_described(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS

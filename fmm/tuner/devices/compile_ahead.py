@@ -74,7 +74,7 @@ def _compiled_when(plan: Plan, rank: int) -> tuple[bool, int, int]:
 
 def needed_first(plan: Plan) -> bool:
     """Does a first look need it: a batch of few of the vendor's products, or a leaf alone that has its own rate?"""
-    if plan.leaf_use.leaf.rate:
+    if plan.leaf_use.leaf.time.rate:
         return not plan.levels
     light = compile_turn(plan) == SOON and compile_weight(plan) <= FEW
     return light and plan.batched and len(plan.levels) == 1
@@ -96,7 +96,7 @@ def compile_turn(plan: Plan) -> int:
 
 def has_own_kernel(plan: Plan) -> bool:
     """Are its leaf products by a kernel of ours?"""
-    return plan.timed_by_tiles or bool(plan.leaf_use.leaf.rate)
+    return plan.timed_by_tiles or bool(plan.leaf_use.leaf.time.rate)
 
 
 def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]:

@@ -61,7 +61,8 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """The calibration to begin with, reduced to one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    own = {leaf.rate: rates[leaf.rate] for leaf in ending_rows() if leaf.rate in rates and dtype in leaf.types}
+    names = [leaf.time.rate for leaf in ending_rows() if dtype in leaf.types.below]
+    own = {name: rates[name] for name in names if name in rates}
     return replace(calibration, rates={dtype: rate, **own})
 
 

@@ -87,5 +87,5 @@ def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, s
     """Those that are compared unasked for this type and have a rate of their own on such a device, with its name."""
     for plan in candidates(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
-        if leaf.rate and plan.considered_for(dtype) and rate in guess.rates:
+        if leaf.time.rate and plan.considered_for(dtype) and rate in guess.rates:
             yield leaf, rate

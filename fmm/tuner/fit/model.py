@@ -35,12 +35,12 @@ class Observation:
     def kind(self) -> str:
         """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, on rows that are not
         aligned `odd tile`, with sums inside `inside`."""
-        if self.run.plan.leaf_use.leaf.rate:
+        if self.run.plan.leaf_use.leaf.time.rate:
             return "own rate"
         if self.run.plan.timed_by_tiles:
             if self.run.plan.levels:
                 return "inside"
-            return "tile" if rows_aligned(self.problem, self.run.plan.leaf_use.leaf.alignment) else "odd tile"
+            return "tile" if rows_aligned(self.problem, self.run.plan.leaf_use.leaf.candidacy.alignment) else "odd tile"
         if self.run.part != "whole":
             return self.run.part
         return "vendor" if self.run.plan == VENDOR else "plan"
@@ -99,7 +99,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
         start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
     found = _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
     for name in start.rates.keys() - {dtype}:
-        own = [o for o in observed if o.run.plan.leaf_use.leaf.rate == name]
+        own = [o for o in observed if o.run.plan.leaf_use.leaf.time.rate == name]
         found = _with_rate(found, name, [o for o in own if o.run.part != "sums"])
     return found
 
@@ -247,7 +247,7 @@ def scaled_calibration(known: Calibration, dtype: str, observed: Sequence[Observ
     start = _as_fast(_as_fast(known, dtype, others, "rate.flops", "vendor"), dtype, others, "stream", "sums")
     found = determined_fit(start, dtype, others, informed) if informed else Fit(known, {}, ())
     for name in known.rates.keys() - {dtype}:
-        own = [o for o in observed if o.run.plan.leaf_use.leaf.rate == name and o.run.part != "sums"]
+        own = [o for o in observed if o.run.plan.leaf_use.leaf.time.rate == name and o.run.part != "sums"]
         if own:
             more = determined_fit(found.calibration, name, own, SCALED[:1])
             intervals = {f"{name}.{x}": ends for x, ends in more.intervals.items()}

@@ -24,7 +24,8 @@ Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 def search_space(device: str) -> Space:
     """The choices for such a device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in searched_levels(device))
-    floats = [leaf for leaf in leaves_on(device) if any(t in FLOATS for t in leaf.types)]  # integers are not tuned
+    # Integers are not tuned.
+    floats = [leaf for leaf in leaves_on(device) if any(t in FLOATS for t in leaf.types.below)]
     leaves = tuple(name for leaf in floats for name in leaf.tried_names)
     if device == "cuda":
         return {

@@ -67,8 +67,8 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
     light = [p for p in light_candidates(journal.device, effort) if needed_first(p)]
     known = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
     found = [c.plan for c in ranked_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
-    usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
-    own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
+    usual = [p for p in found if not p.leaf_use.leaf.time.rate and p != VENDOR]
+    own = [p for p in found if p.leaf_use.leaf.time.rate and journal.ready(problem.dtype, p)]
     return usual, own[:1]
 
 

@@ -47,7 +47,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
 def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Of each leaf that has a rate of its own: the leaf alone, and the first candidate with levels above it."""
     rates, found = device.untuned().rates, []
-    light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
+    light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.time.rate in rates]
     plans = [p for p in light if within_limits(device, p, problem)]
     for leaf in dict.fromkeys(p.leaf for p in plans):
         own = [p for p in plans if p.leaf == leaf]
@@ -58,5 +58,5 @@ def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[
 def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
     plans = [p for p in light_candidates(device, effort) if p.timed_by_tiles and within_limits(device, p, problem)]
-    plans = [p for p in plans if rows_aligned(problem, p.leaf_use.leaf.alignment)]
+    plans = [p for p in plans if rows_aligned(problem, p.leaf_use.leaf.candidacy.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]

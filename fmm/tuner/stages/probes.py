@@ -153,7 +153,7 @@ def probe_scattered(
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
             # Whoever forbids emulation needs a model that is right without it.
-            usual = [p for p in light if not p.leaf_use.leaf.rate]
+            usual = [p for p in light if not p.leaf_use.leaf.time.rate]
             plans, above = worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
             others = plans[1:] or plans  # for a small product a GPU may have a single plan
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []

@@ -171,7 +171,7 @@ def test_candidates_are_plans_of_halves() -> None:
     for device in ("cpu", "cuda"):
         found = half_candidates(device)
         assert found[0] == VENDOR and len(found) == len(set(found)) > 6
-        assert all(plan.halving or plan.leaf_use.leaf.halves for plan in found[1:])
+        assert all(plan.halving or plan.leaf_use.leaf.halves.by_kernel for plan in found[1:])
         assert all(plan.halving for plan in found[1:] if plan.levels)
 
 

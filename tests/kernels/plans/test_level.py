@@ -11,6 +11,7 @@ import pytest
 from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import Leaf, leaf_names, leaf_use, leaf_uses, register_leaf, unregister_leaf
+from fmm.kernels.plans.leaf_parts import LeafNames, LeafTypes
 from fmm.kernels.plans.level import LevelKind, PlanLevel, parse_level, register_level, unregister_level
 from fmm.kernels.plans.level_with_steps import LevelWithSteps, NonRecursiveLevel, with_steps
 from fmm.kernels.plans.lower import lower_level
@@ -136,17 +137,17 @@ def test_what_is_no_level_of_recursion_says_so_once(text: str, products: int, sp
 
 USES = [
     # (text, who multiplies, number, options, order)
-    ("vendor", "vendor", None, (), ""),
+    ("vendor", "vendor", None, (), None),
     ("vendor.outer", "vendor", None, (), "outer"),
     ("lt31.inner", "lt31", 31, (), "inner"),
     ("tile.gpu8.texture.outer", "tile.gpu8.texture", None, ("gpu8", "texture"), "outer"),
-    ("tile.plain", "tile.plain", None, ("plain",), ""),
+    ("tile.plain", "tile.plain", None, ("plain",), None),
 ]
 
 
 @pytest.mark.parametrize(("text", "product", "number", "options", "order"), USES)
 def test_what_a_leafs_text_says(
-    text: str, product: str, number: int | None, options: tuple[str, ...], order: str
+    text: str, product: str, number: int | None, options: tuple[str, ...], order: str | None
 ) -> None:
     use = leaf_use(text)
     assert (str(use), use.product, use.number, use.options, use.order) == (text, product, number, options, order)
@@ -186,7 +187,7 @@ def test_which_types_a_leaf_multiplies(text: str, types: set[str]) -> None:
 
 
 def test_a_leaf_that_comes_is_named_in_every_message() -> None:
-    register_leaf(Leaf("mine", "a leaf of mine", ("cpu",), ("float64",), numbers=2))
+    register_leaf(Leaf("mine", "a leaf of mine", ("cpu",), LeafTypes(("float64",)), names=LeafNames(numbers=2)))
     try:
         assert (
             leaf_names()[:3] == ("vendor", "lt", "tile") and leaf_names()[-1] == "mine" and "mine1.inner" in leaf_uses()

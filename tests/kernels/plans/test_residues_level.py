@@ -129,7 +129,7 @@ def test_halves_by_residues() -> None:
 
 def test_candidates_come_from_the_registry() -> None:
     """What the level's rows say is considered, alone and below the others that are put above such."""
-    considered = [row.name for row in ending_rows() if row.ends_in and row.forms]
+    considered = [row.name for row in ending_rows() if row.stands_for and row.candidacy.forms]
     assert considered == [
         "residues > bytes",
         "residues > strassen > bytes",

@@ -50,7 +50,7 @@ def scaled(known: Calibration, flops: float, stream: float) -> Calibration:
 def compile_seconds(job: Job) -> float:
     """What NVRTC takes for a job, on the host of an H200."""
     plan = Plan.parse(job.plan)
-    return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
+    return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.time.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
 
 
 def ready_times(jobs: list[Job]) -> Mapping[Any, float]:
@@ -257,7 +257,7 @@ def test_a_few_samples_scale_what_is_known_and_change_nothing_else() -> None:
 def test_of_a_leaf_with_a_rate_of_its_own_the_rate_is_kept_or_scaled() -> None:
     known = conclude.starting_calibration(SHEET, "float32")
     truth, leaf = scaled(SHEET, 0.9, 1.0), Plan.parse("f16x3")
-    (name,) = {p.leaf_use.leaf.rate for p in [leaf]}
+    (name,) = {p.leaf_use.leaf.time.rate for p in [leaf]}
     without = scaled_calibration(known, "float32", observations(truth, "float32")).calibration
     assert without.rates[name] == known.rates[name], "nobody timed it: what is known of such cards stands"
     timed = scaled_calibration(known, "float32", observations(truth, "float32", (leaf,))).calibration

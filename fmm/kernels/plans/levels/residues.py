@@ -24,6 +24,17 @@ from typing import Final, NamedTuple
 from fmm.dtypes import BYTE, DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import Ending, Leaf, register_ending
+from fmm.kernels.plans.leaf_parts import (
+    LeafCall,
+    LeafCandidacy,
+    LeafError,
+    LeafHalves,
+    LeafNames,
+    LeafPreparation,
+    LeafTime,
+    LeafTypes,
+    LevelAndLeaf,
+)
 from fmm.kernels.plans.level import LevelKind, register_level
 from fmm.kernels.plans.level_with_steps import WholeLevel
 from fmm.kernels.plans.levels.residue_room import (
@@ -187,38 +198,38 @@ def _row(ending: ResidueEnding) -> Leaf:
         ending.text,
         f"{dtype or 'integers, exactly,'} by products of 8-bit integers modulo {kind}{fewer}",
         ("cuda",),
-        level.types if dtype else (),
-        call="four launches" if dtype else "one to four launches",
-        starts=4,
-        orders=(),
-        forms=("alone",),
-        unprobed=("alone",),
-        ends_in=LEAF,
-        level=level,
-        rate=ending.text if dtype else f"{ending.text} of {{}}",
+        LeafTypes(level.types if dtype else ()),
+        call=LeafCall("four launches" if dtype else "one to four launches", starts=4),
+        names=LeafNames(orders=()),
+        candidacy=LeafCandidacy(forms=("alone",), unprobed=("alone",)),
+        time=LeafTime(ending.text if dtype else f"{ending.text} of {{}}"),
+        stands_for=LevelAndLeaf(level, LEAF),
     )
     return _for_floats(common, level, depth, dtype) if dtype else _for_integers(common, depth)
 
 
 def _for_integers(common: Leaf, depth: int) -> Leaf:
     types = SUMMED if depth else INTEGERS
-    return replace(common, types_alone=types, types_in_blocks=types, scratch_of=partial(whole_scratch, depth))
+    call = replace(common.call, scratch_of=partial(whole_scratch, depth))
+    return replace(common, types=LeafTypes((), alone=types, in_blocks=types), call=call)
 
 
 def _for_floats(common: Leaf, level: Residues, depth: int, dtype: str) -> Leaf:
     moduli = level.moduli
+    keeps = partial(kept_room, moduli) if moduli == KEPT_MODULI and not depth else None
     return replace(
         common,
-        scratch=partial(residue_scratch, DTYPES[dtype].itemsize, moduli, depth),
-        # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
-        # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
-        forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        halves=() if depth or dtype != "float64" else (dtype,),
-        unprobed=("alone",) if dtype == "float32" else (),  # for who asks for less than the vendor's error
-        relative_error=level.error_growth,
-        emulates=True,
-        norm_bound=BOUNDS[moduli],
-        keeps=partial(kept_room, moduli) if moduli == KEPT_MODULI and not depth else None,
+        halves=LeafHalves(by_kernel=() if depth or dtype != "float64" else (dtype,)),
+        call=replace(common.call, scratch=partial(residue_scratch, DTYPES[dtype].itemsize, moduli, depth)),
+        candidacy=LeafCandidacy(
+            # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is
+            # multiplied, but splitting and joining take longer by more than that (an H200, up to 16384): for who names
+            # them.
+            forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
+            unprobed=("alone",) if dtype == "float32" else (),  # for who asks for less than the vendor's error
+        ),
+        error=LeafError(relative=level.error_growth, emulates=True, norm_bound=BOUNDS[moduli]),
+        preparation=LeafPreparation(keeps),
     )
 
 

@@ -104,7 +104,7 @@ def residue_op(
 
 def _kept(op: GemmOp, side: Side, base: str) -> Side:
     """The operand, with exponents and planes behind itself, if they are kept there."""
-    if op.use.leaf.keeps is None or not op.ready.kept_of == base == side.source.base:
+    if op.use.leaf.preparation.keeps is None or not op.ready.kept_of == base == side.source.base:
         return side
     exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + whole(EXPONENT * side.lines, ROOM)

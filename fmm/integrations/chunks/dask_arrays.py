@@ -24,8 +24,8 @@ from dask.system import CPU_COUNT
 
 from fmm.api import plan as decided
 from fmm.dtypes import DTYPES, STORED
-from fmm.integrations.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
-from fmm.integrations.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.integrations.chunks.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
+from fmm.integrations.chunks.chunk_grid import Cell, ChunkTasks, Grid
 from fmm.kernels.distributed.levels_above import levels_over_blocks
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan

@@ -1,7 +1,7 @@
 """A level above a shared product: sums of what this process holds, and fewer shared products of blocks.
 
-The level is walked as Dask's is, over a grid of blocks (fmm.integrations.chunk_grid): a table of tasks, each of which
-makes one block. Here they are done one after the other, and a block is let go after its last reader.
+The level is walked as Dask's is, over a grid of blocks (fmm.integrations.chunks.chunk_grid): a table of tasks, each of
+which makes one block. Here they are done one after the other, and a block is let go after its last reader.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fmm.integrations.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, multiplied_chunks
+from fmm.integrations.chunks.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, multiplied_chunks
 from fmm.kernels.distributed.blocks import Span
 from fmm.kernels.distributed.layout import Layout, Operand
 from fmm.kernels.distributed.quadrants import Quadrants

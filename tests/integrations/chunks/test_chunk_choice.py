@@ -8,8 +8,8 @@ from collections.abc import Hashable
 
 import pytest
 
-from fmm.integrations.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
-from fmm.integrations.chunk_grid import combined_chunks, multiplied_chunks
+from fmm.integrations.chunks.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
+from fmm.integrations.chunks.chunk_grid import combined_chunks, multiplied_chunks
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.chunk_schedule import ChunkTask, Simulated, Workers, simulated_schedule
 

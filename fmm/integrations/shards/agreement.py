@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fmm.integrations.shared_product import Processes, told_of_loss
+from fmm.integrations.shards.shared_product import Processes, told_of_loss
 
 WORDS = 4  # of 64 bits, that a question's digest has
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.integrations.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, multiplied_chunks
+from fmm.integrations.chunks.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, multiplied_chunks
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.chunk_schedule import ChunkTask, Simulated, Workers, simulated_schedule

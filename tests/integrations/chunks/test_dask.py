@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.integrations.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
+from fmm.integrations.chunks.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
 from fmm.kernels.plans.plan import Plan, PlanError
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
 products = import_module("fmm.dask")
-dask_arrays = import_module("fmm.integrations.dask_arrays")
+dask_arrays = import_module("fmm.integrations.chunks.dask_arrays")
 
 GRIDS = [
     ((64, 64, 64), (16, 16)),  # four by four equal chunks

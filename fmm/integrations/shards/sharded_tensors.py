@@ -22,9 +22,9 @@ from fmm.arrays.torch_library import NAMES, torch_library_of
 from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
-from fmm.integrations.agreement import everybody_knows
-from fmm.integrations.product_of_blocks import product_of_blocks
-from fmm.integrations.shared_product import BegunProduct, Processes, told_of_loss
+from fmm.integrations.shards.agreement import everybody_knows
+from fmm.integrations.shards.product_of_blocks import product_of_blocks
+from fmm.integrations.shards.shared_product import BegunProduct, Processes, told_of_loss
 from fmm.kernels.distributed.blocks import Cuts, Holdings
 from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
 from fmm.kernels.distributed.quadrants import level_above, quadrants
