@@ -9,7 +9,6 @@ import numpy as np
 
 from fmm.arrays.kinds import type_name
 from fmm.arrays.numpy_library import NUMPY
-from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
