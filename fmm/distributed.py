@@ -1,4 +1,5 @@
-"""`import fmm.distributed`: products that several devices share, `fmm.distributed.matmul(a, b)` of DTensors.
+"""`import fmm.distributed`: products that several devices share, `fmm.distributed.matmul(a, b)` of DTensors, or of
+arrays of which each process holds its part.
 
 `plan` predicts without torch and without devices: how so many of them would share a product, and how long it takes.
 """
@@ -20,7 +21,16 @@ __all__ = ["SharedDecision", "explain", "matmul", "plan"]
 
 
 def matmul(
-    a: Any, b: Any, /, *, plan: str | None = None, placements: Any = None, max_error_growth: float | None = None
+    a: Any,
+    b: Any,
+    /,
+    *,
+    plan: str | None = None,
+    placements: Any = None,
+    max_error_growth: float | None = None,
+    mesh: Any = None,
+    operand_placements: Any = None,
+    sizes: Sequence[int] | None = None,
 ) -> Any:
     """The product of two matrices that are sharded over a mesh of processes (torch's DTensors), by all of them.
 
@@ -36,17 +46,46 @@ def matmul(
         As fmm.matmul has it, for all levels together.
 
     Products that are no such matrices are torch.matmul's.
+
+    With these, a and b are the parts that this process holds of two matrices, NumPy's or CuPy's arrays, and so is what
+    comes back of the product:
+
+    mesh
+        The processes that hold the parts: torch's DeviceMesh, or a group of torch.distributed.
+    operand_placements
+        How A is cut, and how B is, two lists of torch's Shard, Replicate and Partial. Unless given, both are cut by
+        rows, on a mesh of two dimensions in blocks; so is the product, unless `placements` says otherwise.
+    sizes
+        m, k and n of the whole product, where the parts are not all of one size; they are cut as torch.chunk cuts.
     """
-    from fmm.integrations.shards import sharded_tensors
+    from fmm.integrations.shards import array_parts, sharded_tensors
 
-    return sharded_tensors.matmul(a, b, sharded_tensors.Wanted(plan, placements, max_error_growth))
+    wanted = sharded_tensors.Wanted(plan, placements, max_error_growth)
+    laid = array_parts.ArrayLayout(mesh, operand_placements, sizes)
+    if array_parts.are_told_of(a, b, laid):
+        return array_parts.matmul(a, b, laid, wanted)
+    return sharded_tensors.matmul(a, b, wanted)
 
 
-def explain(a: Any, b: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> SharedDecision:
+def explain(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    plan: str | None = None,
+    max_error_growth: float | None = None,
+    mesh: Any = None,
+    operand_placements: Any = None,
+    sizes: Sequence[int] | None = None,
+) -> SharedDecision:
     """How `matmul` would share the product, and why. Nothing is sent: each process can ask alone."""
-    from fmm.integrations.shards import sharded_tensors
+    from fmm.integrations.shards import array_parts, sharded_tensors
 
-    return sharded_tensors.explained(a, b, sharded_tensors.Wanted(plan, None, max_error_growth))
+    wanted = sharded_tensors.Wanted(plan, None, max_error_growth)
+    laid = array_parts.ArrayLayout(mesh, operand_placements, sizes)
+    if array_parts.are_told_of(a, b, laid):
+        return array_parts.explained(a, b, laid, wanted)
+    return sharded_tensors.explained(a, b, wanted)
 
 
 def plan(

@@ -92,13 +92,18 @@ class HostEngine:
     def buffer(self, nbytes: int) -> HostBuffer:
         return HostBuffer(nbytes)
 
-    def send(self, buffer: Any, nbytes: int, address: int) -> None:
+    def send(self, buffer: Any, rows: int, nbytes: int, address: int, apart: int) -> None:
         self.fails("send")
         self.late += self.finished
         source = buffer.bytes.ctypes.data
-        event = buffer.waiting = HostEvent(lambda: ctypes.memmove(address, source, nbytes))
+
+        def copy() -> None:
+            for row in range(rows):
+                ctypes.memmove(address + row * apart, source + row * nbytes, nbytes)
+
+        event = buffer.waiting = HostEvent(copy)
         with self.lock:
-            self.sent_bytes += nbytes
+            self.sent_bytes += rows * nbytes
             self.pending.append(event)
 
     def sent(self) -> HostEvent:

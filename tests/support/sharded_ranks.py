@@ -27,6 +27,7 @@ from fmm.integrations.shards import sharded_tensors
 from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.plans.plan import PlanError
 from fmm.perfmodel.sharing import in_pieces
+from tests.support.array_ranks import ARRAYS
 from tests.support.hostile_ranks import HOSTILE
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -204,20 +205,6 @@ def fully_sharded(device: str) -> None:
     assert all(abs(x - y) <= 1e-9 * abs(y) for x, y in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
-def of_cupy(device: str) -> None:
-    """CuPy's arrays, the rows that each process has, without a copy; and the result as one of CuPy's."""
-    import cupy
-
-    mesh = next(meshes(device))
-    n, rows = 96 * mesh.size(), 96
-    parts = [cupy.random.default_rng(seed + mesh.get_local_rank()).standard_normal((rows, n)) for seed in (20, 40)]
-    x, y = (DTensor.from_local(torch.from_dlpack(part), mesh, [Shard(0)], run_check=False) for part in parts)
-    found = fmm.distributed.matmul(x, y, placements=[Shard(0)])
-    assert x.to_local().data_ptr() == parts[0].data.ptr
-    expected = parts[0] @ cupy.from_dlpack(y.full_tensor())
-    assert float(cupy.abs(cupy.from_dlpack(found.to_local()) - expected).max()) < 1e-10
-
-
 def relative(found: Any, expected: Any) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
@@ -240,7 +227,7 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-EVERY = (products, explained, hooked, large, fully_sharded, of_cupy, lost, *HOSTILE)
+EVERY = (products, explained, hooked, large, fully_sharded, lost, *ARRAYS, *HOSTILE)
 CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in EVERY}
 
 

@@ -177,6 +177,7 @@ def _number(c: Coefficient) -> float | complex:
 
 def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
     """The weighted sum, as large as the largest of them."""
+    check_unmasked(chunks)
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
     terms = list(zip(weights, chunks, strict=True))
     if chunks[0].shape != shape:
@@ -211,6 +212,7 @@ def multiplied_chunks(
     One new chunk, to which the products are added one by one: each chunk more would be memory that is written first and
     read once.
     """
+    check_unmasked((*lefts, *rights))
     pairs = [_matching(left, right) for left, right in zip(lefts, rights, strict=True)]
     others = [] if before is None else [before.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
@@ -231,6 +233,15 @@ def multiplied_chunks(
         part = total[: left.shape[0], : right.shape[1]]
         gemm(left, right, part, alpha=alpha, beta=1, out=part, plan=plan)
     return total
+
+
+def check_unmasked(chunks: Sequence[Any]) -> None:
+    """TypeError for masked chunks of an array that was taken for a plain one: sums in place would lose their masks."""
+    if any(isinstance(chunk, np.ma.MaskedArray) for chunk in chunks):
+        raise TypeError(
+            "a chunk is a masked array, which the array's _meta does not say (map_blocks and from_delayed take meta=); "
+            "with such a _meta, dask.array.matmul multiplies"
+        )
 
 
 def _matching(left: Any, right: Any) -> tuple[Any, Any]:

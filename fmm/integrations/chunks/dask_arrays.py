@@ -49,14 +49,17 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     max_error_growth
         As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
 
-    Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's.
+    Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's; so are
+    masked ones, as fmm.matmul leaves them to NumPy.
     """
     x, y = da.asanyarray(x), da.asanyarray(y)
     dtype = np.result_type(x.dtype, y.dtype)
     unknown = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
-    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or dtype.name not in STORED:
+    masked = any(isinstance(array._meta, np.ma.MaskedArray) for array in (x, y))
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or masked or dtype.name not in STORED:
         if plan not in (None, "vendor"):
-            raise PlanError(f"the plan {plan} is one for matrices of floating-point numbers whose chunks are known")
+            kinds = "matrices of floating-point numbers, not masked, whose chunks are known"
+            raise PlanError(f"the plan {plan} is one for {kinds}")
         return da.matmul(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     if x.chunks[1] != y.chunks[0]:

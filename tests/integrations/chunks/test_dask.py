@@ -209,3 +209,47 @@ def test_a_worker_that_is_lost_changes_no_bit() -> None:
         found = future.result(timeout=240)
     assert (found == wanted).all()
     np.testing.assert_allclose(found, x.compute(scheduler="sync") @ y.compute(scheduler="sync"), atol=1e-9)
+
+
+def masked(side: int, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return np.ma.masked_array(rng.standard_normal((side, side)), mask=rng.random((side, side)) < 0.1)
+
+
+@pytest.mark.parametrize("chunk", [12, 4])
+def test_masked_chunks_keep_their_masks(chunk: int) -> None:
+    """They are Dask's, as masked arrays are NumPy's under fmm.matmul."""
+    a, b = masked(12, 1), masked(12, 2)
+    x, y = da.from_array(a, chunks=chunk), da.from_array(b, chunks=chunk)
+    for left, right in ((x, y), (x, y.map_blocks(np.ma.getdata)), (x.map_blocks(np.ma.getdata), y)):
+        for plan in (None, "vendor"):
+            found = products.matmul(left, right, plan=plan).compute(scheduler="sync")
+            expected = da.matmul(left, right).compute(scheduler="sync")
+            assert type(found) is type(expected) is np.ma.MaskedArray
+            np.testing.assert_array_equal(found.mask, expected.mask)
+            np.testing.assert_allclose(found.compressed(), expected.compressed(), rtol=1e-12)
+            assert found.mask.any()
+        with pytest.raises(PlanError, match="not masked"):
+            products.matmul(left, right, plan="winograd")
+    if chunk == 12:
+        whole = products.matmul(x, y).compute(scheduler="sync")
+        np.testing.assert_array_equal(whole.mask, fmm.matmul(a, b).mask)
+
+
+@pytest.mark.parametrize("plan", ["vendor", "winograd", None])
+@pytest.mark.parametrize("sides", ["left", "right", "one chunk"])
+def test_masked_chunks_that_nobody_knew_of_are_refused(sides: str, plan: str | None) -> None:
+    """Their masks would be lost where products are added up in place, or plain chunks to masked ones."""
+    plain = np.ones((16, 16))
+    x = da.from_array(plain, chunks=4)
+    hidden = x.map_blocks(
+        lambda chunk, block_info: (
+            np.ma.masked_array(chunk, mask=chunk > 0)
+            if sides != "one chunk" or block_info[0]["chunk-location"] == (1, 2)
+            else chunk
+        ),
+        meta=plain[:0, :0],
+    )
+    product = products.matmul(x, hidden, plan=plan) if sides == "right" else products.matmul(hidden, x, plan=plan)
+    with pytest.raises(TypeError, match="masked array"):
+        product.compute(scheduler="sync")

@@ -22,7 +22,7 @@ def count() -> int:
 
 # Of all placements, types and uneven sizes; large ones, which run plans on each; CuPy's arrays; and a model whose
 # parameters are sharded, which trains as without.
-@pytest.mark.parametrize("what", ["products", "large", "of_cupy", "fully_sharded"])
+@pytest.mark.parametrize("what", ["products", "large", "arrays", "same_memory", "refused_arrays", "fully_sharded"])
 def test_products_of_sharded_matrices(count: int, what: str) -> None:
     for ended in run_processes(count, what, "cuda"):
         assert ended.status == 0 and "is done" in ended.output, ended.output

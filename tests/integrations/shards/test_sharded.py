@@ -24,11 +24,20 @@ def test_of_two_processes(case: str) -> None:
     ended_well(2, case)
 
 
-@pytest.mark.parametrize(
-    "case", ["disagree", "refused", "again", "odd_parts", "all_gradients", "other_arrays", "alike"]
-)
+@pytest.mark.parametrize("case", ["disagree", "refused", "again", "odd_parts", "all_gradients", "alike"])
 def test_what_processes_and_torch_may_do(case: str) -> None:
     """tests/support/hostile_ranks.py says what it is."""
+    ended_well(2, case)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_arrays_of_which_each_process_holds_its_parts(count: int) -> None:
+    ended_well(count, "arrays")
+
+
+@pytest.mark.parametrize("case", ["same_memory", "refused_arrays"])
+def test_arrays_are_not_copied_and_bad_ones_refused(case: str) -> None:
+    """tests/support/array_ranks.py says what it is."""
     ended_well(2, case)
 
 

@@ -1,0 +1,177 @@
+"""Products of arrays of which each process holds its parts, NumPy's or on GPUs CuPy's: cases of
+tests/support/sharded_ranks.py."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import fmm
+import fmm.distributed
+from fmm.integrations.shards import sharded_tensors
+
+PLACES = (Shard(0), Shard(1), Replicate())
+BOUND = {"float16": 3e-3, "float32": 1e-5, "float64": 1e-12, "complex64": 1e-5, "complex128": 1e-12}
+
+
+def meshes(device: str) -> Iterator[Any]:
+    count = dist.get_world_size()
+    yield init_device_mesh(device, (count,))
+    if count == 4:
+        yield init_device_mesh(device, (2, 2))
+
+
+def library(device: str) -> Any:
+    return import_module("cupy" if device == "cuda" else "numpy")
+
+
+def drawn(rows: int, cols: int, seed: int, dtype: str = "float64") -> Any:
+    """The same on all processes."""
+    rng = np.random.default_rng(seed)
+    found = rng.standard_normal((rows, cols)) + (1j * rng.standard_normal((rows, cols)) if "complex" in dtype else 0)
+    return found.astype(dtype)
+
+
+def part(whole: Any, mesh: Any, places: Any) -> Any:
+    """What this process holds, by slices of NumPy's: torch.chunk's parts, dimension after dimension of the mesh."""
+    for place, side, mine in zip(places, mesh.mesh.shape, mesh.get_coordinate(), strict=True):
+        if isinstance(place, Shard):
+            each = -(-whole.shape[place.dim] // side) or 1
+            span = slice(mine * each, (mine + 1) * each)
+            whole = whole[span] if place.dim == 0 else whole[:, span]
+    return np.ascontiguousarray(whole)
+
+
+def near(found: Any, expected: Any, dtype: str = "float64") -> bool:
+    found = found if isinstance(found, np.ndarray) else found.get()
+    assert found.dtype == dtype and found.shape == expected.shape, (found.dtype, found.shape, expected.shape)
+    wide = np.abs(found.astype(expected.dtype) - expected)
+    return wide.size == 0 or float(wide.max()) <= BOUND[dtype] * 10 * max(float(np.abs(expected).max()), 1e-30)
+
+
+def arrays(device: str) -> None:
+    """All placements, even and uneven sizes, levels above; the same kind of array comes back."""
+    xp, count = library(device), dist.get_world_size()
+    for mesh in meshes(device):
+        pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=3))
+        for (m, k, n), plan, places in list(
+            product(((24, 36, 12), (7, 9, 5), (count - 1, 3, 2)), (None, "vendor"), pairs)
+        )[:: 3 if mesh.ndim == 1 else 101]:
+            a, b = drawn(m, k, 1), drawn(k, n, 2)
+            x, y = (xp.asarray(part(whole, mesh, at)) for whole, at in zip((a, b), places, strict=False))
+            found = fmm.distributed.matmul(
+                x, y, mesh=mesh, operand_placements=places[:2], placements=places[2], plan=plan, sizes=(m, k, n)
+            )
+            assert type(found) is xp.ndarray
+            assert near(found, part(a @ b, mesh, places[2])), (m, k, n, plan, places)
+    usual_places(device)
+
+
+def usual_places(device: str) -> None:
+    """Nothing is said but who holds the parts: rows, or blocks; a group is a mesh of one dimension."""
+    xp, count = library(device), dist.get_world_size()
+    a, b = drawn(12 * count, 8 * count, 3), drawn(8 * count, 4 * count, 4)
+    for mesh in (*meshes(device), dist.group.WORLD):
+        row = DeviceMesh(device, list(range(count)))
+        places, over = ([Shard(0), Shard(1)], mesh) if getattr(mesh, "ndim", 1) == 2 else ([Shard(0)], row)
+        x, y = (xp.asarray(part(whole, over, places)) for whole in (a, b))
+        for plan in (None, "winograd"):
+            assert near(fmm.distributed.matmul(x, y, mesh=mesh, plan=plan), part(a @ b, over, places))
+        assert f"product: {12 * count} x {8 * count} x {4 * count}, float64" in str(
+            fmm.distributed.explain(x, y, mesh=mesh)
+        )
+    for dtype in BOUND:
+        x, y = (drawn(6 * count, 6 * count, seed, dtype) for seed in (5, 6))
+        parts = [xp.asarray(part(whole, row, [Shard(0)])) for whole in (x, y)]
+        wide = "complex128" if "complex" in dtype else "float64"
+        expected = part(x.astype(wide) @ y.astype(wide), row, [Shard(0)])
+        assert near(fmm.distributed.matmul(*parts, mesh=row), expected, dtype), dtype
+
+
+def same_memory(device: str) -> None:
+    """Nothing is copied on the way in or out; what DLPack cannot tell is, and is right all the same."""
+    xp, mesh = library(device), next(meshes(device))
+    count, rank = mesh.size(), mesh.get_local_rank()
+    x, y = (xp.asarray(drawn(6, 6 * count, seed + rank)) for seed in (10, 20))
+    own, seen = sharded_tensors.matmul, list[int]()
+
+    def noted(a: Any, b: Any, wanted: sharded_tensors.Wanted) -> Any:
+        found = own(a, b, wanted)
+        seen.extend(tensor.to_local().data_ptr() for tensor in (a, b, found))
+        return found
+
+    sharded_tensors.matmul = noted
+    try:
+        found = fmm.distributed.matmul(x, y, mesh=mesh)
+    finally:
+        sharded_tensors.matmul = own
+    assert seen == [array.__array_interface__["data"][0] if xp is np else array.data.ptr for array in (x, y, found)]
+    expected = found if xp is np else found.get()
+    turned = xp.asarray(x.T.copy())
+    odd = [xp.ascontiguousarray(x[::-1])[::-1], turned.T, xp.repeat(x, 2, axis=1)[:, ::2]]
+    if xp is np:
+        found[0, 0] += 0  # it is no one's but the caller's
+        with tempfile.NamedTemporaryFile() as file:
+            np.memmap(file, x.dtype, "w+", shape=x.shape)[:] = x
+            odd += [np.memmap(file, x.dtype, mode, shape=x.shape) for mode in ("r", "c")]
+        fixed = x.copy()
+        fixed.flags.writeable = False
+        odd += [fixed, x.astype(">f8")]
+    before = x.copy()
+    for other in odd:
+        assert near(fmm.distributed.matmul(other, y, mesh=mesh), expected)
+    assert (x == before).all()
+
+
+def refused_arrays(device: str) -> None:
+    """In words, by each process alone."""
+    xp, mesh = library(device), next(meshes(device))
+    count = mesh.size()
+    x, tensor = xp.ones((4, 4 * count)), distribute_tensor(torch.ones(4, 4, device=device), mesh, [Shard(0)])
+    elsewhere = DeviceMesh("cuda" if device == "cpu" else "cpu", list(range(count)), _init_backend=False)
+    solid = init_device_mesh(device, (count, 1, 1))
+    rows, wrong = [Shard(0)], "placements of A"
+    calls: list[tuple[type[Exception], str, tuple[Any, Any], dict[str, Any]]] = [
+        (TypeError, "mesh= is to be", (x, x), {}),
+        (TypeError, "mesh= is to be", (x, x), {"mesh": count}),
+        (TypeError, "mesh= is to be", (x, x), {"sizes": (4, 4, 4)}),
+        (TypeError, "a torch tensor", (tensor, tensor), {"mesh": mesh}),
+        (TypeError, "moves nothing between", (tensor, x), {"mesh": mesh}),
+        (TypeError, "moves nothing between", (x, tensor), {}),
+        (TypeError, "not a", (np.ma.ones((4, 4)), np.ma.ones((4, 4))), {"mesh": mesh}),
+        (TypeError, "not a", ([[1.0]], [[1.0]]), {"mesh": mesh}),
+        (TypeError, "one type", (x, x.astype("float32")), {"mesh": mesh}),
+        (TypeError, "one type", (x.astype("int64"), x.astype("int64")), {"mesh": mesh}),
+        (ValueError, "matrices", (x[0], x), {"mesh": mesh}),
+        (ValueError, "its mesh is one of", (x, x), {"mesh": elsewhere}),
+        (ValueError, "3 dimensions", (x, x), {"mesh": solid}),
+        (ValueError, "those of A and those of B", (x, x), {"mesh": mesh, "operand_placements": [Shard(0)]}),
+        (ValueError, wrong, (x, x), {"mesh": mesh, "operand_placements": [rows * 2, rows]}),
+        (ValueError, wrong, (x, x), {"mesh": mesh, "operand_placements": [[Shard(2)], rows]}),
+        (ValueError, wrong, (x, x), {"mesh": mesh, "operand_placements": [Shard(0), Shard(0)]}),
+        (ValueError, "placements of the product", (x, x), {"mesh": mesh, "placements": [Partial()]}),
+        (ValueError, "give sizes=", (x[:, 1:], x), {"mesh": mesh}),
+        (ValueError, "m, k and n", (x, x), {"mesh": mesh, "sizes": (4, 4)}),
+        (ValueError, "m, k and n", (x, x), {"mesh": mesh, "sizes": (4, 4, -1)}),
+        (ValueError, "torch.chunk would have", (x, x), {"mesh": mesh, "sizes": (4 * count + 1, 4 * count, 4 * count)}),
+    ]
+    for error, words, given, asked in calls:
+        try:
+            fmm.distributed.matmul(*given, **asked)
+        except error as told:
+            assert words in str(told), (words, str(told))
+            continue
+        raise AssertionError(f"{words}: it was not refused")
+    assert near(fmm.distributed.matmul(x, x, mesh=mesh), np.full((4, 4 * count), 4.0 * count))
+
+
+ARRAYS = (arrays, same_memory, refused_arrays)
