@@ -16,7 +16,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import routes
+from fmm.runtime import routes, short_way, small_half
 from fmm.runtime.calls import answer
 from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.decisions.decide import Decision
@@ -46,6 +46,9 @@ def force(text: str) -> None:
         (left_to_vendor, "small_enough_for_vendor", never),
         (left_to_vendor, "SMALLEST_SIDE", 2),
         (routes, "SMALL_BYTES", 0),
+        (short_way, "FEW_NUMBERS", 0),
+        (small_half, "SMALL_SIDE", 0),
+        (small_half, "LONG_SIDE", 0),
         (cupy_functions, "small_enough_for_vendor", never),
     ]
     if "torch" in sys.modules:

@@ -101,11 +101,11 @@ class Calibration:
     parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
     deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
     host: float = 0.0  # seconds of the processor, at least, to start one product
-    # Seconds that a call by a plan takes the processor, at least: by one with levels or a leaf of several launches, and
-    # by another leaf of one launch than the vendor's. (What the tuner times are launches; a user's call has its Python,
-    # too.)
-    call: float = 0.0
-    call_of_leaf: float = 0.0
+    # Seconds of the processor that a user's call takes, at least, by the way in which it is answered: it is back no
+    # sooner, however short the device's work is. (What the tuner times are launches; a call has its Python, too.)
+    call_of_library: float = 0.0  # by the library's own product
+    call: float = 0.0  # by levels, or a leaf of several launches: a replayed graph, told where its operands are now
+    call_of_leaf: float = 0.0  # by another leaf of one launch than the vendor's: launched
     call_of_small: float = 0.0  # by the leaf for small halves: looked up, and one launch without the vendor's library
     least: float = 0.0  # plans with leaf products that have a shorter side are not chosen: the formula is wrong there
     lanes: int = 1  # products that run at a time

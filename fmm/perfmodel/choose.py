@@ -116,7 +116,7 @@ def considered_candidates(problem: Problem, calibration: Calibration, limits: Li
 
 def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
     """All candidates, the fastest first; equally fast ones in the order of the list."""
-    base = max(predict_vendor(problem, calibration).seconds, call_seconds(VENDOR, problem, calibration))
+    base = whole_call(predict_vendor(problem, calibration), calibration)
     found: list[Candidate] = []
     for choosable in (
         choosable_plans(among, problem, calibration) if among else choosable_candidates(problem, calibration)
@@ -155,19 +155,23 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
     work = estimated_work(plan, problem)
     if not plan.splits or work.smallest >= calibration.least:
         prediction = predicted_seconds(plan, problem, work, calibration)
-        seconds = max(prediction.seconds, call_seconds(plan, problem, calibration))
-        time = seconds / base if base else 1.0
+        time = whole_call(prediction, calibration) / base if base else 1.0
         growth = expected_growth(plan, problem.dtype, not calibration.batches)
         yield Candidate(plan, prediction, time, growth, needed_margin(plan, problem, calibration))
 
 
+def whole_call(prediction: Prediction, calibration: Calibration) -> float:
+    """Seconds of a call that recurs: the device computes one while the processor starts the next, so that it is the
+    longer of the two, and not their sum. (Left out: a call that is waited for at once takes both.)"""
+    return max(prediction.seconds, call_seconds(prediction.plan, prediction.problem, calibration))
+
+
 def call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """What a call by the plan takes the processor, at least; a library's own product is not counted, but it has none
-    that computes one half alone."""
-    if plan.levels or plan.leaf_use.leaf.starts > 1:
+    """What a call by the plan takes the processor, at least; a library has no product that computes one half alone."""
+    if plan.levels or plan.leaf_use.leaf.call.starts > 1:
         return calibration.call
     if plan == VENDOR and not problem.halved:
-        return 0.0
+        return calibration.call_of_library
     return calibration.call_of_small if plan.leaf_use.leaf.candidacy.longest else calibration.call_of_leaf
 
 

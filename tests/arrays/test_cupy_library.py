@@ -34,7 +34,7 @@ PLAN = Plan.parse("strassen.batched.pad16 > vendor")
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
     plain_types: dict[type, Library] = {}
-    for name in ("fmm.arrays.pick.PLAIN_TYPES", "fmm.api.PLAIN_TYPES", "fmm.runtime.short_way.PLAIN_TYPES"):
+    for name in ("fmm.arrays.pick.PLAIN_TYPES", "fmm.runtime.short_way.PLAIN_TYPES"):
         monkeypatch.setattr(name, plain_types)
     limits._shares.clear()
     with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:

@@ -23,10 +23,12 @@ STREAM_SHARE = 0.75
 MARGIN = 0.03  # nothing of this device was measured
 LEAST = 512.0
 LAUNCH = 4e-6
-# On the hosts of three H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after
-# 43 to 60 where another leaf does, after 46 to 105 by a plan with levels. Calls that recur are replayed: such ones took
-# 31 to 68 us in all.
-CALL, CALL_OF_LEAF = 45e-6, 40e-6
+# On the hosts of three H200s a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after
+# 43 to 60 where another leaf does. By a plan with levels it is back after 60 to 74 us where its launches are made one
+# by one, which only the first few calls are; where they are replayed as a graph, after 17 to 31 us with all in its old
+# place, after 35 to 60 with operands elsewhere (the table `host` of results/nvidia-h200/host.json). No tuning measures
+# these: on a slower host, choices of products that take less than 0.1 ms may be poorer.
+CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 45e-6, 40e-6
 # There a recurring call of fmm.gram was back after 17 to 30 us where the leaf `small` multiplies 64 or 256 rows, and
 # after 66 to 78 us by cuBLAS's syrk, of which the device worked for 42 (results/nvidia-h200/host-transposed.json, 1024
 # rows of float64, the lower half).
@@ -68,7 +70,13 @@ def datasheet(name: str) -> Calibration:
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
     found = replace(found, margin=MARGIN, least=LEAST)
-    return replace(found, call=CALL, call_of_leaf=CALL_OF_LEAF, call_of_small=CALL_OF_SMALL)
+    return replace(
+        found,
+        call_of_library=CALL_OF_LIBRARY,
+        call=CALL,
+        call_of_leaf=CALL_OF_LEAF,
+        call_of_small=CALL_OF_SMALL,
+    )
 
 
 def _vendors_rates(gpu: Device) -> dict[str, Rate]:

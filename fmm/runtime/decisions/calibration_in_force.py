@@ -65,7 +65,12 @@ def with_unmeasured(tuned: Calibration, guess: Calibration, failed: tuple[str, .
         for dtype in leaf.types.below if leaf.time.rate else ():
             if (name := leaf.time.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
                 rates[name] = _as_fast_beside(guess.rates[name], dtype, tuned, guess)
-    return replace(tuned, rates=MappingProxyType(rates), call_of_small=tuned.call_of_small or guess.call_of_small)
+    return replace(
+        tuned,
+        rates=MappingProxyType(rates),
+        call_of_library=tuned.call_of_library or guess.call_of_library,
+        call_of_small=tuned.call_of_small or guess.call_of_small,
+    )
 
 
 def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:

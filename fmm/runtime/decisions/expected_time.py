@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import Limits, whole_call
 from fmm.perfmodel.margins import few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.work.estimate import estimated_workspace
@@ -21,7 +21,8 @@ MOST_INNER = 16
 
 
 def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
-    """Is one half, with its mirror, clearly predicted to be faster than the whole product by the best plan?"""
+    """Is a call for one half, with its mirror, clearly predicted to be faster than one for the whole product by the
+    best plan?"""
     problem = half.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
@@ -29,8 +30,8 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
     if calibration is None or problem.dtype not in calibration.rates or problem.k > MOST_INNER * problem.m:
         return False
     best = decide(whole, limits, device).plan
-    of_whole = min(quick_prediction(plan, whole, calibration).seconds for plan in (VENDOR, best))
-    of_half = quick_prediction(half.plan, without_layouts(problem), calibration).seconds
+    of_whole = min(whole_call(quick_prediction(plan, whole, calibration), calibration) for plan in (VENDOR, best))
+    of_half = whole_call(quick_prediction(half.plan, without_layouts(problem), calibration), calibration)
     margin = calibration.margin + few_tiles_doubt(problem, calibration)
     return of_half <= (1 - margin) * of_whole
 
@@ -41,9 +42,9 @@ def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, 
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return 0.0
-    seconds = [quick_prediction(VENDOR, problem, calibration).seconds]
+    seconds = [whole_call(quick_prediction(VENDOR, problem, calibration), calibration)]
     for plan in plans:
         with suppress(PlanError):  # it cannot be done at these sides
             if estimated_workspace(plan, problem) <= limits.workspace:
-                seconds.append(quick_prediction(plan, problem, calibration).seconds)
+                seconds.append(whole_call(quick_prediction(plan, problem, calibration), calibration))
     return min(seconds)

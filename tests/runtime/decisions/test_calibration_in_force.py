@@ -137,6 +137,7 @@ def test_a_tuned_gpu_has_guessed_rates_of_the_leaves_that_the_tuning_did_not_mea
         assert found.rates[name].flops == pytest.approx(slower * guess.rates[name].flops)
     assert found.rates[F16X3_RATE] == guess.rates[F16X3_RATE], "nobody knows how fast it multiplies float32"
     assert found.call_of_small == guess.call_of_small > 0
+    assert found.call_of_library == guess.call_of_library > 0
 
 
 def test_complex_numbers_have_what_was_measured_of_real_ones_before_any_guess(path: Path) -> None:
@@ -166,9 +167,9 @@ def test_what_a_tuning_measured_stands() -> None:
     assert guess is not None
     (name, *_) = with_unmeasured(replace(guess, rates=MappingProxyType({})), guess).rates
     own = Rate(1.0, 2.0, 3.0)
-    measured = replace(guess, rates=MappingProxyType({name: own}), call_of_small=9.0)
+    measured = replace(guess, rates=MappingProxyType({name: own}), call_of_small=9.0, call_of_library=8.0)
     found = with_unmeasured(measured, guess)
-    assert found.rates[name] is own and found.call_of_small == 9.0
+    assert found.rates[name] is own and (found.call_of_small, found.call_of_library) == (9.0, 8.0)
 
 
 def test_a_processor_has_no_such_rates(path: Path) -> None:

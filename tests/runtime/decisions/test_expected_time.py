@@ -1,0 +1,71 @@
+"""What calls are expected to take: the device's work, or the processor's where that is longer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits, whole_call
+from fmm.perfmodel.predict import quick_prediction
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.expected_time import expected_seconds, faster_as_half
+from fmm.runtime.devices import Device
+from tests.support.devices import H200
+
+LIMITS = Limits(1 << 36, 16.0)
+RECORDED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "host.json"
+
+
+def device(**calls: Any) -> Device:
+    """An H200 whose host's calls take so long."""
+    assert H200.guess is not None
+    return replace(H200, guess=replace(H200.guess, **calls))
+
+
+@pytest.fixture(autouse=True)
+def no_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "off")
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [(0.0, True), (40e-6, False)])
+def test_one_half_is_no_faster_if_the_processor_takes_longer_than_the_whole_product(
+    seconds: float, faster: bool
+) -> None:
+    own = device(call_of_leaf=seconds, call=seconds)
+    half = decide(Problem(4096, 512, 4096, "bfloat16", op="gram"), LIMITS, own)
+    assert str(half.plan) == "tile"
+    assert faster_as_half(half, LIMITS, own) is faster
+
+
+def test_a_call_takes_the_longer_of_both_times() -> None:
+    own, plan = device(call=1.0, call_of_library=0.5), Plan.parse("strassen.batched > vendor")
+    problem = Problem(256, 256, 256, "float32")
+    assert own.guess is not None
+    assert whole_call(quick_prediction(plan, problem, own.guess), own.guess) == 1.0
+    assert whole_call(quick_prediction(VENDOR, problem, own.guess), own.guess) == 0.5
+    large = quick_prediction(plan, Problem(1 << 17, 1 << 17, 1 << 17, "float32"), own.guess)
+    assert whole_call(large, own.guess) == large.seconds > 1
+
+
+def test_no_product_is_expected_sooner_than_the_library_s_call_is_back() -> None:
+    assert expected_seconds([], Problem(16, 16, 16, "float32"), LIMITS, device(call_of_library=2.0)) == 2.0
+
+
+def test_what_calls_take_is_within_what_was_recorded() -> None:
+    """Medians of the way from Python to the last launch, by the way in which a call was answered."""
+    found: dict[str, list[float]] = {}
+    for row in json.loads(RECORDED.read_text())["rows"]:
+        if row["table"] == "host":
+            found.setdefault(row["way"], []).append(median(row["microseconds"]) / 1e6)
+    guess = H200.guess
+    assert guess is not None
+    assert min(found["vendor"]) <= guess.call_of_library <= max(found["vendor"])
+    assert max(found["replay"]) < min(found["moved"]) <= guess.call <= max(found["moved"])
+    assert guess.call < min(found["launches"])
