@@ -48,7 +48,7 @@ def _nonzeros(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 # ---- the bound of a plan, walked
 
 
-Spot = tuple[str, int, int, Part]
+Spot = tuple[str, int, int, Part | None]
 
 
 @dataclass(frozen=True, slots=True)
