@@ -52,7 +52,7 @@ class Problem:
     batch: int = 1
     fill: Fill = "full"
     componentwise: bool = False  # is every entry to be right beside its own size, not beside the largest ones alone?
-    kept: Literal["", "A", "B"] = ""  # behind which matrix stands what a leaf has made of it
+    kept: Literal["A", "B"] | None = None  # behind which matrix stands what a leaf has made of it
     # Where beta's matrix is not what C holds: elements from one of its rows, one of its columns to the next, zero along
     # an axis along which all are the same.
     added: tuple[int, int] | None = None

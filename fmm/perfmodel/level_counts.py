@@ -126,7 +126,7 @@ def _summed(step: Sum | ProductWithSums) -> _Summed:
 
 def _below(places: Sequence[Place]) -> tuple[bool, ...]:
     """Temporaries are of that type, and so are the parts of complex numbers."""
-    return tuple([p.part != "" or p.name not in OPERANDS for p in places])
+    return tuple([p.part is not None or p.name not in OPERANDS for p in places])
 
 
 def _shapes(places: Sequence[Place]) -> tuple[Rectangle, ...]:

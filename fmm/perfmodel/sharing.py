@@ -84,8 +84,8 @@ def _pieces(layout: Layout) -> str:
 def predicted_sharing(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     """What this way to share a product takes; PlanError where the level above cannot be done so."""
     if above == VENDOR:
-        found = _pipelined(layout, devices)
-        return replace(found, around=_added_up(layout, devices))
+        pipelined = _pipelined(layout, devices)
+        return replace(pipelined, around=_added_up(layout, devices))
     return _below_a_level(layout, above, devices)
 
 
@@ -233,12 +233,12 @@ def _slowest(layout: Layout, network: Network) -> Link:
 def _below_a_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     """Fewer products of blocks, one after the other, and sums of what each device holds."""
     wanted = canonical_layout(layout)
-    found = quadrants(wanted, above)
+    cut = quadrants(wanted, above)
     size, stream = devices.itemsize, devices.stream
     held = {operand: wanted.holdings[operand].box(0).size for operand in wanted.holdings}
     block = _block(wanted, 0)
     count, additions = level_counts(above)
-    every = _pipelined(found.block, devices, count)
+    every = _pipelined(cut.block, devices, count)
     moved = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     packed = 2.0 * (held["A"] + held["B"] + block)  # blocks are copied out of A and B, and into C
     return Sharing(

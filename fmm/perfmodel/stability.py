@@ -48,7 +48,7 @@ def _nonzeros(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 # ---- the bound of a plan, walked
 
 
-Spot = tuple[str, int, int, Part]
+Spot = tuple[str, int, int, Part | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class _Walk:
         """Walk a level's steps; the largest error of any part of C."""
         for step in steps.flat:
             if isinstance(step, Sum):
-                found = self.ran(step.program, [self.read(p) for p in step.reads], step.aliases)
-                for place, value in zip(step.writes, found, strict=True):
+                written = self.ran(step.program, [self.read(p) for p in step.reads], step.aliases)
+                for place, value in zip(step.writes, written, strict=True):
                     self.held[place.spot] = value
             elif isinstance(step, Mirror):
                 self.held[step.dest.spot] = self.read(step.source)
@@ -225,12 +225,12 @@ SHORTER_PIECES: Final = _Growths(1.6, 2.7)
 
 def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
     """The error's variance as a multiple of the vendor's, from the leaves up; `level` adds a pass to what is below."""
-    found = plan.leaf_use.leaf.error.relative**2
+    variance = plan.leaf_use.leaf.error.relative**2
     for x in reversed(plan.levels):
-        found *= x.error_growth**2
+        variance *= x.error_growth**2
         if (scheme := x.bilinear) is not None:
-            found = level(_shares(scheme), found)
-    return max(found, 1.0)
+            variance = level(_shares(scheme), variance)
+    return max(variance, 1.0)
 
 
 def _rounded_in_products(pass_: _Shares, inner: float) -> float:

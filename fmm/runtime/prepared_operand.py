@@ -144,7 +144,7 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
             room, more = leaf.preparation.keeps(DTYPES[described.dtype].itemsize, lines, length)
             copy = library.with_room_behind(x, order, room + more)
             _run(library, launches, library.pointer(copy), setting.device)
-            layout = launches.problem.layouts["AB".index(launches.problem.kept)]
+            layout = launches.problem.layouts["AB".index(_base(side))]
             rows, cols = described.shape
             kept = Kept(_base(side), rows, cols, layout)
             return PreparedOperand(side, tuple(x.shape), described.dtype, room + more, leaf.name, copy, kept)

@@ -68,8 +68,8 @@ def operand_counts(level: int) -> Counter[Operands]:
     """Operand counts of plain GEMM (level 0) or direct Strassen, derived from the coefficients."""
     if level == 0:
         return Counter({GEMM: 1})
-    found = direct_scheme(level)
-    return huang_blocks.operand_counts(found.u, found.v, found.w)
+    strassen = direct_scheme(level)
+    return huang_blocks.operand_counts(strassen.u, strassen.v, strassen.w)
 
 
 # ---- Figures 3 and 6

@@ -129,7 +129,7 @@ def _as_asked(asked: Question, work: Matrices) -> Problem:
     if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
-    base = kept.base if kept is not None and usable and not asked.limits.componentwise else ""
+    base = kept.base if kept is not None and usable and not asked.limits.componentwise else None
     return replace(problem, componentwise=asked.limits.componentwise, kept=base)
 
 

@@ -85,7 +85,7 @@ class FittedArrays:
         """The arrays, the spot of each place, and the numbers of arrays that hold several temporaries."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
-            by_matrix.setdefault((place.name, place.part != ""), []).append(i)
+            by_matrix.setdefault((place.name, place.part is not None), []).append(i)
         alone = [i for members in by_matrix.values() if not self._add_grid(members) for i in members]
         for run in self._layers(sorted(alone)):
             self._add_stack(run)
@@ -100,7 +100,7 @@ class FittedArrays:
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
         rows, cols = max(p.row + p.rows for p in places), max(p.col + p.cols for p in places)
-        single, parts = len({(p.row, p.col) for p in places}) < 2, places[0].part != ""
+        single, parts = len({(p.row, p.col) for p in places}) < 2, places[0].part is not None
         if single and not parts:
             return False
         corners = [(-(-p.row // height), -(-p.col // width)) for p in places]

@@ -71,6 +71,6 @@ def _is_old(place: Place, written: list[Place]) -> bool:
     if place.name != "C" or not place.rows or not place.cols:
         return False
     met = [w for w in written if place.shared(w) and (not place.part or not w.part or place.part == w.part)]
-    if met and not any(place.within(w) and w.part in ("", place.part) for w in met):
+    if met and not any(place.within(w) and w.part in (None, place.part) for w in met):
         raise PlanError("a step reads some of what C held, and some of what was written there")
     return not met

@@ -15,9 +15,9 @@ from fmm.problem import Fill
 
 OPERANDS = ("A", "B", "C")
 APART = "added"  # what beta is a factor of, where C does not hold it: the name of an operand of a walk
-# What of a rectangle is meant: its numbers (""), or the real or imaginary parts of complex ones; or what the transpose
-# of the matrix has there, which is only read.
-Part = Literal["", "re", "im", "transpose"]
+# What is meant where it is not a rectangle's own numbers: the real or imaginary parts of complex ones; or what the
+# transpose of the matrix has there, which is only read.
+Part = Literal["re", "im", "transpose"]
 COPY = AdditionProgram(1, (), (0,))  # its one output is its input
 
 
@@ -31,10 +31,10 @@ class Place:
     col: int
     rows: int
     cols: int
-    part: Part = ""
+    part: Part | None = None
 
     @property
-    def spot(self) -> tuple[str, int, int, Part]:
+    def spot(self) -> tuple[str, int, int, Part | None]:
         """Where it begins. Two places with the same spot overwrite each other."""
         return self.name, self.row, self.col, self.part
 
@@ -63,7 +63,7 @@ class Place:
         return Place(self.name, top, left, bottom - top, right - left) if meet else None
 
 
-def whole_matrix(name: str, rows: int, cols: int, part: Part = "") -> Place:
+def whole_matrix(name: str, rows: int, cols: int, part: Part | None = None) -> Place:
     return Place(name, 0, 0, rows, cols, part)
 
 

@@ -208,20 +208,20 @@ def V(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N80
 
 
 def _at(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
-    found = polynomial(quantity, scheme, k, leaf)
+    count = polynomial(quantity, scheme, k, leaf)
     if n < 1 or n % 2**k:
         raise ValueError(f"n = {n} does not fit k = {k} levels: n must be a positive multiple of 2^k = {2**k}")
-    return found(n)
+    return count(n)
 
 
 def levels(n: int, tau2: int) -> int:
     """How many levels Figures 16 and 23 run on n x n matrices, with tau1 = tau2/2 as in section 8.1."""
     if n < 1 or tau2 < 1:
         raise ValueError(f"n = {n} and tau2 = {tau2} must be positive")
-    found = 0
-    while 2 * n > tau2 << found:
-        found += 1
-    return found
+    depth = 0
+    while 2 * n > tau2 << depth:
+        depth += 1
+    return depth
 
 
 def reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fraction:

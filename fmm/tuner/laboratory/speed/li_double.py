@@ -30,8 +30,8 @@ DOUBLE: Final = Experiment("li-fig40", ("code", "n"), DOUBLE_SIZES[-1], _double_
 
 
 def _over_dgemm(seconds: Numbers) -> Numbers:
-    found = {(code, n): 100 * (1 - x / seconds["dgemm", n]) for (code, n), x in seconds.items()}
-    return {key: x for key, x in found.items() if key[0] != "dgemm"}
+    percent = {(code, n): 100 * (1 - x / seconds["dgemm", n]) for (code, n), x in seconds.items()}
+    return {key: x for key, x in percent.items() if key[0] != "dgemm"}
 
 
 def _printed_40() -> Numbers:
