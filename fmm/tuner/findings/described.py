@@ -187,8 +187,8 @@ def _seen(found: Thresholds) -> str:
     if not gains:
         return "no measured square tells from where on it does"
     gained = list(found.one_level.values())[-1] > 1
-    where = "pays on all that were timed" if gained else "does not pay yet on the largest that was timed"
-    return f"measured on squares: it {where}{by}"
+    where = "pays on all squares that were timed" if gained else "does not pay yet on the largest square that was timed"
+    return f"measured: it {where}{by}"
 
 
 def _corrected(found: Thresholds, factor: float, pi: str) -> str:

@@ -139,9 +139,9 @@ def test_the_recursion_point_can_be_computed_from_what_is_told() -> None:
 
 def test_measured_squares_are_those_that_were_timed() -> None:
     one = told_of("float64", n1_measured=None, one_level={"12800": 1.06})
-    assert "measured on squares: it pays on all that were timed (one level over the library: 1.06 at 12800)" in one
+    assert "measured: it pays on all squares that were timed (one level over the library: 1.06 at 12800)" in one
     lost = told_of("float64", n1_measured=None, one_level={"512": 0.26, "704": 0.24})
-    assert "measured on squares: it does not pay yet on the largest that was timed (" in lost
+    assert "measured: it does not pay yet on the largest square that was timed (" in lost
 
 
 def test_only_huangs_strategies_are_said_to_be_huangs() -> None:
