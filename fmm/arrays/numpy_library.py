@@ -125,7 +125,7 @@ class NumpyLibrary(NumpyLike):
         if dtype not in NAMES or dtype.char not in CHARS:
             return dtype, f"{dtype} products are NumPy's own", False
         if self.casting not in CASTINGS or self.order not in tuple("CFAK"):
-            return dtype, "an option that NumPy rejects", False
+            return dtype, f"casting={self.casting!r} or order={self.order!r} is for NumPy to judge", False
         if not all(np.can_cast(x.dtype, dtype, self.casting) for x in (a, b)):
             return dtype, f"cannot cast to {dtype} with casting {self.casting!r}", False
         whole = dtype in INTEGER_TYPES and all(x.dtype.kind in "iub" for x in (a, b))  # the lowest bits are kept

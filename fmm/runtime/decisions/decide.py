@@ -88,7 +88,9 @@ class Decision:
             lines += [f"its bound: {bound_in_words(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
-            lines += [f"  {c.time:5.2f}  {c.plan}" for c in self.considered]
+            times = [f"{c.time:.2f}" for c in self.considered]
+            width = max(5, *map(len, times))
+            lines += [f"  {time:>{width}}  {c.plan}" for time, c in zip(times, self.considered, strict=True)]
         return "\n".join(lines)
 
 

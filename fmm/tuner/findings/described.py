@@ -12,8 +12,10 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.config.schema import Entry
 from fmm.config.thresholds import Spread, Thresholds, read_thresholds
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.papers.huang import FIGURE_3_THREADS
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
 from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, outcome, vendors_name
@@ -139,17 +141,17 @@ def described_levels(found: Thresholds, fitted: Calibration, dtype: str) -> Iter
 def described_recursion(found: Thresholds, dtype: str) -> Iterator[tuple[str, str]]:
     """As in D'Alberto and Nicolau's Table 3: alpha, pi, and the recursion point by the model beside what was measured.
 
-    Of complex numbers their Equation 2 counts a multiply-add as two flops, as of real ones."""
-    factor = recursion_point(1.0, WINOGRAD)
-    real = "" if not dtype.startswith("complex") else " (a complex multiply-add as two flops)"
+    Their Equation 2 counts a multiply-add as two flops, of complex numbers too; pi is a flop of real ones."""
+    factor, counted = recursion_point(1.0, WINOGRAD), DTYPES[dtype].flops // 2
+    pi = "pi" if counted == 1 else f"({counted} pi)"  # of one flop as Equation 2 counts them
     yield "recursion", f"alpha {found.alpha:.3g} s to add an element, pi {found.pi:.3g} s a flop of large products:"
     if found.n1 is None:
         yield "", f"by Equation 3 one level pays {NEVER}"
     else:
-        ratio = f"alpha / pi = {found.n1 / factor:.0f}{real}"
-        yield "", f"{ratio}: one level pays from n1 = {factor:g} alpha / pi = {found.n1:.0f} on (Equation 3);"
+        ratio = f"alpha / {pi} = {found.n1 / factor:.0f}"
+        yield "", f"{ratio}: one level pays from n1 = {factor:g} alpha / {pi} = {found.n1:.0f} on (Equation 3);"
     yield "", f"{_seen(found)};"
-    yield "", _corrected(found, factor)
+    yield "", _corrected(found, factor, pi)
 
 
 def _otherwise(found: Thresholds, used: ModelInUse, dtype: str) -> Iterator[tuple[str, str]]:
@@ -187,18 +189,19 @@ def _seen(found: Thresholds) -> str:
     if not gains:
         return "no measured square tells from where on it does"
     gained = list(found.one_level.values())[-1] > 1
-    return f"measured: it {'pays on all squares' if gained else 'does not pay yet on the largest square'}{by}"
+    where = "pays on all squares that were timed" if gained else "does not pay yet on the largest square that was timed"
+    return f"measured: it {where}{by}"
 
 
-def _corrected(found: Thresholds, factor: float) -> str:
+def _corrected(found: Thresholds, factor: float, pi: str) -> str:
     """By what alpha / pi must be changed so that Equation 2 says what was measured."""
     if found.epsilon is None:
         return "nothing was measured by which Equation 2 could be corrected"
     if not found.epsilon or found.n1 is None:
-        return "Equation 2 agrees with what was measured as far as any alpha / pi does: epsilon = 0"
+        return f"Equation 2 agrees with what was measured as far as any alpha / {pi} does: epsilon = 0"
     ratio = found.n1 / factor
     return (
-        f"Equation 2 agrees best with what was measured if epsilon = {found.epsilon:+.0f} is added to alpha / pi: "
+        f"Equation 2 agrees best with what was measured if epsilon = {found.epsilon:+.0f} is added to alpha / {pi}: "
         f"{ratio + found.epsilon:.0f} in the place of {ratio:.0f}"
     )
 
@@ -206,7 +209,9 @@ def _corrected(found: Thresholds, factor: float) -> str:
 def _blocks(found: Thresholds, blocks: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """The tiles of our own product kernel, and how far its model is to be trusted."""
     if found.block_strategy:
-        yield "blocks", f"tiles of our own kernel, by Huang's strategies: {by_sides(found.block_strategy)}"
+        own = [name for name in dict.fromkeys(found.block_strategy.values()) if name not in FIGURE_3_THREADS]
+        beside = f" and ours ({', '.join(own)})" if own else ""
+        yield "blocks", f"tiles of our own kernel, by Huang's strategies{beside}: {by_sides(found.block_strategy)}"
     if blocks:
         terms = "fitted to this device" if blocks["fitted"] else "as built in"
         yield "", f"block model on {blocks['shapes']} shapes, its terms {terms}: off by {blocks['error']:.1%}"

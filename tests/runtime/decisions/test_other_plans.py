@@ -43,6 +43,14 @@ def test_other_plans_win_within_the_limits_the_fastest_first(device: Device) -> 
     assert all(c.error_growth <= 6 and c.workspace <= 1 << 27 for c in allowed)
 
 
+def test_the_times_of_slow_plans_stand_below_each_other() -> None:
+    """Of a small product, plans take hundreds of times as long."""
+    found = choose(PROBLEM, replace(FREE_SUMS, launch=1.0), LARGE)
+    told = str(Decision(found.best.plan, PROBLEM, "", considered=found.considered)).split("being 1:\n")[1]
+    ends = {line.index(".") for line in told.splitlines()}
+    assert found.considered[-1].time > 100 and len(ends) == 1
+
+
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
     fastest = choose(without_layouts(PROBLEM), FREE_SUMS, LARGE).best
     rooms = [fastest.workspace]

@@ -18,7 +18,7 @@ from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import described_gpu
-from fmm.tuner.findings.described import described, instead
+from fmm.tuner.findings.described import described, described_rows, instead
 from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 from tests.support import configs as tuned
@@ -132,6 +132,31 @@ def test_levels_say_where_fmm_goes_by_more_than_they_are_of() -> None:
     both = "\n".join(described(section, "complex128", "cpu-a", {"float64": section}))
     assert "(by the rates of complex products; what is gained above" in both
     assert "(by the rates" not in "\n".join(described(section, "complex128", "cpu-a"))
+
+
+def told_of(dtype: str, **found: Any) -> str:
+    thresholds = {**TYPES["float64"]["thresholds"], "alpha": 8e-12, "pi": 2e-14, "n1": 1500.0, **found}
+    return "\n".join(text for _, text in described_rows(tuned.section(thresholds=thresholds), dtype, "cpu-a"))
+
+
+def test_the_recursion_point_can_be_computed_from_what_is_told() -> None:
+    """Of complex numbers Equation 2 counts a flop for four of pi's."""
+    assert "alpha / (4 pi) = 100: one level pays from n1 = 15 alpha / (4 pi) = 1500 on" in told_of("complex128")
+    assert "alpha / pi = 100: one level pays from n1 = 15 alpha / pi = 1500 on" in told_of("float64")
+    assert "added to alpha / (4 pi): 120 in the place of 100" in told_of("complex128", epsilon=20.0)
+
+
+def test_measured_squares_are_those_that_were_timed() -> None:
+    one = told_of("float64", n1_measured=None, one_level={"12800": 1.06})
+    assert "measured: it pays on all squares that were timed (one level over the library: 1.06 at 12800)" in one
+    lost = told_of("float64", n1_measured=None, one_level={"512": 0.26, "704": 0.24})
+    assert "measured: it does not pay yet on the largest square that was timed (" in lost
+
+
+def test_only_huangs_strategies_are_said_to_be_huangs() -> None:
+    both = told_of("float64", block_strategy={"512": "Small", "1024": "Trio"})
+    assert "by Huang's strategies and ours (Trio): Small at 512, Trio at 1024" in both
+    assert "by Huang's strategies: Small at 512" in told_of("float64", block_strategy={"512": "Small"})
 
 
 def test_what_fmm_does_where_a_tuning_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
