@@ -14,7 +14,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.untuned.built_in import FLOPS_PER_BYTE
-from fmm.runtime import devices
+from fmm.runtime import devices, short_way
 from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.running import host_run
 from tests.support import ROOT
@@ -99,9 +99,15 @@ FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), strea
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "built_in_calibration", lambda threads: FREE_SUMS)
+def small_by_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No product is so small that nobody looks for a plan."""
     monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
+    monkeypatch.setattr(short_way, "FEW_NUMBERS", 0)
+
+
+@pytest.fixture
+def eager(small_by_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "built_in_calibration", lambda threads: FREE_SUMS)
 
 
 @pytest.fixture

@@ -115,8 +115,9 @@ def test_a_section_without_a_calibration_has_entries_all_the_same(path: Path) ->
     assert (decided().step, decided(98).step) == ("certified entry", "built-in model")
 
 
-def test_a_product_follows_the_config(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.SMALLEST_SIDE", 0)
+def test_a_product_follows_the_config(
+    small_by_plans: None, path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan="laderman > vendor")))
     a, b = rng.standard_normal((2, 96, 96))
     assert str(fmm.explain(a, b).plan) == "laderman > vendor"
@@ -260,10 +261,9 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
 
 
 def test_online_measures_the_first_products_and_keeps_the_decision(
-    path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+    small_by_plans: None, path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "online")
-    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.SMALLEST_SIDE", 0)
     monkeypatch.setattr(decide, "WORTH_TUNING", 0)
     # The file is looked at again once a second: on a busy machine that may be in the midst of this.
     monkeypatch.setattr("fmm.config.files.time", SimpleNamespace(monotonic=lambda: 0.0))
@@ -633,11 +633,14 @@ def _change(raw: Any, rng: random.Random) -> None:
 
 
 def test_a_thousand_damaged_configs_break_no_product(
-    path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+    small_by_plans: None,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Every product is right, and each config is either used or passed over with one line."""
     caplog.set_level(logging.WARNING, "fmm")
-    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.SMALLEST_SIDE", 0)
     text = tuned.write(path, HERE.key, found=GOOD).read_text()
     a, b = rng.standard_normal((2, 96, 96))
     right, chance, steps, lines = a @ b, random.Random(1), set[str](), 0

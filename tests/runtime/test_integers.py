@@ -146,9 +146,8 @@ def test_options_are_numpys(what: str, left: str, right: str, options: dict[str,
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def eager(small_by_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products by plans too."""
-    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
     monkeypatch.setattr(left_to_vendor, "SMALLEST_EXACT_SIDE", 1)
     monkeypatch.setattr(decide, "SMALLEST_EXACT_SIDE", 1)
 

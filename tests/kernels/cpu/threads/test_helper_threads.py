@@ -128,10 +128,11 @@ def test_it_runs_where_its_caller_may() -> None:
 
 
 @pytest.mark.parametrize("out", [None, np.empty((40, 60, 60))])
-def test_the_vendors_product_hears_of_the_callers_settings(out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vendors_product_hears_of_the_callers_settings(
+    out: Any, small_by_plans: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a stack times one matrix, all rows at once: that is no plan, and runs where the caller's errstate is."""
     monkeypatch.setattr(host_run, "SMALL", 0)
-    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.SMALLEST_SIDE", 1)
     seen, matmul = [], np.matmul
 
     def noted(*given: Any, **more: Any) -> Any:
