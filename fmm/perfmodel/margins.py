@@ -21,9 +21,8 @@ ROUNDS_KNOWN = 0.45
 # 0.93 and 0.92 of the vendor's time were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192
 # 0.87 and 0.96.)
 HALF_DOUBT = 0.08
-# Less is added where blocks on the diagonal are by our own tiles that read turned copies, whose time is known better.
-# (Float32 at 8192 on an H200: 0.88 predicted and 0.89 measured.)
-TURNED_DOUBT = 0.04
+# Not where blocks on the diagonal are by our own tiles that read turned copies, whose time is known. (Float32 on an
+# H200: of the vendor's time 0.91, 0.79 and 0.69 are predicted at 8192, 16384 and 32768; 0.91, 0.80 and 0.69 measured.)
 # For plans that only copy operands to aligned rows: THIN divided by the shortest side is added. The formula does not
 # know how slow the vendor is on thin products whose rows are not aligned. (TF32 on an H200: of 37 such plans, two, with
 # sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
@@ -45,8 +44,8 @@ def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> flo
     least = calibration.tiled_margin if plan.timed_by_tiles or leaf.time.rate else calibration.margin
     tiles_alone = not plan.levels and (plan.timed_by_tiles or leaf.candidacy.longest > 0)
     cuts_a_half = problem.halved and bool(plan.levels) and calibration.batches
-    of_cuts = TURNED_DOUBT if any(use.order for use in uses_on_diagonal(plan)) else HALF_DOUBT
-    return (0.0 if tiles_alone else least) + of_cuts * cuts_a_half + _doubt(plan, problem, calibration)
+    of_cuts = HALF_DOUBT if cuts_a_half and not any(use.order for use in uses_on_diagonal(plan)) else 0.0
+    return (0.0 if tiles_alone else least) + of_cuts + _doubt(plan, problem, calibration)
 
 
 def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:

@@ -8,7 +8,7 @@ from math import ceil, log2
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf import LeafUse, leaf_use
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -129,6 +129,7 @@ def _products(
             together = max(batch, lanes)
             if tiles:
                 slowdown = unaligned_tiles * tiles.slowdown(rate, m, k, n, together)
+                slowdown *= 1.0 if _lies_as_wanted(plan.leaf_use, problem, dtype) else ALONG_INNER
             else:
                 slowdown = unaligned * leaf.time.relative * _vendors_slowdown(rate, m, k, n, together)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
@@ -138,6 +139,16 @@ def _products(
             calls += count / batch
     of_halves, half_calls = _halves(work, rate, dtype, calibration, lanes)
     return seconds + of_halves, calls + half_calls, calls * leaf.call.starts + half_calls
+
+
+# How many times as long our tiles take, of a type that they want turned, where both factors lie along the inner
+# dimension, as those of x x^T do: they have 0.76 of the vendor's speed there (results/nvidia-h200/tried-gram.md).
+ALONG_INNER = 1.36
+
+
+def _lies_as_wanted(use: LeafUse, problem: Problem, dtype: DType) -> bool:
+    """Is nothing lost by how the factors of leaf products lie? (Of two matrices' product the model does not know.)"""
+    return not problem.halved or dtype.name not in use.leaf.halves.turned or use.order is not None
 
 
 PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
@@ -174,8 +185,8 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     m, k, _, batch, name, loose = half
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
-    lies_as_wanted = dtype.name not in leaf.halves.turned or leaf_use(name).order is not None
-    if lies_as_wanted and dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ())):
+    turned = dtype.name not in leaf.halves.turned or leaf_use(name).order is not None
+    if turned and dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ())):
         # Tiles on the diagonal are whole.
         return leaf.time.relative * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)

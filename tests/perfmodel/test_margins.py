@@ -13,7 +13,6 @@ from fmm.perfmodel.margins import (
     HALF_DOUBT,
     OTHER_NUMBERS,
     ROUNDS_KNOWN,
-    TURNED_DOUBT,
     few_tiles_doubt,
     needed_margin,
 )
@@ -80,7 +79,7 @@ def test_cuts_of_one_half_ask_for_more_on_a_gpu() -> None:
 
 def test_blocks_on_the_diagonal_that_read_turned_copies_are_known_better() -> None:
     plan = Plan.parse("gram.tile.outer > vendor")
-    wanted = MARGIN + TURNED_DOUBT + 2 * DOUBT / TILES
+    wanted = MARGIN + 2 * DOUBT / TILES
     assert needed_margin(plan, product(op="gram"), device(gpu=True)) == pytest.approx(wanted)
 
 
