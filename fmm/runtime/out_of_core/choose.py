@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from fmm.dtypes import DTYPES
 from fmm.problem import Shape
-from fmm.runtime.out_of_core.schedule import (
-    Cut,
-    Rates,
-    Schedule,
-    Strips,
-    Times,
-    block_bytes,
-    scheduled,
-    spans,
-    tile_bytes,
-)
+from fmm.runtime.out_of_core.schedule import Cut, Rates, Schedule, Times, block_bytes, scheduled, spans, tile_bytes
 
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # into which C's sides are cut
 LEAST_DEPTH = 2048  # of equal pieces of the inner side, unless nothing deeper fits
@@ -29,18 +19,6 @@ LEAST_FIRST = 256  # length of the first one
 # one, the sooner it is back.
 BANDS = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
 SLOTS = 3, 2  # tiles of one matrix: one is read, one on its way, and one may be ready
-# The shares of A that its strips have, and those of B: the fewer, the faster the products; the smaller the first ones,
-# the sooner there is something to do, and the last block is back.
-STRIPS = (
-    (3 / 4, 1 / 4),
-    (11 / 16, 5 / 16),
-    (1 / 2, 1 / 2),
-    (1 / 2, 1 / 4, 1 / 4),
-    (1 / 2, 5 / 16, 3 / 16),
-    (3 / 8, 5 / 16, 5 / 16),
-)
-STRIP_GROWTHS, STRIP_COUNTS = (1.0, 1.25, 1.5, 2.0), (4, 6, 8)  # of the pieces of the first ones
-LEAST_STRIP = 2048  # length of the shortest one
 MOST_STEPS = 2048
 FEW_STEPS = 64  # from which on a schedule's beginning and end make no difference
 
@@ -67,37 +45,20 @@ def chosen_schedule(
 
 
 def schedules(size: Shape, dtype: str, room: int) -> Iterator[Schedule]:
-    """What is compared: strips that stay; for each way to cut the inner side, as few blocks as fit, finished in several
-    ways.
+    """What is compared: for each way to cut the inner side, as few blocks as fit, finished in several ways.
 
     Sums of pieces are rounded once more for each piece: 16-bit types, which feel that, have one where it fits; whole
     numbers, whose pieces are added in a pass of their own, too.
     """
     row, found = DTYPES[dtype], False
-    pieced = not (row.exact or row.itemsize == 2)
-    for strips in _strips(size, pieced):
-        schedule = scheduled(size, row.itemsize, strips)
-        if schedule.memory <= room:
-            yield schedule
     for pieces in _pieces(size[1]):
-        if found and (not pieced or max(pieces) < LEAST_DEPTH):
+        if found and (row.exact or row.itemsize == 2 or max(pieces) < LEAST_DEPTH):
             return
         for cut in _cuts(size, pieces, row.itemsize, room, row.exact):
             found = True
             for shares in BANDS if _count(size, cut) < FEW_STEPS else BANDS[:1]:
                 bands = tuple(_multiple(cut.rows * share, cut.rows) for share in shares)
                 yield scheduled(size, row.itemsize, cut._replace(bands=bands))
-
-
-def _strips(size: Shape, pieced: bool) -> Iterator[Strips]:
-    """Strips of A and of B, all of which stay on the device; the first ones in pieces, if that may be."""
-    m, k, n = size
-    for shares in STRIPS:
-        if min(m, n) * min(shares) >= LEAST_STRIP:
-            heights, widths = (tuple(_multiple(side * share, side) for share in shares) for side in (m, n))
-            count = len(spans(m, heights)), len(spans(n, widths)), 2
-            for pieces in [(k,), *_growing(k, STRIP_GROWTHS, STRIP_COUNTS)] if pieced else [(k,)]:
-                yield Strips(heights, widths, pieces, count)
 
 
 def _count(size: Shape, cut: Cut) -> int:
@@ -107,7 +68,12 @@ def _count(size: Shape, cut: Cut) -> int:
 def _pieces(k: int) -> Iterator[tuple[int, ...]]:
     """Ways to cut the inner side: not at all, in pieces that grow, in equal ones, smaller and smaller."""
     yield (k,)
-    yield from _growing(k, GROWTHS, COUNTS)
+    for growth in GROWTHS:
+        for count in COUNTS:
+            shares = [growth**i for i in range(count)]
+            growing = [_multiple(k * share / sum(shares), k) for share in shares[:-1]]
+            if sum(growing) < k and k / sum(shares) >= LEAST_FIRST:
+                yield (*growing, k - sum(growing))
     parts = 2
     while parts < 2 * k:
         equal = _multiple(k / parts, k) if k / parts >= STEP else -(-k // parts)
@@ -115,16 +81,6 @@ def _pieces(k: int) -> Iterator[tuple[int, ...]]:
         if equal >= LEAST_DEPTH:
             yield (equal // 4, equal // 2, equal)
         parts *= 2
-
-
-def _growing(k: int, growths: Sequence[float], counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """So many pieces, each so many times as long as the one before."""
-    for growth in growths:
-        for count in counts:
-            shares = [growth**i for i in range(count)]
-            growing = [_multiple(k * share / sum(shares), k) for share in shares[:-1]]
-            if sum(growing) < k and k / sum(shares) >= LEAST_FIRST:
-                yield (*growing, k - sum(growing))
 
 
 def _multiple(length: float, most: int) -> int:

@@ -77,12 +77,8 @@ class CudaEngine:
     def buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
 
-    def send(self, buffer: PinnedBuffer, rows: int, nbytes: int, address: int, apart: int) -> None:
-        source, kind, stream = buffer.memory.ptr, runtime.memcpyHostToDevice, self.sending.ptr
-        if apart == nbytes:
-            runtime.memcpyAsync(address, source, rows * nbytes, kind, stream)
-        else:
-            runtime.memcpy2DAsync(address, apart, source, nbytes, nbytes, rows, kind, stream)
+    def send(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
+        runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, runtime.memcpyHostToDevice, self.sending.ptr)
         buffer.sent = CudaEvent(self.sending)
 
     def fetch(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:

@@ -32,7 +32,7 @@ from fmm.runtime.out_of_core.choose import DoesNotFitError, chosen_schedule
 from fmm.runtime.out_of_core.machine import Machine
 from fmm.runtime.out_of_core.progress import shown_progress
 from fmm.runtime.out_of_core.run import ScheduleRun
-from fmm.runtime.out_of_core.schedule import Cut, Multiply, Rates, Schedule, Strips, Times, spans
+from fmm.runtime.out_of_core.schedule import Multiply, Rates, Schedule, Times, spans
 from fmm.runtime.out_of_core.transfers import Array, Transfers
 
 SHARE = 0.9  # of the device's free memory
@@ -162,11 +162,7 @@ def _chosen(
 
 
 # Shares of the three sides: what tiles may be like. Of these, plans are chosen, and compared for all other tiles.
-TILES = (
-    *((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1)),
-    *((1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2)),
-    *((1 / 2, 1, 1 / 2), (1 / 4, 1, 1 / 2), (1 / 4, 1, 1 / 4)),
-)
+TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 
 def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[Plan]:
@@ -200,7 +196,12 @@ def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int) 
 def described(streamed: Streamed, rates: Rates, memory: int) -> Iterator[str]:
     """A schedule in words."""
     schedule, times, gib = streamed.schedule, streamed.times, 1 << 30
-    yield f"streamed: {_cut_in_words(schedule.size, schedule.cut)}"
+    cut, (m, k, n) = schedule.cut, schedule.size
+    blocks = -(-m // cut.rows) * -(-n // cut.cols)
+    yield (
+        f"streamed: C of {m} x {n} in {_counted(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner side in pieces"
+        f" of {_lengths(k, cut.pieces)}, each block finished in bands of {_lengths(cut.rows, cut.bands)}"
+    )
     of_a, of_b, of_c = map(len, schedule.slots.values())
     yield (
         f"on the device: {_counted(of_a, 'tile')} of A, {of_b} of B, {_counted(of_c, 'block')} of C:"
@@ -213,19 +214,6 @@ def described(streamed: Streamed, rates: Rates, memory: int) -> Iterator[str]:
     yield (
         f"predicted: {times.seconds:.3g} s (products {times.computing:.3g}, beside them {times.loading:.3g} there and"
         f" {times.storing:.3g} back)"
-    )
-
-
-def _cut_in_words(size: Shape, cut: Cut | Strips) -> str:
-    m, k, n = size
-    if isinstance(cut, Strips):
-        strips = f"A in strips of {_lengths(m, cut.rows)} rows, B of {_lengths(n, cut.cols)} columns"
-        pieces = f" in pieces of {_lengths(k, cut.pieces)}" if len(spans(k, cut.pieces)) > 1 else ""
-        return f"{strips}, each multiplied by all that are there; the first ones{pieces or ' whole'}"
-    blocks = -(-m // cut.rows) * -(-n // cut.cols)
-    return (
-        f"C of {m} x {n} in {_counted(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner side in pieces"
-        f" of {_lengths(k, cut.pieces)}, each block finished in bands of {_lengths(cut.rows, cut.bands)}"
     )
 
 

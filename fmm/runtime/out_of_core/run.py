@@ -111,15 +111,11 @@ class ScheduleRun:
     def _place(self, name: str, slot: int, length: int) -> Place:
         return Place(self.starts[name][slot], padded(length, self.dtype.itemsize), self.dtype)
 
-    def _tile(self, tile: Tile, slot: int, part: Tile) -> tuple[Array, Place]:
-        """A part of a tile on the host, and where it is on the device: its lines in rows on both."""
-        host = self.host[tile.name][slice(*part.rows), slice(*part.cols)]
-        down, across = part.rows[0] - tile.rows[0], part.cols[0] - tile.cols[0]
-        length = tile.cols[1] - tile.cols[0]
-        if self.turned[tile.name]:
-            host, down, across, length = host.T, across, down, tile.rows[1] - tile.rows[0]
-        place = self._place(tile.name, slot, length).at(down, across)
-        return host, place._replace(shared=host.shape[1] < length)
+    def _tile(self, tile: Tile, slot: int) -> tuple[Array, Place]:
+        """On the host and on the device, its lines in rows on both."""
+        host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
+        host = host.T if self.turned[tile.name] else host
+        return host, self._place(tile.name, slot, host.shape[1])
 
     # ---- the three
 
@@ -136,11 +132,11 @@ class ScheduleRun:
             self.outcomes.fail(error)
 
     def _load(self, step: Load) -> Event:
-        return self.transfers.load(*self._tile(step.tile, step.slot, step.part))
+        return self.transfers.load(*self._tile(step.tile, step.slot))
 
     def _store(self, step: Store) -> Event | None:
         band = self.host["C"][slice(*step.rows), slice(*step.cols)]
-        place = self._place("C", step.slot, band.shape[1]).at(step.inside)
+        place = self._place("C", step.slot, band.shape[1]).at_row(step.inside)
         self.transfers.store(place, band)
         return None
 
@@ -161,15 +157,17 @@ class ScheduleRun:
                 done(step)
 
     def _product(self, step: Multiply) -> Event:
+        left, right = (
+            self._on_device(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
+        )
         rows, _, cols = step.size
-        place = self._place("C", step.slots[2], cols).at(step.inside)
+        place = self._place("C", step.slots[2], cols).at_row(step.inside)
         into = self.engine.matrix(place.address, (rows, cols), place.leading, self.dtype)
-        left = self._on_device(step.left, step.slots[0], step.left._replace(rows=step.rows, cols=step.inner))
-        right = self._on_device(step.right, step.slots[1], step.right._replace(rows=step.inner))
-        return self.engine.multiply(left, right, into, step.adds, self.workspace)
+        band = slice(step.inside, step.inside + rows)
+        return self.engine.multiply(left[band], right, into, step.adds, self.workspace)
 
-    def _on_device(self, tile: Tile, slot: int, part: Tile) -> Any:
-        host, place = self._tile(tile, slot, part)
+    def _on_device(self, tile: Tile, slot: int) -> Any:
+        host, place = self._tile(tile, slot)
         found = self.engine.matrix(place.address, host.shape, place.leading, self.dtype)
         return found.T if self.turned[tile.name] else found
 

@@ -1,12 +1,9 @@
 """The schedule of a product whose arrays are not on the device: which tiles are brought there, multiplied, fetched.
 
-C is cut into blocks, in one of two ways. As few as the device's memory allows: a block stays on the device while A's
-and B's tiles of its rows and columns pass by, one piece of the inner side after the other; with the last piece it is
-finished band by band, and each band is brought back while the next ones are computed. Or more of them, by strips of A
-and of B, which stay: each new strip is multiplied by all that are there, the whole inner side at once, so that only the
-first block is made of pieces.
-
-Tiles stay in their slots until the slot is needed, and that of the tile which is needed latest goes first.
+C is cut into blocks, as few as the device's memory allows. A block stays on the device while A's and B's tiles of its
+rows and columns pass by, one piece of the inner side after the other; with the last piece it is finished band by band,
+and each band is brought back while the next ones are computed. Tiles stay in their slots until the slot is needed, and
+that of the tile which is needed latest goes first.
 
 Everybody reads the same steps: they are counted and timed here, described, and run (fmm.runtime.out_of_core.run). What
 a step waits for, besides its turn among its own kind, stands in it.
@@ -15,7 +12,7 @@ a step waits for, besides its turn among its own kind, stands in it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -38,31 +35,28 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """A tile comes into a slot, or a part of it; `after`: the products that read what was there."""
+    """A tile comes into a slot; `after`: the products that read what was there."""
 
     tile: Tile
     slot: int
-    part: Tile
     after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Multiply:
-    """A band of a block of C, or all of it: so many of A's rows times B's columns, both as far as a piece of the inner
-    side; added to what is there, unless it is the first piece. `after`: the loads of what it reads, and what brings
-    back the block that was there before."""
+    """A band of a block of C, or all of it: so many of A's rows times a piece of B; added to what is there, unless it
+    is the first piece. `after`: the tiles' loads, and what brings back the block that was there before."""
 
     left: Tile
     right: Tile
     slots: tuple[int, int, int]  # of A's tile, B's tile, C's block
     rows: Range  # the band's
-    inner: Range  # the piece of the inner side
     adds: bool
     after: tuple[int, ...] = ()
 
     @property
     def size(self) -> Shape:
-        (top, bottom), (first, last), (left, right) = self.rows, self.inner, self.right.cols
+        (top, bottom), (first, last), (left, right) = self.rows, self.left.cols, self.right.cols
         return bottom - top, last - first, right - left
 
     @property
@@ -96,17 +90,6 @@ class Cut(NamedTuple):
     slots: tuple[int, int, int] = (2, 2, 1)
 
 
-class Strips(NamedTuple):
-    """How a product is cut otherwise: the heights of A's strips and the widths of B's, each with the whole inner side;
-    the pieces in which the first of both come, and are multiplied; and how many strips of A, of B and blocks of C are
-    on the device at a time."""
-
-    rows: tuple[int, ...]
-    cols: tuple[int, ...]
-    pieces: tuple[int, ...]
-    slots: tuple[int, int, int]
-
-
 class Rates(NamedTuple):
     """Bytes a second that come to the device, and that go back, while it computes."""
 
@@ -129,7 +112,7 @@ class Schedule:
 
     size: Shape
     itemsize: int
-    cut: Cut | Strips
+    cut: Cut
     steps: tuple[Step, ...] = field(repr=False)
 
     @cached_property
@@ -167,7 +150,7 @@ class Schedule:
 
     @property
     def bytes_loaded(self) -> int:
-        return sum(self._area(s.part.rows, s.part.cols) for s in self.steps if isinstance(s, Load))
+        return sum(self._area(s.tile.rows, s.tile.cols) for s in self.steps if isinstance(s, Load))
 
     @property
     def bytes_stored(self) -> int:
@@ -185,7 +168,7 @@ class Schedule:
         free, busy = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for step in self.steps:
             if isinstance(step, Load):
-                lane, seconds = 0, self._area(step.part.rows, step.part.cols) / rates.to_device
+                lane, seconds = 0, self._area(step.tile.rows, step.tile.cols) / rates.to_device
             elif isinstance(step, Multiply):
                 lane, seconds = 1, product_seconds(step.size)
             else:
@@ -220,52 +203,36 @@ def spans(total: int, lengths: Sequence[int]) -> list[Range]:
     return list(pairwise(ends))
 
 
-def scheduled(size: Shape, itemsize: int, cut: Cut | Strips) -> Schedule:
+def scheduled(size: Shape, itemsize: int, cut: Cut) -> Schedule:
     """The steps of a product of this size that is cut so."""
-    asked = list(_in_blocks(size, cut) if isinstance(cut, Cut) else _in_strips(size, cut))
-    return Schedule(size, itemsize, cut, tuple(_Steps(asked, cut.slots).made))
-
-
-class _Asked(NamedTuple):
-    """A piece of a block of C: its two tiles and how far they are read. With the last piece the block is finished, in
-    these bands."""
-
-    block: int
-    left: Tile
-    right: Tile
-    inner: Range
-    first: bool
-    last: bool
-    bands: list[Range]
+    return Schedule(size, itemsize, cut, tuple(_Steps(size, cut).made))
 
 
 class _Steps:
     """Makes the steps."""
 
-    def __init__(self, asked: list[_Asked], slots: tuple[int, int, int]) -> None:
-        self.asked, self.made = asked, list[Step]()
+    def __init__(self, size: Shape, cut: Cut) -> None:
+        self.cut, self.made = cut, list[Step]()
+        self.asked = list(_products(size, cut))
         self.uses: dict[Tile, list[int]] = {}
-        for at, piece in enumerate(asked):
-            for tile in (piece.left, piece.right):
+        for at, (_, _, _, left, right) in enumerate(self.asked):
+            for tile in (left, right):
                 self.uses.setdefault(tile, []).append(at)
-        self.places = {name: _Places(count) for name, count in zip("AB", slots, strict=False)}
+        self.places = {name: _Places(count) for name, count in zip("AB", cut.slots, strict=False)}
         self.leaves: dict[int, list[int]] = {}  # by block's slot: what brought back the block that was there
-        for at, piece in enumerate(asked):
-            of_a, of_b = (self._slot(at, tile, piece.inner) for tile in (piece.left, piece.right))
-            for rows in piece.bands:
-                self._product(piece, (of_a, of_b, piece.block % slots[2]), rows)
+        for at, (block, first, last, left, right) in enumerate(self.asked):
+            slots = self._slot(at, left), self._slot(at, right), block % cut.slots[2]
+            bands = _bands(left.rows, cut.bands if last else (left.rows[1],))
+            for rows in bands:
+                self._product(left, right, slots, rows, first, last)
 
-    def _slot(self, at: int, tile: Tile, inner: Range) -> int:
-        """Where the tile is, as far as it is read there: if need be by a load from now on."""
+    def _slot(self, at: int, tile: Tile) -> int:
+        """Where the tile is, if need be by a load from now on."""
         place = self.places[tile.name]
-        readers: tuple[int, ...] = ()
         if tile not in place.slot:
             slot, readers = place.freed(lambda other: self._next_use(at, other))
-            place.slot[tile], place.loads[tile] = slot, {}
-        if not _covered(inner, place.loads[tile]):
-            part = tile._replace(cols=inner) if tile.name == "A" else tile._replace(rows=inner)
-            place.loads[tile][inner] = len(self.made)
-            self.made.append(Load(tile, place.slot[tile], part, readers))
+            place.slot[tile], place.load[tile] = slot, len(self.made)
+            self.made.append(Load(tile, slot, readers))
         return place.slot[tile]
 
     def _next_use(self, at: int, tile: Tile) -> int:
@@ -274,20 +241,17 @@ class _Steps:
         later = bisect_left(uses, at)
         return uses[later] if later < len(uses) else len(self.asked)
 
-    def _product(self, piece: _Asked, slots: tuple[int, int, int], rows: Range) -> None:
-        after = [
-            number
-            for tile in (piece.left, piece.right)
-            for part, number in self.places[tile.name].loads[tile].items()
-            if _meet(part, piece.inner)
-        ]
-        after += self.leaves.pop(slots[2], []) if piece.first else []
+    def _product(
+        self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: Range, first: bool, last: bool
+    ) -> None:
+        after = [self.places[tile.name].load[tile] for tile in (left, right)]
+        after += self.leaves.pop(slots[2], []) if first else []
         number = len(self.made)
-        step = Multiply(piece.left, piece.right, slots, rows, piece.inner, not piece.first, tuple(after))
+        step = Multiply(left, right, slots, rows, not first, tuple(after))
         self.made.append(step)
-        for tile in (piece.left, piece.right):
+        for tile in (left, right):
             self.places[tile.name].readers[self.places[tile.name].slot[tile]] = (number,)
-        if piece.last:
+        if last:
             self._store(step, number)
 
     def _store(self, step: Multiply, number: int) -> None:
@@ -295,22 +259,13 @@ class _Steps:
         self.made.append(Store(step.rows, step.right.cols, step.slots[2], step.inside, (number,)))
 
 
-def _meet(one: Range, other: Range) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
-
-
-def _covered(asked: Range, parts: Iterable[Range]) -> bool:
-    """Are the parts, none of which overlap, all of what is asked?"""
-    return sum(last - first for first, last in parts if _meet((first, last), asked)) >= asked[1] - asked[0]
-
-
 class _Places:
-    """The slots for tiles of one matrix: what is where, which loads bring it, which product is the last to read it."""
+    """The slots for tiles of one matrix: what is where, which load brings it, which product is the last to read it."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.slot: dict[Tile, int] = {}
-        self.loads: dict[Tile, dict[Range, int]] = {}  # by parts along the inner side
+        self.load: dict[Tile, int] = {}
         self.readers: dict[int, tuple[int, ...]] = {}
 
     def freed(self, next_use: Callable[[Tile], int]) -> tuple[int, tuple[int, ...]]:
@@ -322,8 +277,9 @@ class _Places:
         return slot, self.readers.get(slot, ())
 
 
-def _in_blocks(size: Shape, cut: Cut) -> Iterator[_Asked]:
-    """Blocks row by row of them, to and fro, and so the pieces, so that what is there last is needed next."""
+def _products(size: Shape, cut: Cut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
+    """Which block, whether it is its first piece, whether its last, and the two tiles: blocks row by row of them, to
+    and fro, and so the pieces, so that what is there last is needed next."""
     m, k, n = size
     block = 0
     for i, rows in enumerate(spans(m, (cut.rows,))):
@@ -332,36 +288,9 @@ def _in_blocks(size: Shape, cut: Cut) -> Iterator[_Asked]:
             pieces = spans(k, cut.pieces)
             pieces = pieces if block % 2 == 0 else pieces[::-1]
             for piece in pieces:
-                left, right, last = Tile("A", rows, piece), Tile("B", piece, cols), piece == pieces[-1]
-                bands = _bands(rows, cut.bands) if last else [rows]
-                yield _Asked(block, left, right, piece, piece == pieces[0], last, bands)
+                left, right = Tile("A", rows, piece), Tile("B", piece, cols)
+                yield block, piece == pieces[0], piece == pieces[-1], left, right
             block += 1
-
-
-def _in_strips(size: Shape, strips: Strips) -> Iterator[_Asked]:
-    """The first block in pieces, all others whole."""
-    m, k, n = size
-    heights, widths = spans(m, strips.rows), spans(n, strips.cols)
-    for block, (i, j) in enumerate(_by_arrival(heights, widths)):
-        left, right = Tile("A", heights[i], (0, k)), Tile("B", (0, k), widths[j])
-        pieces = spans(k, strips.pieces) if block == 0 else [(0, k)]
-        for piece in pieces:
-            yield _Asked(block, left, right, piece, piece == pieces[0], piece == pieces[-1], [heights[i]])
-
-
-def _by_arrival(heights: Sequence[Range], widths: Sequence[Range]) -> Iterator[tuple[int, int]]:
-    """Blocks by numbers of A's strip and B's. Strips come in turns, next of that matrix of which the smaller share is
-    there; each is at once multiplied by all that are there of the other."""
-    yield 0, 0
-    down, across = 1, 1
-    while down < len(heights) or across < len(widths):
-        there, of_b = heights[down - 1][1] / heights[-1][1], widths[across - 1][1] / widths[-1][1]
-        if down < len(heights) and there <= of_b:
-            yield from ((down, j) for j in range(across))
-            down += 1
-        else:
-            yield from ((i, across) for i in range(down))
-            across += 1
 
 
 def _bands(rows: Range, heights: Sequence[int]) -> list[Range]:

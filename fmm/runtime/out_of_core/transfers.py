@@ -56,8 +56,8 @@ class Engine(Protocol):
 
     def buffer(self, nbytes: int) -> Buffer: ...
 
-    def send(self, buffer: Buffer, rows: int, nbytes: int, address: int, apart: int) -> None:
-        """To the device, in its turn: so many rows of so many bytes; there they begin so many bytes apart."""
+    def send(self, buffer: Buffer, nbytes: int, address: int) -> None:
+        """To the device, in its turn."""
 
     def fetch(self, address: int, nbytes: int, buffer: Buffer) -> None:
         """To the host, now."""
@@ -84,10 +84,9 @@ class Place(NamedTuple):
     address: int
     leading: int
     dtype: np.dtype[Any]
-    shared: bool = False  # are other parts beside it, in the same rows?
 
-    def at(self, row: int, column: int = 0) -> Place:
-        return self._replace(address=self.address + row * self.row_bytes + column * self.dtype.itemsize)
+    def at_row(self, row: int) -> Place:
+        return self._replace(address=self.address + row * self.row_bytes)
 
     @property
     def row_bytes(self) -> int:
@@ -109,12 +108,12 @@ class Transfers:
     def load(self, host: Array, place: Place) -> Event:
         """A matrix to the device; what comes back happens when it is there. The next one may be asked for meanwhile:
         its chunks come behind those of this one, and no thread waits for another."""
-        tasks = self._share_out(0, host, place, lambda rows: self._load_rows(host[rows], place.at(rows.start)))
+        tasks = self._share_out(0, host, place, lambda rows: self._load_rows(host[rows], place.at_row(rows.start)))
         return _Loading(self.engine, tasks)
 
     def store(self, place: Place, host: Array) -> None:
         """A matrix from the device, which is there when this returns."""
-        all_done(self._share_out(1, host, place, lambda rows: self._store_rows(place.at(rows.start), host[rows])))
+        all_done(self._share_out(1, host, place, lambda rows: self._store_rows(place.at_row(rows.start), host[rows])))
 
     def close(self) -> None:
         """Without whatever has not begun."""
@@ -127,18 +126,21 @@ class Transfers:
     def _load_rows(self, host: Array, place: Place) -> None:
         if self.ended:
             return
-        buffer, (rows, cols) = self._buffer(), host.shape
-        nbytes = cols * place.dtype.itemsize if place.shared else place.row_bytes
-        there = _as_rows(buffer, host, place, nbytes)
-        np.copyto(there, host, casting="unsafe")  # whether it may be cast was asked before
-        self.engine.send(buffer, rows, nbytes, place.address, place.row_bytes)
+        buffer = self._buffer()
+        np.copyto(self._as_rows(buffer, host, place), host, casting="unsafe")  # whether it may be cast was asked before
+        self.engine.send(buffer, host.shape[0] * place.row_bytes, place.address)
 
     def _store_rows(self, place: Place, host: Array) -> None:
         if self.ended:
             return
         buffer = self._buffer()
         self.engine.fetch(place.address, host.shape[0] * place.row_bytes, buffer)
-        np.copyto(host, _as_rows(buffer, host, place, place.row_bytes), casting="unsafe")
+        np.copyto(host, self._as_rows(buffer, host, place), casting="unsafe")
+
+    def _as_rows(self, buffer: Buffer, host: Array, place: Place) -> Array:
+        rows, cols = host.shape
+        strides = (place.row_bytes, place.dtype.itemsize)
+        return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
 
     def _begin_thread(self) -> None:
         self.engine.begin_thread()
@@ -155,11 +157,6 @@ class Transfers:
         """Rows in chunks, on all threads."""
         height = max(self.nbytes // place.row_bytes, 1)
         return [self.pools[way].submit(task, rows) for rows in _chunks(host.shape[0], height)]
-
-
-def _as_rows(buffer: Buffer, host: Array, place: Place, nbytes: int) -> Array:
-    """The buffer as rows like the host's, so many bytes from one to the next."""
-    return np.ndarray(host.shape, place.dtype, buffer.bytes, strides=(nbytes, place.dtype.itemsize))
 
 
 class _Loading:

@@ -11,8 +11,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import DTYPES
-from fmm.runtime.out_of_core import choose, product
-from fmm.runtime.out_of_core.schedule import Strips
+from fmm.runtime.out_of_core import product
 from tests.support.device_arrays import EPS, draw
 
 pytestmark = pytest.mark.gpu
@@ -42,21 +41,6 @@ def test_tiles_of_every_type_make_the_product(dtype: str, size: tuple[int, int, 
     kind = np.int64 if DTYPES[dtype].exact else dtype
     a, b = (np.asarray(draw(shape) * 20).astype(kind).astype(dtype) for shape in ((m, k), (k, n)))
     close(fmm.matmul(a, b, device=0, plan="vendor"), a, b, dtype)
-
-
-@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
-@pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_strips_that_come_in_parts(dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    strips = Strips((384, 256), (512, 128), (64, 1024, 1472), (3, 4, 2))
-    monkeypatch.setattr(choose, "_strips", lambda size, pieced: iter([strips]))
-    monkeypatch.setattr(choose, "_pieces", lambda k: iter(()))  # no other schedules
-    monkeypatch.setattr(product, "room", lambda machine: 200_000_000)
-    product._chosen.cache_clear()
-    a = np.asarray(draw((1000, 4100), dtype), dtype, order=order[0])
-    b = np.asarray(draw((4100, 900), dtype, seed=1), dtype, order=order[1])
-    assert "the first ones in pieces of 64 + 1024" in str(fmm.explain(a, b, device=0, plan="vendor"))
-    close(fmm.matmul(a, b, device=0, plan="vendor"), a, b, dtype)
-    product._chosen.cache_clear()
 
 
 def test_plans_run_for_each_tile(little_memory: None) -> None:

@@ -18,8 +18,6 @@ from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
-from fmm.runtime.out_of_core.run import ScheduleRun
-from fmm.runtime.out_of_core.schedule import Strips, scheduled
 from fmm.runtime.out_of_core.transfers import Place, Transfers, measured_rates
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
@@ -181,30 +179,6 @@ def test_what_the_device_does_not_take_is_numpys(kind: str) -> None:
     np.testing.assert_array_equal(streamed(a, a, machine=machine), a @ a)
     np.testing.assert_array_equal(streamed(a[:0], a, machine=machine), a[:0] @ a)
     assert not machine.made.allocated
-
-
-@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
-@pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_strips_that_come_in_parts(dtype: str, order: Any) -> None:
-    """Beside parts that are there already, in rows that are longer than theirs: none may be written over."""
-    m, k, n = 61, 75, 53
-    a = np.asarray(matrix((m, k), dtype), order=order[0])
-    b = np.asarray(matrix((k, n), dtype, 1), order=order[1])
-    engine, c = HostEngine(), np.empty((m, n), dtype)
-    schedule = scheduled((m, k, n), c.itemsize, Strips((30, 17), (25, 11), (9, 33), (3, 4, 2)))
-    transfers = Transfers(engine, schedule.longest_row, threads=2)
-    ScheduleRun(schedule, engine, transfers, c.dtype, 0).multiply(a, b, c)
-    close(c, a, b)
-    assert engine.sent_bytes >= schedule.bytes_loaded and len(engine.workspaces) == len(schedule.products)
-
-
-def test_strips_are_chosen_run_and_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmm.runtime.out_of_core.choose.LEAST_STRIP", 16)
-    monkeypatch.setattr("fmm.runtime.out_of_core.choose._pieces", lambda k: iter(()))  # no other schedules
-    a, b, machine = matrix((160, 200), "float32"), matrix((200, 170), "float32", 1), HostMachine(800_000)
-    said = str(out_of_core.explained(NUMPY, a, b, None, machine, NO_WISHES))
-    close(streamed(a, b, machine=machine), a, b)
-    assert "streamed: A in strips of" in said and "each multiplied by all that are there" in said
 
 
 # ---- memory

@@ -16,7 +16,6 @@ from fmm.runtime.out_of_core.schedule import (
     Rates,
     Schedule,
     Store,
-    Strips,
     Tile,
     padded,
     scheduled,
@@ -29,8 +28,6 @@ CUTS = [
     Cut(40, 60, (50,), (40,), (2, 2, 2)),
     Cut(40, 60, (7, 30), (16, 8), (1, 1, 1)),  # nowhere to load ahead
     Cut(100, 30, (16, 64), (50, 25), (9, 3, 2)),  # A stays
-    Strips((40, 24, 16), (64, 16), (16, 48), (9, 9, 2)),  # both stay
-    Strips((17, 40), (33,), (7, 30), (1, 2, 1)),  # strips come again
 ]
 
 
@@ -40,7 +37,7 @@ def area(spot: tuple[int, int]) -> int:
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_entry_is_summed_once_and_brought_back_once(size: tuple[int, int, int], cut: Cut | Strips) -> None:
+def test_every_entry_is_summed_once_and_brought_back_once(size: tuple[int, int, int], cut: Cut) -> None:
     m, k, n = size
     found = scheduled(size, 4, cut)
     summed, stored = np.zeros((m, n), int), np.zeros((m, n), int)
@@ -49,8 +46,7 @@ def test_every_entry_is_summed_once_and_brought_back_once(size: tuple[int, int, 
             block = summed[slice(*step.rows), slice(*step.right.cols)]
             assert (block == 0).all() != step.adds
             assert step.left.cols == step.right.rows
-            assert step.left.cols[0] <= step.inner[0] < step.inner[1] <= step.left.cols[1]
-            block += area(step.inner)
+            block += area(step.left.cols)
         elif isinstance(step, Store):
             assert (summed[slice(*step.rows), slice(*step.cols)] == k).all()
             stored[slice(*step.rows), slice(*step.cols)] += 1
@@ -60,12 +56,12 @@ def test_every_entry_is_summed_once_and_brought_back_once(size: tuple[int, int, 
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: Cut | Strips) -> None:
+def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: Cut) -> None:
     """Whoever begins each step as soon as what it waits for is done never finds a wrong tile, nor one that is still
     read: seen by who was in a slot, and who must have ended by then."""
     found = scheduled(size, 4, cut)
     there: dict[tuple[str, int], Tile] = {}
-    loaded: dict[tuple[str, int], dict[tuple[int, int], int]] = {}  # by parts of the inner side
+    loaded: dict[tuple[str, int], int] = {}
     block: dict[int, tuple[object, object]] = {}
     ended = [ended_before(found, number) for number in range(len(found.steps))]
     for number, step in enumerate(found.steps):
@@ -73,20 +69,13 @@ def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: Cut 
             readers = [
                 i
                 for i, other in enumerate(found.steps[:number])
-                if isinstance(other, Multiply)
-                and other.slots["AB".index(step.tile.name)] == step.slot
-                and step.tile not in (other.left, other.right)
+                if isinstance(other, Multiply) and other.slots["AB".index(step.tile.name)] == step.slot
             ]
             assert set(readers) <= ended[number]
-            key = step.tile.name, step.slot
-            if there.get(key) != step.tile:
-                there[key], loaded[key] = step.tile, {}
-            loaded[key][step.part.cols if step.tile.name == "A" else step.part.rows] = number
+            there[step.tile.name, step.slot], loaded[step.tile.name, step.slot] = step.tile, number
         elif isinstance(step, Multiply):
             for name, tile, slot in zip("AB", (step.left, step.right), step.slots, strict=False):
-                parts = {x: at for x, at in loaded[name, slot].items() if x[0] < step.inner[1] and step.inner[0] < x[1]}
-                assert there[name, slot] == tile and set(parts.values()) <= ended[number]
-                assert sum(map(area, parts)) >= area(step.inner)
+                assert there[name, slot] == tile and loaded[name, slot] in ended[number]
             own = step.left.rows, step.right.cols
             if block.get(step.slots[2], own) != own:
                 old = [
@@ -175,42 +164,17 @@ def test_what_is_chosen_fits(size: tuple[int, int, int], dtype: str, room: int) 
         assert not others
 
 
-def test_the_first_piece_is_small_and_so_is_what_comes_back_last() -> None:
+def test_the_first_piece_is_small_and_so_is_the_last_band() -> None:
     """Where transfers take as long as products, the beginning and the end are what can be saved."""
     size = 16384, 16384, 16384
     found, times = chosen_schedule(size, "float32", 1 << 37, Rates(2e10, 2e10), seconds_by_work)  # type: ignore[arg-type]
-    first = next(step for step in found.steps if isinstance(step, Multiply))
-    *_, last = (step for step in found.steps if isinstance(step, Store))
-    assert area(first.inner) < size[1] / 4 and area(last.rows) * area(last.cols) < size[0] * size[2] / 8
+    pieces, bands = (
+        [last - first for first, last in spans(total, lengths)]
+        for total, lengths in ((size[1], found.cut.pieces), (size[0], found.cut.bands))
+    )
+    assert pieces[0] < size[1] / 8 and bands[-1] <= size[0] / 4
     whole = scheduled(size, 4, Cut(size[0], size[2], (size[1],), (size[0],), (1, 1, 1)))
     assert times.seconds < 0.65 * whole.times(Rates(2e10, 2e10), seconds_by_work(0)).seconds  # type: ignore[arg-type]
-
-
-def test_strips_stay_and_each_is_multiplied_by_all_that_are_there() -> None:
-    """So every number comes once, and what is multiplied after the first block has the whole inner side."""
-    found = scheduled((64, 64, 64), 4, Strips((32, 16), (32, 16), (8, 56), (3, 3, 2)))
-    assert found.bytes_loaded == 2 * 4 * 64 * 64
-    blocks = [(step.rows[0], step.right.cols[0]) for step in found.products]
-    assert blocks == [(0, 0), (0, 0), (32, 0), (0, 32), (32, 32), (48, 0), (48, 32), (0, 48), (32, 48), (48, 48)]
-    assert [area(step.inner) for step in found.products] == [8, 56, *(64,) * 8]
-    # A strip that has not come is not waited for: the first block's products wait for their own pieces alone.
-    assert [len(step.after) for step in found.products[:2]] == [2, 2]
-
-
-def test_strips_where_they_pay_and_have_room() -> None:
-    """Of products whose rate falls as their inner side gets shorter; not where A and B have no room."""
-    size, rates = (32768, 32768, 32768), Rates(4e10, 4e10)
-
-    def product_time(workspace: int) -> object:
-        return lambda size: 2 * size[0] * (size[1] + 4096) * size[2] / 300e12
-
-    chosen = [
-        chosen_schedule(size, "float32", room, rates, product_time)[0]  # type: ignore[arg-type]
-        for room in (24 << 30, 8 << 30)
-    ]
-    assert [type(x.cut) for x in chosen] == [Strips, Cut]
-    exact = [s.cut.pieces for s in schedules(size, "int32", 24 << 30) if isinstance(s.cut, Strips)]
-    assert exact and set(exact) == {(32768,)}  # pieces of whole numbers are added in passes of their own
 
 
 @pytest.mark.parametrize(("total", "lengths"), [(10, (3,)), (10, (4, 3)), (1, (5, 5)), (7, (1, 2, 3))])
