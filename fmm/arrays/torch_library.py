@@ -49,6 +49,11 @@ def _no_kernels() -> str:
     return ""
 
 
+def _current_bytes(stats: Mapping[str, Any], what: str) -> int:
+    """Of torch's own memory on a device; none where it has not been used yet."""
+    return int(stats.get(f"{what}_bytes", {}).get("all", {}).get("current", 0))
+
+
 class _TorchTensors:
     """What tensors on a device and on the host have in common."""
 
@@ -203,10 +208,12 @@ class TorchLibrary(_TorchTensors):
         return (found if order == "C" else found.mT).copy_(x.detach())
 
     def free_bytes(self, number: int) -> int:
-        kept = torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
-        # Left over of blocks that are partly in use: it is free, but no large block can be had of it.
-        scraps = torch.cuda.memory_stats(number).get("inactive_split_bytes.all.current", 0)
-        return int(torch.cuda.mem_get_info(number)[0] + max(kept - scraps, 0))
+        stats = torch.cuda.memory_stats_as_nested_dict(number)  # once: to ask for it takes longer than all the rest
+        reserved, allocated, scraps = (
+            _current_bytes(stats, what) for what in ("reserved", "allocated", "inactive_split")
+        )
+        # Scraps are left over of blocks that are partly in use: free, but no large block can be had of them.
+        return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - scraps, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_on(device)
