@@ -93,6 +93,22 @@ def compared(samples: dict[str, list[float]], decision: Any) -> dict[str, Any]:
     return {"ratio": ratio, "plan": str(decision.plan), "step": decision.step, **samples}
 
 
+def in_digits(value: Any, digits: int = 5) -> Any:
+    """Numbers as exactly as a clock tells them."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, list):
+        return [in_digits(x, digits) for x in value]
+    return {name: in_digits(x, digits) for name, x in value.items()} if isinstance(value, dict) else value
+
+
+def write_rows(path: Path, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """A line for each row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(in_digits(row)) for row in rows)
+    path.write_text(f'{{"environment": {json.dumps(environment)},\n"rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="shapes of each type")
@@ -117,10 +133,8 @@ def main(arguments: list[str]) -> int:
             finally:
                 cupy._core.set_compute_type(cupy.float32, 1)
         cupy.get_default_memory_pool().free_all_blocks()
-    folder = options.output or results_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     name = "workspace.json" if limits else "random.json"
-    (folder / name).write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
+    write_rows((options.output or results_folder()) / name, env, rows)
     for row in sorted(rows, key=lambda r: r["ratio"])[:30]:
         shape, took = " x ".join(map(str, row["size"])), f"{median(row['vendor']):9.4f} ms"
         print(f"{row['dtype']:9}{shape:24}{row['ratio']:7.3f} {took}  {row['plan']}  ({row['step']})")

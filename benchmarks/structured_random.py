@@ -9,7 +9,6 @@ that has no others; raw samples go to results/<device>/structured.json.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from cupy import cublas
 
 import fmm
 from benchmarks.gpu import environment, results_folder
-from benchmarks.gpu_random import LARGEST, SECONDS, compared, operands, paired_samples
+from benchmarks.gpu_random import LARGEST, SECONDS, compared, operands, paired_samples, write_rows
 from benchmarks.structured_shapes import COUNT, QUICK_COUNT, random_sides, summary
 
 HALVES, COMPLEX = ("float32", "float64", "bfloat16"), {"complex64": "float32", "complex128": "float64"}
@@ -98,9 +97,7 @@ def main(arguments: list[str]) -> int:
         for kind in (kind for kind in KINDS if options.only in kind):
             if time.perf_counter() - began < options.time_limit:
                 rows.append(measured(kind, triple if kind in COMPLEX else pair, options.seconds))
-    folder = options.output or results_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "structured.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
+    write_rows((options.output or results_folder()) / "structured.json", env, rows)
     print("\n".join(summary(rows, KINDS)))
     return int(any("failure" in row for row in rows))
 
