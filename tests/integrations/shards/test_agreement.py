@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
-agreement = import_module("fmm.integrations.agreement")
-shared_product = import_module("fmm.integrations.shared_product")
+agreement = import_module("fmm.integrations.shards.agreement")
+shared_product = import_module("fmm.integrations.shards.shared_product")
 
 DEVICE = torch.device("cpu")
 
