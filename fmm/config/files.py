@@ -86,7 +86,8 @@ class Configs:
                 for doubt in first.doubts[:1]:
                     log_once(f"the tuning of {identity.name} for {dtype} is not used: {doubt}")
                 own = replace(first, calibration=found.calibration, thresholds=found.thresholds)
-                return replace(own, fitted=found.fitted, doubts=())
+                failed = tuple(dict.fromkeys((*first.failed, *found.failed)))
+                return replace(own, fitted=found.fitted, failed=failed, doubts=())
             if first.trusted is not None:
                 return first
         return first

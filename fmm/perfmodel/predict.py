@@ -142,7 +142,7 @@ def _products(
 
 
 # How many times as long our tiles take, of a type that they want turned, where both factors lie along the inner
-# dimension, as those of x x^T do: they have 0.76 of the vendor's speed there (results/nvidia-h200/tried-gram.md).
+# dimension, as those of x x^T do: they have 0.74 of the vendor's speed there (results/nvidia-h200/tried-gram.md).
 ALONG_INNER = 1.36
 
 

@@ -452,6 +452,18 @@ def test_the_terms_of_blocks_go_with_the_model(path: Path, monkeypatch: pytest.M
     assert found is not None and found.fitted is not None and found.fitted.wait == 3.0
 
 
+def test_what_failed_in_either_tuning_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one whose model is used, and the one before it whose model is not."""
+    monkeypatch.delenv("FMM_CONFIG")
+    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    for folder, failed, doubts in (("user", ["f16x3"], ["the clock fell"]), ("site", ["residues(14)"], [])):
+        found = tuned.section(failed=failed, doubts=doubts)
+        tuned.write(tmp_path / folder / "config.json", HERE.key, found=found)
+    known = files.configs_in_force().tuned(HERE, "float64")
+    assert known is not None and known.trusted is not None and known.failed == ("f16x3", "residues(14)")
+
+
 @pytest.mark.parametrize("noise", [0.0, 79.3])
 def test_a_tuning_beside_much_other_work_can_be_read(noise: float, path: Path) -> None:
     """Its doubts say that it is not used; it is no damaged config."""

@@ -153,7 +153,8 @@ def _packed(path: Path) -> list[bytes]:
 
 def first_look_before(tunings: Sequence[Tuning], header: Header) -> tuple[Trial, ...]:
     """What the last first look at the same type of the same device, with the same libraries, measured before a tuning:
-    it counts as that tuning's own. None of a first look itself."""
+    it counts as that tuning's own. None of a first look itself; and where all is measured anew, that is without
+    --resume, none of an earlier command."""
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
         if tuning.header.run == header.run:
@@ -170,7 +171,8 @@ def _is_first_look_of(first: Header, then: Header) -> bool:
     own, settings = first.settings, then.settings
     alike = (first.device, first.versions, _card(first)) == (then.device, then.versions, _card(then))
     efforts = own.get("effort") == COARSE != settings.get("effort")
-    return alike and efforts and own.get("dtype") == settings.get("dtype")
+    goes_on = first.command == then.command or "--resume" in then.command.split()
+    return alike and efforts and goes_on and own.get("dtype") == settings.get("dtype")
 
 
 def _card(header: Header) -> Any:

@@ -13,7 +13,7 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.tuner.findings.described import described
-from fmm.tuner.findings.outcome import chosen_square, gains_from, odd_gains, outcome, told_plans
+from fmm.tuner.findings.outcome import CLOSE, ROW, chosen_square, gains_from, odd_gains, outcome, told_plans
 
 (TYPES,) = files.read_config(SHIPPED).values()
 
@@ -30,7 +30,8 @@ def test_from_the_told_side_on_no_square_with_aligned_rows_is_left_to_the_vendor
     assert first is not None and first % 16 == 0
     for side in (round(first * (1.2 + i / 8) / 256) * 256 for i in range(24)):  # below, tiles decide
         assert chosen_square(known, dtype, side).plan != VENDOR, side
-    assert chosen_square(known, dtype, round(first * 0.9 / 256) * 256).plan == VENDOR
+    just_below = range(first - ROW, round(first / CLOSE) - ROW, -ROW)  # further below, some sides have lucky tiles
+    assert any(chosen_square(known, dtype, side).plan == VENDOR for side in just_below)
 
 
 def test_no_gain_of_nothing_is_promised() -> None:

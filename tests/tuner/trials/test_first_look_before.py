@@ -14,8 +14,8 @@ CARD: Mapping[str, Any] = {"uuid": "a", "clocks.sm": "1500"}
 
 def header(run: str, effort: str = "default", **other: Any) -> Header:
     settings = {"dtype": other.pop("dtype", "float32"), "effort": effort, "shapes": []}
-    known = {"device": "cuda-9.0-132sm", "versions": {"cuda": "13"}, "conditions": CARD}
-    return Header(run=run, settings=settings, command="", started="", **{**known, **other})
+    known = {"device": "cuda-9.0-132sm", "versions": {"cuda": "13"}, "conditions": CARD, "command": "fmm-tune"}
+    return Header(run=run, settings=settings, started="", **{**known, **other})
 
 
 def tuning(run: str, effort: str = "coarse", **other: Any) -> Tuning:
@@ -41,6 +41,7 @@ def test_the_last_first_look_before_a_tuning_counts() -> None:
         {"device": "cuda-8.0-108sm"},
         {"versions": {"cuda": "12"}},
         {"conditions": {**CARD, "uuid": "b"}},
+        {"command": "fmm-tune --effort quick"},
     ],
 )
 def test_another_kind_of_tuning_does_not(other: dict[str, Any]) -> None:
@@ -49,3 +50,9 @@ def test_another_kind_of_tuning_does_not(other: dict[str, Any]) -> None:
 
 def test_a_first_look_has_none_before_it() -> None:
     assert first_look_before([tuning("first")], header("second", "coarse")) == ()
+
+
+def test_who_resumes_counts_what_an_earlier_command_measured() -> None:
+    """Who does not, measures all anew."""
+    again = [header("this", command=f"fmm-tune --dtype float32{way}") for way in (" --resume", " --fresh", "")]
+    assert [runs(first_look_before([tuning("first")], x)) for x in again] == [["first"], [], []]
