@@ -28,7 +28,7 @@ LAUNCH = 4e-6
 # by one, which only the first few calls are; where they are replayed as a graph, after 17 to 31 us with all in its old
 # place, after 35 to 60 with operands elsewhere (the table `host` of results/nvidia-h200/host.json). No tuning measures
 # these: on a slower host, choices of products that take less than 0.1 ms may be poorer.
-CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 45e-6, 40e-6
+CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 40e-6, 40e-6
 # There a recurring call of fmm.gram was back after 17 to 30 us where the leaf `small` multiplies 64 or 256 rows, and
 # after 66 to 78 us by cuBLAS's syrk, of which the device worked for 42 (results/nvidia-h200/host-transposed.json, 1024
 # rows of float64, the lower half).
