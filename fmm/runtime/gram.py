@@ -92,14 +92,14 @@ def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequ
     """What `gram_product` would do, and why."""
     found = _operands(library, a, b, out, request)
     call, chosen = _chosen(library, found, wishes, prepare)
+    alone = b is None and wishes == NO_WISHES and request == GramRequest(request.rows)
+    if alone and (kernel := small_half_kernel(a, request.rows, out)):
+        return replace(call.decision, kernels=(kernel,))
     if call.plan is None and _is_librarys_own(call, found):
         return replace(call.decision, kernels=(f"{library.vendor_name}: BLAS's syrk, one half, and NumPy's mirror",))
     if _is_own_gemm(library, call, found, wishes) or (call.plan is None and call.setting.adjoint):
         own = library.gemm_name if call.plan is not None and found.asked.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{own}: a whole product, of which one half is mirrored",))
-    alone = b is None and wishes == NO_WISHES and request == GramRequest(request.rows)
-    if alone and (kernel := small_half_kernel(a, request.rows, out)):
-        return replace(call.decision, kernels=(kernel,))
     decision = replace(call.decision, kernels=kernel_lines(library, call, chosen.left, chosen.right, chosen.out))
     if chosen is found:
         return decision

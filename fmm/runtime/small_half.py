@@ -29,7 +29,7 @@ def small_half(a: Any, rows: bool, out: Any) -> Any:
     ):
         return None
     if dtype is FLOAT64 or dtype is FLOAT32:
-        flags = a.flags
+        flags = a.flags  # as _copied has it, without the call of a function
         if not ((flags.forc and flags.aligned) or read_in_place(a)):
             a = a.copy()
         return matmul(a, a.T, out) if rows else matmul(a.T, a, out)
@@ -38,15 +38,22 @@ def small_half(a: Any, rows: bool, out: Any) -> Any:
     return None
 
 
+def _copied(a: Any) -> bool:
+    """Is a real one copied first, so that NumPy's product sees that it and its transpose are each other's?"""
+    return not ((a.flags.forc and a.flags.aligned) or read_in_place(a))
+
+
 def small_half_kernel(a: Any, rows: bool, out: Any) -> str:
-    """What computes a complex one, in words; none if it is not answered here."""
-    if type(a) is not ndarray or a.ndim != 2 or (a.dtype is not COMPLEX128 and a.dtype is not COMPLEX64):
+    """What computes one that is complex, or copied before, in words; none if it is not answered here."""
+    if type(a) is not ndarray or a.ndim != 2 or a.dtype not in (FLOAT64, FLOAT32, COMPLEX128, COMPLEX64):
         return ""
     side, inner = a.shape if rows else a.shape[::-1]
     if (side > SMALL_SIDE and (side > LONG_SIDE or inner > FEW)) or (
         out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)
     ):
         return ""
+    if a.dtype.kind == "f":
+        return "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror" if _copied(a) else ""
     if in_panels(side, inner):
         return "numpy.matmul: one half in panels of rows, each of which is mirrored"
     return "numpy.matmul: a whole product, of which one half is mirrored"

@@ -136,6 +136,16 @@ def test_small_complex_halves_are_explained_as_they_are_computed() -> None:
         assert "mirrored" not in "".join(found.kernels) and "threads" in "".join(found.kernels)
 
 
+def test_small_halves_of_what_blas_cannot_read_are_explained_as_copies() -> None:
+    x = np.ones((40, 30))
+    lying = "numpy.matmul: BLAS's syrk, one half, and NumPy's mirror"
+    copied = "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror"
+    for a, kernel in ((x, lying), (x.T, lying), (x[:, 3:], lying), (x[::-1, ::-1], copied), (x[::2, ::2], copied)):
+        side = a.shape[1]
+        assert fmm.explain_gram(a).kernels == fmm.explain_gram(a, out=np.empty((side, side))).kernels == (kernel,)
+    assert fmm.explain_gram(x[::-1, ::-1], alpha=2).kernels != (copied,)
+
+
 def test_a_small_complex_half_may_be_written_where_its_matrix_is() -> None:
     rng = np.random.default_rng(9)
     for side in (20, 90):
