@@ -52,6 +52,11 @@ def code_digest(root: Path = ROOT) -> str:
     return found.hexdigest()[:12]
 
 
+def told_command(step: Step) -> str:
+    """As it is written down: without the folders of this machine."""
+    return " ".join(step.command[1:]).replace(f"{ROOT}/", "").replace(sys.executable, "python")
+
+
 def joined(known: Iterable[Check], found: Iterable[Check], order: Sequence[str]) -> list[Check]:
     """All checks in the order of the steps, the new ones instead of the old."""
     by_name = {check["step"]: check for check in (*known, *found)}
@@ -99,7 +104,7 @@ class Checks:
 
     def note(self, step: Step, outcome: str, seconds: float | None = None) -> None:
         """(Read as late as this: other steps may have been run beside this one.)"""
-        ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": " ".join(step.command[1:])}
+        ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": told_command(step)}
         row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
         rows = joined(self.known, [row], self.order)
         ours = [row for row in rows if row.get("code") == self.code]

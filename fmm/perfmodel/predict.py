@@ -129,7 +129,7 @@ def _products(
             together = max(batch, lanes)
             if tiles:
                 slowdown = unaligned_tiles * tiles.slowdown(rate, m, k, n, together)
-                slowdown *= 1.0 if _lies_as_wanted(plan.leaf_use, problem, dtype) else ALONG_INNER
+                slowdown *= ALONG_INNER if problem.halved and not _lies_as_wanted(plan.leaf_use, dtype) else 1.0
             else:
                 slowdown = unaligned * leaf.time.relative * _vendors_slowdown(rate, m, k, n, together)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
@@ -146,9 +146,9 @@ def _products(
 ALONG_INNER = 1.36
 
 
-def _lies_as_wanted(use: LeafUse, problem: Problem, dtype: DType) -> bool:
-    """Is nothing lost by how the factors of leaf products lie? (Of two matrices' product the model does not know.)"""
-    return not problem.halved or dtype.name not in use.leaf.halves.turned or use.order is not None
+def _lies_as_wanted(use: LeafUse, dtype: DType) -> bool:
+    """Of x x^T: is nothing lost by how its factors lie? (Of other products the model does not know how they lie.)"""
+    return dtype.name not in use.leaf.halves.turned or use.order is not None
 
 
 PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
@@ -185,8 +185,8 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     m, k, _, batch, name, loose = half
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
-    turned = dtype.name not in leaf.halves.turned or leaf_use(name).order is not None
-    if turned and dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ())):
+    by_kernel = dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ()))
+    if by_kernel and _lies_as_wanted(leaf_use(name), dtype):
         # Tiles on the diagonal are whole.
         return leaf.time.relative * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)

@@ -35,10 +35,8 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
     def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
         if not options and (kind := type(a)) is type(b) and (out is None or type(out) is kind):
             if kind is ndarray:
-                if a.size < FEW_NUMBERS:
+                if a.size < FEW_NUMBERS or small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
                     return numpy_matmul(a, b, out)
-                if small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
-                    return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
                 return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
             if (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
                 return routes.plain_product(known, a, b, out)
