@@ -60,3 +60,14 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         outside.main(["torch", str(tmp_path), "--out", str(tmp_path / "out.json")])
     assert "has no folder test" in capsys.readouterr().err
+
+
+def test_tests_that_all_fail_show_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test").mkdir()
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(outside, "run", lambda *asked: {"test_mm": "failed", "test_bmm": "skipped"})
+    assert outside.main(["torch", str(tmp_path), "--out", str(out)]) == 1
+    assert "no test of torch passed even without fmm" in capsys.readouterr().out
+    assert json.loads(out.read_text())["worse with fmm"] == []
