@@ -1,11 +1,11 @@
-"""What fmm.matmul does on a GPU: `fmm-tune --device 0`, then `python -m benchmarks.gpu_calls [--large]`.
+"""What fmm.matmul does on a GPU: `fmm-tune --device 0`, then `python -m benchmarks.gpu_calls [--large | --layouts]`.
 
 Default calls, as a user makes them: whatever stands in the configs chooses, on random normal data, into a given `out`,
 against the library's own product, in shuffled rounds. `float32-ieee` and `float64-ieee` are these types with
 FMM_EMULATION=0. With `--large`, products of which operands and result fill a third of the device's memory or more, and
-the same once others have taken two thirds of what is left beside them. Errors are those of the Frobenius norm of
-sampled rows against float64, as multiples of the library's. Raw samples go to results/<device>/calls.json, or
-large.json.
+the same once others have taken two thirds of what is left beside them. With `--layouts`, operands that lie row by row
+(N) or column by column (T), as `a @ b.T` has them. Errors are those of the Frobenius norm of sampled rows against
+float64, as multiples of the library's. Raw samples go to results/<device>/calls.json, large.json or layouts.json.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ COMPILING = 40.0  # seconds that are waited for compilers before anything is mea
 
 @dataclass(frozen=True)
 class Case:
-    """A product, in one type or several that begin with the same numbers; and how much others have of the memory."""
+    """A product, in one type or several that begin with the same numbers; how much others have of the memory; and how A
+    and B lie, row by row (N) or column by column (T)."""
 
     dtypes: tuple[str, ...]
     size: Size
     taken: tuple[float, ...] = (0.0,)
     rounds: int = 7
+    lie: str = "NN"
 
 
 def cube(dtype: str, side: int, rounds: int = 7) -> Case:
@@ -71,6 +73,13 @@ LARGE = (
     Case((IEEE, "float32"), (65536,) * 3, (0.0, TAKEN), 2),
     Case((f"float64{OWN}", "float64"), (49152,) * 3, (0.0, TAKEN), 2),
 )
+SIDES = (1537,) * 3, (3000,) * 3, (4096,) * 3, (3333, 1111, 4001), (1024, 4096, 4096)
+LAYOUTS = tuple(
+    Case((dtype,), size, rounds=5, lie=lie)
+    for dtype in ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16")
+    for size in SIDES
+    for lie in ("NN", "NT", "TN", "TT")
+)
 
 
 @dataclass
@@ -80,6 +89,7 @@ class Row:
     dtype: str
     size: Size
     taken: float
+    lie: str = "NN"
     plan: str = ""
     step: str = ""
     workspace: int = 0
@@ -93,7 +103,7 @@ class Row:
         return bool(self.seconds) and len(self.seconds) == len(self.vendor_seconds) and not self.failure
 
     def __str__(self) -> str:
-        what = f"{self.dtype:12} {' x '.join(map(str, self.size)):22} {self.taken:4.0%} taken"
+        what = f"{self.dtype:12} {' x '.join(map(str, self.size)):22} {self.lie} {self.taken:4.0%} taken"
         if not self.whole:
             return f"{what}  {self.failure[:120] or 'not measured'}"
         speedup = paired(self.vendor_seconds, self.seconds)
@@ -142,13 +152,21 @@ def error(a: Any, b: Any, c: Any) -> float:
 # ---- measuring
 
 
+def lying(x: Any, order: str) -> Any:
+    """The same numbers, column by column if that is asked for (T)."""
+    if order == "N":
+        return x
+    return x.T.contiguous().T if hasattr(x, "contiguous") else x.T.copy().T
+
+
 def measured(case: Case) -> list[Row]:
     """The rows of a case; what fails is a row that says why."""
     machine = Gpu()
-    rows = [Row(dtype, case.size, taken) for taken in case.taken for dtype in case.dtypes]
+    rows = [Row(dtype, case.size, taken, case.lie) for taken in case.taken for dtype in case.dtypes]
     try:
         with machine.as_type(case.dtypes[0]):
             a, b, vendor = machine.operands(case.size, case.dtypes[0])
+            a, b = (lying(x, order) for x, order in zip((a, b), case.lie, strict=True))
             made: list[Any] = []
             first = elapsed(lambda: made.append(vendor(a, b)), 1)
             c = made.pop()
@@ -230,15 +248,18 @@ def make_ready(cases: Sequence[Case]) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--large", action="store_true", help="the largest products, with and without others' memory")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--large", action="store_true", help="the largest products, with and without others' memory")
+    which.add_argument("--layouts", action="store_true", help="operands that lie row by row and column by column")
     parser.add_argument("--dtype", action="append", help="only cases of this type (may be repeated)")
     parser.add_argument("--rounds", type=int, help="of each case (7; of the largest products 2)")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds after which no case is begun")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     began, rows = time.monotonic(), list[Row]()
-    wanted = set(options.dtype or chain.from_iterable(x.dtypes for x in (*CASES, *LARGE)))
-    known = [replace(x, dtypes=tuple(t for t in x.dtypes if t in wanted)) for x in (LARGE if options.large else CASES)]
+    name, every = ("large", LARGE) if options.large else ("layouts", LAYOUTS) if options.layouts else ("calls", CASES)
+    wanted = set(options.dtype or chain.from_iterable(x.dtypes for x in every))
+    known = [replace(x, dtypes=tuple(t for t in x.dtypes if t in wanted)) for x in every]
     cases = [replace(x, rounds=options.rounds or x.rounds) for x in known if x.dtypes]
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -249,8 +270,7 @@ def main(arguments: list[str]) -> int:
         rows += measured(case)
         print(*rows[-len(case.dtypes) * len(case.taken) :], sep="\n", flush=True)
         content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-        path = folder / ("large.json" if options.large else "calls.json")
-        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     return int(any(row.failure for row in rows))
 
 

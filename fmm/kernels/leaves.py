@@ -81,7 +81,7 @@ TILE = Leaf(
     "this package's own tiled kernel",
     ("cuda",),
     LeafTypes((*TILED, *WARPGROUPS), inside=TILED),
-    LeafHalves(by_kernel=TILED, loose=WARPGROUPS, turned=("float32",), mirrors=True),
+    LeafHalves(by_kernel=TILED, loose=WARPGROUPS, mirrors=True),
     names=LeafNames(options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS)),
     candidacy=LeafCandidacy(
         # Those that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with
@@ -91,7 +91,7 @@ TILE = Leaf(
         forms=("inside", "alone", "one pass", "outer"),
         unprobed=("alone", "one pass", "outer"),
     ),
-    time=LeafTime(formula="tiles"),
+    time=LeafTime(formula="tiles", slow_columns=("float32",)),
 )
 
 SMALL = Leaf(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
 from fmm.kernels.plans.candidates import candidate_plans, half_candidates
-from fmm.kernels.plans.leaf import LeafUse, option_use
+from fmm.kernels.plans.leaf import LeafUse, ending_rows, option_use
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.work.row_starts import rows_aligned
-from fmm.problem import Problem
+from fmm.problem import Layout, Problem, without_layouts
 
 # Padding makes the sides of leaf products longer by less than a third: a side that is shorter than this share of the
 # least that is allowed stays too short.
@@ -67,6 +68,35 @@ def choosable_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibr
             yield found
 
 
+def slow_by_columns(use: LeafUse, dtype: str) -> bool:
+    """Is the leaf slow where B lies column by column, as in x x^T? (Not if it reads a copy that is turned.)"""
+    return use.order is None and dtype in use.leaf.time.slow_columns
+
+
+def by_columns(problem: Problem) -> bool:
+    """Does B lie column by column? (Halves are compared as those of x x^T, whichever of the two they are.)"""
+    orders = [layout.order for layout in problem.layouts]
+    return problem.halved or orders[1] == "F"
+
+
+@lru_cache(maxsize=4096)
+def to_choose_for(problem: Problem, gpu: bool) -> Problem:
+    """What plans are compared for: matrices that lie row by row, neither scaled nor added to; but a B that lies column
+    by column remains so, if a GPU has a leaf that is slow there."""
+    plain = without_layouts(problem)
+    if not gpu or problem.halved or not by_columns(problem) or problem.dtype not in _slow_columns():
+        return plain
+    _, k, n = problem.size
+    return replace(plain, layouts=(Layout("C", max(k, 1)), Layout("F", max(k, 1)), Layout("C", max(n, 1))))
+
+
+@depends_on_rows
+@lru_cache(maxsize=1)
+def _slow_columns() -> frozenset[str]:
+    """Types of which any leaf is slow where B lies column by column."""
+    return frozenset(dtype for leaf in ending_rows() for dtype in leaf.time.slow_columns)
+
+
 def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -> Choosable | None:
     """None where the plan's leaf is not taken unasked for this type, or where the calibration does not say how fast it
     is. (Our own tiled kernel is not compared for types in which it takes about the vendor's time.)"""
@@ -87,7 +117,7 @@ def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -
 
 def _turned_where_it_pays(plan: Plan, dtype: str) -> bool:
     """Where blocks on the diagonal have a leaf of their own: does it read turned copies if that pays, and only then?"""
-    return all((dtype in use.leaf.halves.turned) == (use.order is not None) for use in uses_on_diagonal(plan))
+    return all((dtype in use.leaf.time.slow_columns) == (use.order is not None) for use in uses_on_diagonal(plan))
 
 
 def uses_on_diagonal(plan: Plan) -> Iterator[LeafUse]:

@@ -8,10 +8,11 @@ from math import ceil, log2
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
-from fmm.kernels.plans.leaf import LeafUse, leaf_use
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.choosable import by_columns, slow_by_columns
 from fmm.perfmodel.work.estimate import counted_work, estimated_work
 from fmm.perfmodel.work.work import Half, Work
 from fmm.problem import Problem
@@ -129,7 +130,7 @@ def _products(
             together = max(batch, lanes)
             if tiles:
                 slowdown = unaligned_tiles * tiles.slowdown(rate, m, k, n, together)
-                slowdown *= ALONG_INNER if problem.halved and not _lies_as_wanted(plan.leaf_use, dtype) else 1.0
+                slowdown *= BY_COLUMNS if by_columns(problem) and slow_by_columns(plan.leaf_use, dtype.name) else 1.0
             else:
                 slowdown = unaligned * leaf.time.relative * _vendors_slowdown(rate, m, k, n, together)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
@@ -141,14 +142,10 @@ def _products(
     return seconds + of_halves, calls + half_calls, calls * leaf.call.starts + half_calls
 
 
-# How many times as long our tiles take, of a type that they want turned, where both factors lie along the inner
-# dimension, as those of x x^T do: they have 0.74 of the vendor's speed there (results/nvidia-h200/tried-gram.md).
-ALONG_INNER = 1.36
-
-
-def _lies_as_wanted(use: LeafUse, dtype: DType) -> bool:
-    """Of x x^T: is nothing lost by how its factors lie? (Of other products the model does not know how they lie.)"""
-    return dtype.name not in use.leaf.halves.turned or use.order is not None
+# How many times as long our tiles take, of a type of which that matters, where B lies column by column. (Float32 on an
+# H200: x x^T has 0.74 of syrk's speed by them, results/nvidia-h200/tried-gram.md; plans of six other products took 1.20
+# to 1.36 times as long with such a B as with one that lies row by row, whatever A did: tried-choices.md.)
+BY_COLUMNS = 1.36
 
 
 PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
@@ -186,7 +183,7 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
     by_kernel = dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ()))
-    if by_kernel and _lies_as_wanted(leaf_use(name), dtype):
+    if by_kernel and not slow_by_columns(leaf_use(name), dtype.name):
         # Tiles on the diagonal are whole.
         return leaf.time.relative * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)

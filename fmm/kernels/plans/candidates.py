@@ -212,7 +212,7 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
     plans = [VENDOR, *(Plan(leaf=x.name) for x in halving)]
     on_device = leaves_on(device)
     diagonal_leaves = [f".{leaf.name}" for leaf in on_device if leaf.halves.by_kernel and not leaf.error.emulates]
-    diagonal_leaves += [f".{leaf.name}.outer" for leaf in on_device if leaf.halves.turned]
+    diagonal_leaves += [f".{leaf.name}.outer" for leaf in on_device if leaf.time.slow_columns]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []

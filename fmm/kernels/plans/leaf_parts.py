@@ -38,7 +38,6 @@ class LeafHalves:
     by_blas: tuple[str, ...] = ()  # whose product with the own adjoint BLAS's syrk and herk halve
     by_kernel: tuple[str, ...] = ()  # whose halves its own kernel computes, if the result lies row by row
     loose: tuple[str, ...] = ()  # of which such a kernel leaves arbitrary numbers in the other half
-    turned: tuple[str, ...] = ()  # whose halves are fast only if both operands lie along outer dimensions
     mirrors: bool = False  # can that kernel also write the other half?
     whole_rows: int = 0  # rows up to which a GPU does a batch of halves faster as a batch of whole products
 
@@ -134,6 +133,7 @@ class LeafTime:
     rate: str = ""  # the name of its rate in a calibration, `{}` standing for the type's name; empty: the type's name
     relative: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     formula: Literal["vendor", "tiles"] = "vendor"  # the vendor's formula (times `relative`), or that of tiles
+    slow_columns: tuple[str, ...] = ()  # types of which it takes far longer where B lies column by column
 
 
 @dataclass(frozen=True)

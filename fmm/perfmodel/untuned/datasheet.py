@@ -51,8 +51,8 @@ HALF_LEAST, HALF_BELOW = 256.0, {"float32": 2.0}
 # How many rows of several halves cost as much again. (0.65 and 0.69 of gemm's time there of 4096 and 2048 rows.)
 HALF_APART = {"float32": 800.0}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
-# of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384, and by what cuts of 8192 and 16384 take
-# more with it than with syrk some 0.75 of four times 2048 rows and 0.9 of sixteen times 1024.
+# of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384, and, by what cuts of these take more
+# with it than with syrk, some 0.75 of four times 2048 rows and 0.9 of sixteen times 1024.
 # (In float32 0.52 of it where two of 4096 rows read a copy that lies as the kernel wants it.)
 HALF_BY_TILES = {
     "float32": (0.49, 256.0),

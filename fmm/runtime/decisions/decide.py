@@ -19,6 +19,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choosable import by_columns, slow_by_columns, to_choose_for
 from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.papers.hasa_rule import hasa_choice
 from fmm.perfmodel.stability import bound_in_words, expected_growth
@@ -153,6 +154,8 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if entry_and_plan is None:
         return None
     entry, plan = entry_and_plan
+    if by_columns(problem) and not problem.halved and slow_by_columns(plan.leaf_use, problem.dtype):
+        return None  # it was measured on a B that lies row by row
     allowed = limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
@@ -175,7 +178,7 @@ def model_choice(
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
     if problem.dtype not in calibration.rates:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
-    choice = choose(without_layouts(problem), calibration, limits)
+    choice = choose(to_choose_for(problem, calibration.batches), calibration, limits)
     step = "calibrated model" if is_tuned else STEPS.get(calibration.source, "datasheet model")
     on_cpu = not calibration.batches
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=on_cpu)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from fmm.config import environment
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choosable import to_choose_for
 from fmm.perfmodel.choose import Candidate, Limits, choose
-from fmm.problem import Problem, without_layouts
+from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import Decision, peak_workspace
 from fmm.runtime.devices import Device
@@ -59,4 +60,4 @@ def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return ()
-    return choose(without_layouts(problem), calibration, limits).considered
+    return choose(to_choose_for(problem, calibration.batches), calibration, limits).considered

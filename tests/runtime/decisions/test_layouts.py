@@ -1,0 +1,96 @@
+"""Plans whose leaf is slow where B lies column by column: chosen, certified, remembered for other layouts alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from fmm.arrays.library import Library
+from fmm.config import files
+from fmm.config.locate import SHIPPED
+from fmm.config.schema import Tuned, checked_section
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choosable import slow_by_columns, to_choose_for
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.predict import BY_COLUMNS, predict
+from fmm.problem import Layout, Problem, without_layouts
+from fmm.runtime.decisions.decide import Decision, certified_entry, decide, model_choice
+from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
+from tests.support.configs import entry
+from tests.support.devices import H200
+
+
+class OnDevice:
+    """What is asked of a library of arrays on a device."""
+
+    processor = "cuda"
+
+    def __init__(self) -> None:
+        self.calls: dict[object, float] = {}
+
+    @staticmethod
+    def size_key(a: Any, b: Any) -> object:
+        return a.shape, b.shape
+
+
+IEEE = Limits(1 << 35, 16.0, emulation=False)
+SIDES = (1024, 3000, 4096, 6144)
+
+
+def laid(a: str, b: str, side: int, dtype: str = "float32") -> Problem:
+    layouts = [Layout("C" if order == "N" else "F", side) for order in (a, b, "N")]
+    return Problem(side, side, side, dtype, (layouts[0], layouts[1], layouts[2]))
+
+
+@pytest.fixture(autouse=True)
+def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "off")
+
+
+@pytest.mark.parametrize(("a", "side"), [*product("NT", SIDES)])
+def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> None:
+    known = checked_section(
+        files.read_config(SHIPPED)[H200.identity.key]["float32"], "float32", H200.identity, ""
+    ).trusted
+    rows, columns = (model_choice(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
+    assert columns.leaf != "tile"
+    assert rows.leaf == "tile" or rows == columns == VENDOR
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64"])
+def test_how_operands_lie_changes_no_other_choice(dtype: str) -> None:
+    limits = replace(IEEE, emulation=True)
+    for side in SIDES:
+        plans = {decide(laid(a, b, side, dtype), limits, H200).plan for a, b in product("NT", "NT")}
+        assert len(plans) == 1, (side, plans)
+
+
+def test_the_model_says_by_how_much() -> None:
+    assert H200.guess is not None
+    tile, problem = Plan.parse("tile"), laid("N", "T", 4096)
+    turned, plain = (
+        predict(tile, x, H200.guess).products for x in (to_choose_for(problem, True), without_layouts(problem))
+    )
+    assert turned == pytest.approx(BY_COLUMNS * plain)
+    assert to_choose_for(laid("T", "N", 4096), True) == to_choose_for(problem, False) == without_layouts(problem)
+    assert not slow_by_columns(Plan.parse("tile.outer").leaf_use, "float32")
+
+
+def test_an_entry_was_measured_on_rows() -> None:
+    known = entry((4096, 4096, 4096), "strassen.batched.pad16 > tile")
+    tuned = Tuned(H200.identity, "float32", None, {known.key: known})
+    found = [certified_entry(laid(a, b, 4096), IEEE, tuned) for a, b in product("NT", "NT")]
+    assert [x is not None for x in found] == [True, False, True, False]
+
+
+def test_columns_are_not_remembered_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = np.ones((2048, 2048), np.float32)
+    library = cast(Library, OnDevice())
+    remember_vendor(library, a, a.T, Decision(VENDOR, laid("N", "T", 2048), ""))
+    assert not just_left_to_vendor(library, a, a)
+    remember_vendor(library, a, a, Decision(VENDOR, laid("N", "N", 2048), ""))
+    assert just_left_to_vendor(library, a, a)
