@@ -42,6 +42,10 @@ class Rate:
     # The vendor computes C in tiles of several sizes, a tile on each of so many multiprocessors at a time, in whole
     # rounds; where these are few, they count instead of `fill`. (0: rounds do not show.)
     sms: float = 0.0
+    # So many thread blocks of this package's own kernel of three float16 products run at a time, each of which computes
+    # tile after tile: whole rounds count, and the kernel's own tiles, instead of `fill`, `tile` and `slots`. (0: the
+    # vendor multiplies the planes.)
+    blocks: float = 0.0
     start: float = (
         0.0  # seconds that each start takes beside all that: of kernels one after the other, which fill slowly
     )

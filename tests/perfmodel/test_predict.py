@@ -21,12 +21,13 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choosable import candidates
 from fmm.perfmodel.choose import Choice, Limits, choose, ranked_candidates
 from fmm.perfmodel.margins import few_tiles_doubt
-from fmm.perfmodel.predict import _vendors_slowdown, predict, predict_vendor, predicted_seconds
+from fmm.perfmodel.predict import CUT, _vendors_slowdown, predict, predict_vendor, predicted_seconds
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.perfmodel.work.estimate import counted_work, estimated_work, estimated_workspace
+from fmm.perfmodel.work.plane_rounds import SINGLY
 from fmm.perfmodel.work.row_starts import access_bytes
-from fmm.perfmodel.work.tiles import WAITING, Tiles
+from fmm.perfmodel.work.tiles import WAITING, WRITING, Tiles
 from fmm.perfmodel.work.work import Work
 from fmm.problem import Problem
 from tests.support.clock import least_seconds, plain_loop
@@ -116,7 +117,8 @@ def test_fused_products_wait_for_each_other_where_one_leaves_multiprocessors_fre
     fused, tile = (Plan.parse(x) for x in ("strassen.fused.pad4 > tile", "tile"))
     for n, waits in ((4096, True), (8192, False)):  # 128 and 512 tiles of each product
         ratio = [predict(p, Problem(n, n, n, "float32"), calibration).products for p in (fused, tile)]
-        assert ratio[0] / ratio[1] == pytest.approx(0.875 * (WAITING if waits else 1.0))
+        writing = (1 + WRITING / (n / 2)) / (1 + WRITING / n)
+        assert ratio[0] / ratio[1] == pytest.approx(0.875 * writing * (WAITING if waits else 1.0))
 
 
 def test_sums_launches_and_overlap() -> None:
@@ -409,12 +411,63 @@ def test_preparing_operands_is_not_rounded_up_to_whole_tiles() -> None:
 
 
 def test_a_tiles_start_is_hidden_behind_the_tiles_before_it() -> None:
-    """Of our own kernel: a multiprocessor that computes several loads the next one while it ends the last."""
+    """Of our own kernel: a multiprocessor that computes several loads the next one while it ends the last; what it
+    writes, it writes after each."""
     tiles = Tiles(128, 128)
     rate = Rate(1e12, 0.0, 64.0, tiled=1.0, sms=132.0)
-    one, eight = (tiles.slowdown(rate, 128 * 12, 64, 128 * 11, batch) - 1 for batch in (1, 8))
+    whole = 1 + WRITING / 64
+    one, eight = (tiles.slowdown(rate, 128 * 12, 64, 128 * 11, batch) - whole for batch in (1, 8))
     assert one == pytest.approx(1.0) and eight == pytest.approx(1.0 / 8)
-    assert tiles.slowdown(replace(rate, sms=0.0), 128 * 12, 64, 128 * 11, 8) == pytest.approx(2.0), "not known"
+    assert tiles.slowdown(replace(rate, sms=0.0), 128 * 12, 64, 128 * 11, 8) == pytest.approx(whole + 1), "not known"
+
+
+def _planes_seconds(m: int, k: int, n: int, **changed: float) -> float:
+    rate = replace(Rate(1e12, 0.0, 512.0, blocks=132.0), **changed)
+    rates = MappingProxyType({"float32": Rate(1e12, 0.0, 0.0), "f16x3": rate})
+    known = Calibration("gpu", "", rates, 1e15, batches=True)
+    return predict(Plan.parse("f16x3"), Problem(m, k, n, "float32"), known).products
+
+
+def test_three_products_take_whole_rounds_of_their_own_tiles() -> None:
+    """66 clusters at a time compute 256 x 128 numbers each; one more takes more rounds, of narrower tiles."""
+    flop = 2 / 1e12
+    one = _planes_seconds(256 * 6, 640, 128 * 11)
+    assert one == pytest.approx(132 * 128 * 128 * (640 + 512) * flop)
+    more = _planes_seconds(256 * 6, 640, 128 * 11 + 8)
+    assert 1.4 * one < more < 2 * one, "three rounds of narrow tiles"
+    assert _planes_seconds(256 * 12, 640, 128 * 11) == pytest.approx(2 * one)
+    assert _planes_seconds(256 * 6, 577, 128 * 11) == pytest.approx(one), "whole chunks of the inner dimension"
+
+
+@pytest.mark.parametrize(("n", "singly"), [(1407, True), (1406, False), (1404, False)])
+def test_rows_of_c_that_are_written_one_number_at_a_time(n: int, singly: bool) -> None:
+    """As `f16x3` writes those that do not begin at multiples of eight bytes: a tile ends later."""
+    end = 512 * (SINGLY if singly else 1.0)
+    assert _planes_seconds(1536, 640, n) == pytest.approx(132 * 128 * 128 * (640 + end) * 2 / 1e12)
+
+
+def test_three_products_begin_late_and_read_their_operands_first() -> None:
+    plain = _planes_seconds(1536, 640, 1408)
+    assert _planes_seconds(1536, 640, 1408, start=1e-3) == pytest.approx(plain + 1e-3)
+    reading = 2 * 640 * 1408 * 100 / 1e12  # B, every number of which takes as long as 100 multiply-adds
+    assert _planes_seconds(1536, 640, 1408, rows=100.0) == pytest.approx(plain + reading)
+
+
+def test_what_takes_longer_where_rows_are_not_aligned() -> None:
+    """Multiplying does, the beginning and end of a tile by the root of it, reading operands does not."""
+    for rate, more in (
+        (Rate(1e12, 0.0, 0.0), 9.0),
+        (Rate(1e12, 0.0, 100.0), 9 + 3.0),
+        (Rate(1e12, 0.0, 0.0, rows=100.0), 9 + 1.0),
+        (Rate(1e12, 1e4, 0.0), 9 * 2.0),
+    ):
+        assert _vendors_slowdown(rate, 100, 100, 100, 1, 9.0) == pytest.approx(more)
+
+
+def test_products_of_few_tiles_are_cut_where_rows_are_not_aligned() -> None:
+    rate = Rate(1e12, 1e6, 0.0)
+    assert _vendors_slowdown(rate, 1000, 4 * CUT, 1000, 1, 2.0) == pytest.approx(2 * (1 + 1 / 4))
+    assert _vendors_slowdown(rate, 1000, 4 * CUT, 1000, 1) == pytest.approx(2.0)
 
 
 @pytest.mark.timed

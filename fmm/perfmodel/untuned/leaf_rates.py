@@ -39,9 +39,12 @@ SMALL_STEPS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bflo
 # Steps along the inner dimension that a tile takes to begin and to end, while nothing is multiplied. (An H200: 7 us a
 # tile, 0.9 us for 64 steps; there are tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
-# A factor on the time of seven or 49 of them as a batch. (On an H200, of shapes with sides of 1152 to 19280: 1.13 to
-# 1.6 times what the formula says otherwise where the rows are aligned, 0.84 to 0.95 times where they are not.)
-THREE_BATCH = 1.15
+# Seconds that it starts with beside that; and its rate while it multiplies, as a multiple of a third of the vendor's in
+# float16. (Settled with the tiles' times, see work/plane_rounds.py.)
+THREE_START, FULL_THREE = 7.7e-6, 1.08
+# A factor on the time of seven or 49 of them as a batch. (On an H200 one level is predicted to take 5 % too long by it,
+# and two as long as they do; three levels of small products take 27 % longer.)
+THREE_BATCH = 1.08
 # What one half takes, very large, as a share of the whole product; and how many rows take as long again.
 HALF_OF_THREE = 0.5, 256.0
 FILLS_ANEW = 12  # where the vendor multiplies the planes, so many times as much of C fills the device
@@ -71,7 +74,7 @@ def own_leaf_rates(gpu: Device, rates: Mapping[str, Rate], stream: float) -> dic
     """Of all leaves that such a GPU has, and of integers, by the names that they have in a calibration."""
     found = {SMALL_RATE.format(t): _small_halves(gpu, seconds) for t, seconds in SMALL_STEPS.items() if t in rates}
     if gpu.capability == WARPGROUPS:
-        found[F16X3_RATE] = _three_products(rates["float16"], stream)
+        found[F16X3_RATE] = _three_by_own_kernel(rates["float16"], stream, gpu.sms)
         found |= dict(_integers(rates))
         found |= dict(_by_residues(rates["float16"], stream))
     elif "float16" in rates and float(gpu.capability) >= PAIRS:
@@ -98,6 +101,13 @@ def _three_products(half: Rate, stream: float) -> Rate:
     share, edge = HALF_OF_THREE
     found = Rate(flops, half.fill, THREE_PIPE, lost, lost, batch=THREE_BATCH, tile=SIDE, slots=slots)
     return replace(found, half_by_tiles=share, half_edge=edge)
+
+
+def _three_by_own_kernel(half: Rate, stream: float, blocks: int) -> Rate:
+    """The same in whole rounds of the kernel's own tiles."""
+    own = _three_products(half, stream)
+    faster = {name: FULL_THREE * getattr(own, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
+    return replace(own, **faster, start=THREE_START, blocks=float(blocks))
 
 
 def planes_by_vendor(half: Rate, stream: float) -> Rate:
