@@ -53,9 +53,8 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("a", "side"), [*product("NT", SIDES)])
 def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> None:
-    known = checked_section(
-        files.read_config(SHIPPED)[H200.identity.key]["float32"], "float32", H200.identity, ""
-    ).trusted
+    raw = files.read_config(SHIPPED)[H200.identity.key]["float32"]
+    known = checked_section(raw, "float32", H200.identity, "float32").trusted
     rows, columns = (model_choice(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
     assert columns.leaf != "tile"
     assert rows.leaf == "tile" or rows == columns == VENDOR
