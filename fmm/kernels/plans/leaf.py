@@ -71,6 +71,11 @@ class Leaf:
         return f"{self.name}0 to {self.name}{numbers - 1}" if numbers else self.name
 
     @property
+    def of_library(self) -> bool:
+        """Is it a product of the vendor's library?"""
+        return not (self.time.rate or self.below_levels) and self.time.formula == "vendor"
+
+    @property
     def tried_names(self) -> tuple[str, ...]:
         """The names under which candidates have it: the first few, if it is numbered."""
         if not self.names.numbers:

@@ -70,10 +70,15 @@ def memory_share(library: Library, number: int) -> int:
     known, now = _shares.get((library.name, number)), time.monotonic()
     if known is None or known[0] < now:
         sharers = processes_on(number) if library.processor == "cuda" else 1
-        share = max(int(library.free_bytes(number) * SHARE / sharers), 0)
-        step = 1 << max(share.bit_length() - 3, 0)
-        known = _shares[library.name, number] = now + LIFETIME, share // step * step
+        known = _shares[library.name, number] = now + LIFETIME, share_of(library.free_bytes(number), sharers)
     return known[1]
+
+
+def share_of(free: int, sharers: int = 1) -> int:
+    """Bytes that a workspace may take of so many that are free, rounded down."""
+    share = max(int(free * SHARE / sharers), 0)
+    step = 1 << max(share.bit_length() - 3, 0)
+    return share // step * step
 
 
 def good_until(library: Library, number: int) -> float:

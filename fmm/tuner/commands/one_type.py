@@ -171,7 +171,8 @@ def _why_not(job: Job, path: Path, outcome: Outcome) -> str:
     if firm or _knowledge(outcome.section) >= _knowledge(_present(job, path)):
         return ""
     doubts = outcome.section["doubts"]
-    return f"{doubts[0]}; what is in {path} is better known" if doubts else f"what is in {path} is better known"
+    stays = f"the earlier tuning in {path} stays, which was checked better"
+    return f"{doubts[0]}; {stays}" if doubts else stays
 
 
 def _knowledge(section: Any) -> tuple[bool, int]:
@@ -221,7 +222,7 @@ def _say(job: Job, path: Path, options: argparse.Namespace, outcome: Outcome, wh
             kept = f"what was in {path} before stands" if stands else "nothing was written"
             kept += "; --resume goes on from the trials"
         elif outcome.section and outcome.section["doubts"]:
-            kept = f"what was measured is in {path} and not used yet; --resume goes on"
+            kept = f"what was measured is in {path}, and fmm.matmul does not use it yet; --resume goes on"
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {kept}", file=sys.stderr)
 
 

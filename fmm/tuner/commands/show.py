@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fmm.config import environment, locate
@@ -18,6 +19,7 @@ from fmm.tuner.findings.model_in_use import device_name, model_in_use
 from fmm.tuner.findings.outcome import told_plans
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 
+SHORT = ("coarse", "quick")  # efforts of which the usual one measures more
 WITHOUT = "a processor is measured in each process, and a GPU goes by the models that come with fmm or by its datasheet"
 
 
@@ -35,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one. Until then {WITHOUT}")
     found = some_sections(path)
     if options.json:
-        print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
+        rows = [{"device": k, "dtype": t, **raw, "fmm.matmul": _answers(found, k, t)} for k, t, raw in found]
+        print(json.dumps(rows, indent=1))
         return 0
     devices: dict[str, dict[str, Raw]] = {}
     wrong: list[str] = []
@@ -53,13 +56,22 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
+def _answers(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str) -> Raw:
+    """What fmm.matmul does by a section, which may be damaged: None then."""
+    with suppress(ConfigError):
+        used = model_in_use(key, dtype, {name: raw for device, name, raw in found if device == key})
+        return TypeInShort(dtype, used).fields
+    return None
+
+
 def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
     """In short, what is to be done next, then type by type."""
     types = [TypeInShort(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
     yield from in_short(types)
-    yield from next_steps(key, types, _in_force(path), str(path))
+    short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT]
+    yield from next_steps(key, types, _in_force(path), str(path), short)
     for dtype, raw in sections.items():
         yield ""
         yield f"{key}, {dtype} ({device_name(key, raw)}; {tuned_how(raw)})"

@@ -98,7 +98,7 @@ def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
                 left = max(left - end.seconds, 0.0)
     for (_, dtype), why in lacking.items():
         if why:
-            print(f"fmm-tune: nothing was written for {dtype} that can be used: {why}", file=sys.stderr)
+            print(f"fmm-tune: {dtype}: nothing was found that fmm.matmul will use. Why: {why}", file=sys.stderr)
     return int(any(lacking.values()))
 
 

@@ -63,6 +63,7 @@ class CpuDevice:
             "processors": usable_processors(),
             "threads": self.threads,
             "load": load,
+            "memory": host_memory.total_bytes(),
         }
 
     @property

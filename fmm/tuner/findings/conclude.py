@@ -184,7 +184,7 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
 
 
 def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
-    """Shape and best speedup of one-level plans that were not held out: what the epsilon correction is found from."""
+    """Shape and best speedup of one level above the library, but for those held out: what epsilon is found from."""
     found: dict[Size, float] = {}
     for trials in tunings:
         for size, speedup in _one_level(trials):
@@ -197,8 +197,15 @@ def _one_level(trials: Sequence[Trial]) -> Iterator[tuple[Size, float]]:
         own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
         for size in dict.fromkeys(t.size for t in own):
             for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
-                if Plan.parse(plan).depth == 1:
+                if one_level_above_library(Plan.parse(plan)):
                     yield size, median(certify.paired_ratios(base, seconds))
+
+
+def one_level_above_library(plan: Plan) -> bool:
+    """Does it save products once, and does the library multiply the rest? (Copying rows to where they begin evenly
+    saves none.)"""
+    saves = any(level.saves_products for level in plan.levels)
+    return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library
 
 
 def _promising(trials: Sequence[Trial]) -> bool:

@@ -136,7 +136,7 @@ def model_doubts(error: Error, losing: float) -> Iterator[str]:
     """What speaks against the model: it was not checked, or is wrong."""
     if error.count < ENOUGH:
         checked = f"on {error.count} plans only" if error.count else "nowhere"
-        yield f"the model was checked {checked}: {ENOUGH} plans on other shapes are needed"
+        yield f"the tuning ended too early: its model was checked {checked}, {ENOUGH} plans on other shapes are needed"
     elif (off := max(min(error.above, error.upper), error.median)) > MOST:
         yield f"the model is off by up to {off:.0%} on other shapes"
     elif losing > MOST:

@@ -15,6 +15,7 @@ from typing import Any
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
 from fmm.dtypes import DTYPES
+from fmm.hardware.datasheets import device
 from fmm.kernels.plans.leaf import Leaf
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choosable import candidates
@@ -33,21 +34,27 @@ class ModelInUse:
     assumed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()  # leaves that are not taken, since they failed when they were measured
+    memory: int | None = None  # bytes of the device, where they are known
+
+    @property
+    def on_cpu(self) -> bool:
+        return not self.tuned.identity.key.startswith("cuda")
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
     """Of a type, by all sections of the device; ConfigError if its own is damaged."""
     tuned, real = _checked(key, dtype, sections[dtype]), _real_type(key, dtype, sections)
     guess = guess_of(key, tuned.identity.name)
+    memory = _memory(sections[dtype], guess)
     calibration = completed_calibration(tuned, real, guess)
     if calibration is None or guess is None:
-        return ModelInUse(tuned, calibration, guess)
+        return ModelInUse(tuned, calibration, guess, memory=memory)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
     own = list(dict.fromkeys(_leaves_with_rates(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
     assumed, left_out = ([x.name for x in guessed if bool(x.candidacy.probed) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
-    return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed))
+    return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
 def guess_of(key: str, name: str) -> Calibration | None:
@@ -62,6 +69,15 @@ def device_name(key: str, section: Raw) -> str:
     conditions = section.get("conditions") if isinstance(section, dict) else None
     name = conditions.get("device") if isinstance(conditions, dict) else None
     return name if isinstance(name, str) else key
+
+
+def _memory(section: Raw, guess: Calibration | None) -> int | None:
+    """Bytes of the device that a section is of, as the tuning wrote them down, else by a GPU's datasheet."""
+    conditions = section.get("conditions") if isinstance(section, dict) else None
+    found = conditions.get("memory") if isinstance(conditions, dict) else None
+    if isinstance(found, int | float) and found > 0:
+        return int(found)
+    return int(device(guess.name).memory_gb * 1e9) if guess else None
 
 
 def _checked(key: str, dtype: str, section: Raw) -> Tuned:

@@ -4,58 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from math import isfinite
+from re import search
 from typing import Any
 
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
 from fmm.problem import Problem
+from fmm.tuner.findings.answers import Answer, answer_for, answers_for
+from fmm.tuner.findings.model_in_use import ModelInUse
+from fmm.tuner.findings.parts import Part, Table, table_of
+from fmm.tuner.findings.thresholds import ROUND, holds_from
 
-ROW = 16  # a side that is a multiple of it has rows that begin as a device wants them
-# Of squares, from 256 to 65536.
-SIDES = tuple(round(2 ** (i / 2) / ROW) * ROW for i in range(16, 33))
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # whose rows begin anywhere
 LARGE = 4096  # from here on the two are compared: of smaller ones the last wave of tiles decides as much
-SHOWN = (2048, 4096, 8192, 16384, 32768, 65536)
-MOST = 4  # of them
-CLOSE = 1.05
+MOST = 4  # odd ones that are told of
 MORE = 1.25  # times as much gained: then odd sides are told of apart
 
 Chosen = Mapping[int, Candidate]
 
 
-def outcome(calibration: Calibration, dtype: str) -> Iterator[tuple[str, str]]:
-    """From which side on squares are not left to the vendor, what the model promises, by which plans, and what that
-    costs."""
-    base, first = vendors_name(calibration), gains_from(calibration, dtype)
-    best = _told(calibration, dtype, first)
-    odd = odd_gains(calibration, dtype) if calibration.batches else {}
+def outcome(used: ModelInUse) -> Iterator[Part]:
+    """From which side on squares are not left to the library; what fmm.matmul does on some sides, and what it costs."""
+    known, dtype = used.calibration, used.tuned.dtype
+    if known is None:
+        return
+    base, first = vendors_name(known), gains_from(known, dtype)
+    odd = list(odd_gains(known, dtype)) if known.batches else []
     if first is None:
-        yield "gain", f"none on square matrices: no plan is predicted to be faster than {base}, which multiplies them"
+        yield "gain", f"On squares no plan is predicted to be faster than {base}, which multiplies them."
     else:
-        yield "gain", f"fmm.matmul is predicted to be faster than {base} on squares from a side of about {first} on,"
-        yield "", f"times as fast: {_speedups(best)}"
+        yield "gain", f"On squares fmm.matmul is predicted to be faster than {base} from a side of about {first} on."
     if odd:
-        least, odd = min(odd), {side: odd[side] for side in list(odd)[-MOST:]}
-        yield "" if first else "gain", f"on odd sides, where {base} is slow, from about {least} on: {_speedups(odd)}"
-    if odd or best:
-        yield from _costs(best, odd)
-        yield from _ways(best, odd)
+        yield "", f"On odd sides, where {base} is slow, it is so from about {odd[0]} on."
+    yield from _exceptions(used, first, base)
+    sides = [side for side in ROUND if first is not None and side >= first] + odd[-MOST:]
+    if told := answers_for(used, sides):
+        yield "squares", answers_table(told, base)
+        yield "", _what_the_columns_are(used, base)
+        yield from _meanings(told)
 
 
-def _told(calibration: Calibration, dtype: str, first: int | None) -> Chosen:
-    """The choices on the sides of which is told."""
-    return {
-        side: chosen_square(calibration, dtype, side) for side in [s for s in SHOWN if s >= (first or s + 1)][:MOST]
-    }
+def _exceptions(used: ModelInUse, first: int | None, base: str) -> Iterator[Part]:
+    """Sides of which was measured something else than that sentence says."""
+    sides = sorted(s[0] for op, s, _, lean in used.tuned.entries if len(set(s)) == 1 and op == "product" and not lean)
+    found = [x for x in answers_for(used, dict.fromkeys(sides)) if x.entry]
+    lost = [str(x.side) for x in found if first is not None and x.side >= first and not x.gains]
+    won = [str(x.side) for x in found if (first is None or x.side < first) and x.gains]
+    if lost:
+        yield "", f"But measured, nothing was clearly faster at exactly {', '.join(lost)}: there {base} multiplies."
+    if won:
+        yield "", f"Measured, it is faster at exactly {', '.join(won)} too."
+
+
+def answers_table(told: Sequence[Answer], base: str) -> Table:
+    """What is done, a row a side."""
+    head = "side", f"times as fast as {base}", "error", "memory", "plan"
+    return table_of(head, (_answer_row(x) for x in told))
+
+
+def _answer_row(x: Answer) -> tuple[str, ...]:
+    gain = f"{x.speedup:.2f} {x.known}" if x.gains else f"1 {x.known}"
+    return str(x.side), gain, spelled_growth(x.error_growth), spelled_gibibytes(x.workspace), str(x.plan)
+
+
+def _what_the_columns_are(used: ModelInUse, base: str) -> str:
+    room = "no more than half of what these leave free" if used.memory else "where less is free, a plan that fits runs"
+    return f"(error: expected, as a multiple of that of {base}; memory: beside A, B and C, {room})"
+
+
+def _meanings(told: Sequence[Answer]) -> Iterator[Part]:
+    """What the leaves are that are not the library's."""
+    leaves = dict.fromkeys(x.plan.leaf_use.leaf for x in told if not x.plan.leaf_use.leaf.of_library)
+    yield from (("", f"({leaf.name}: {leaf.meaning})") for leaf in leaves)
 
 
 def vendors_name(calibration: Calibration) -> str:
     return "cuBLAS" if calibration.batches else "NumPy's product"
-
-
-def _speedups(best: Chosen) -> str:
-    return by_sides({side: f"{1 / found.time:.2f}" for side, found in best.items()})
 
 
 def by_sides(texts: Mapping[Any, str]) -> str:
@@ -64,56 +90,21 @@ def by_sides(texts: Mapping[Any, str]) -> str:
     return ", ".join(f"{text} at {sides[0]}{f' to {sides[-1]}' if len(sides) > 1 else ''}" for text, sides in runs)
 
 
-def _costs(best: Chosen, odd: Chosen) -> Iterator[tuple[str, str]]:
-    """The expected error and the workspace of those that are told of."""
-    yield "cost", f"expected error, times the usual one (max_error_growth= limits it): {_errors(best or odd)};"
-    if best and odd:
-        yield "", f"on odd sides {_errors(odd)};"
-    memory = by_sides({side: _gibibytes(found.workspace) for side, found in (best or odd).items()})
-    yield "", f"memory beside the operands, where there is so much (workspace= limits it): {memory}"
-
-
-def _errors(found: Chosen) -> str:
-    growths = {side: x.error_growth for side, x in found.items()}
-    return by_sides({side: spelled_growth(x) for side, x in growths.items()})
-
-
 def spelled_growth(growth: float) -> str:
     """An error as a multiple of the usual one."""
     return f"{growth:.1f}" if growth >= 0.1 else f"{growth:.1g}"
 
 
-def _ways(best: Chosen, odd: Chosen) -> Iterator[tuple[str, str]]:
-    """The plans, from which of these sides on, and what their leaves are."""
-    runs = [
-        (f"{where}{sides[0]}" if len(sides) == 1 else f"{where}{sides[0]} to {sides[-1]}", plan)
-        for where, some in (("", best), ("odd, ", odd))
-        for plan, sides in _runs(some)
-    ]
-    yield from (("" if i else "plans", f"{where}: {plan}") for i, (where, plan) in enumerate(runs))
-    leaves = dict.fromkeys(plan.leaf_use.leaf for _, plan in runs if plan.leaf != VENDOR.leaf)
-    yield from (("", f"({leaf.name} is {leaf.meaning})") for leaf in leaves)
-
-
-def _runs(best: Chosen) -> Iterator[tuple[Plan, list[int]]]:
-    """Each plan, with the sides one after the other for which it is chosen."""
-    for plan, alike in groupby(best.items(), key=lambda x: x[1].plan):
-        yield plan, [side for side, _ in alike]
+def spelled_gibibytes(count: int) -> str:
+    found = count / 2**30
+    return f"{found:.1f} GiB" if found < 10 else f"{found:.0f} GiB"
 
 
 def gains_from(calibration: Calibration, dtype: str) -> int | None:
-    """The side from which on the model leaves squares to the vendor no more, to 5 %, if their rows are aligned; None if
-    it never does."""
-    left = [side for side in SIDES if chosen_square(calibration, dtype, side).plan == VENDOR]
-    if not left:
-        return SIDES[0]
-    if left[-1] == SIDES[-1]:
-        return None
-    low, high = left[-1], SIDES[SIDES.index(left[-1]) + 1]
-    while high > CLOSE * low:
-        middle = (low + high) // 2 // ROW * ROW
-        low, high = (middle, high) if chosen_square(calibration, dtype, middle).plan == VENDOR else (low, middle)
-    return high
+    """The side from which on the model leaves squares to the vendor no more, if their rows are aligned; None if it
+    never does."""
+    first = holds_from(lambda side: chosen_square(calibration, dtype, side).plan != VENDOR)
+    return int(first) if isfinite(first) else None
 
 
 def odd_gains(calibration: Calibration, dtype: str) -> Chosen:
@@ -125,25 +116,45 @@ def odd_gains(calibration: Calibration, dtype: str) -> Chosen:
     return won if more else {}
 
 
-def _gibibytes(count: int) -> str:
-    found = count / 2**30
-    return f"{found:.1f} GiB" if found < 10 else f"{found:.0f} GiB"
-
-
 def chosen_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
     """The model's choice for a square product, however much workspace it needs."""
     limits = Limits(1 << 62, usual_growth(calibration.batches))
     return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 
+def best_told(used: ModelInUse, first: int, side: int) -> Answer | None:
+    """What is done on the larger of two sides, or, where that does not fit, on the largest round one that does."""
+    fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND)))]
+    return next((x for x in fitting if x and x.side >= first and x.gains), None)
+
+
 LEGEND = (
-    "How a plan is read: levels, of which each has fewer products done for more sums (strassen and winograd: seven in",
-    "place of eight, ^2: twice; aligned: none, but rows are copied to where they begin evenly), and behind the last >",
-    "who multiplies what is left (vendor: the library itself). fmm.explain(a, b) tells the same of one product.",
+    "How a plan is read: levels first; behind the last > who multiplies what is left. fmm.explain(a, b) tells more."
 )
+# What the words in plans mean: of those that occur.
+WORDS = {
+    "strassen": "a level with 7 products of halves in place of 8, and 18 sums of blocks",
+    "winograd": "the same with 15 sums; ^2 behind either: two such levels at once",
+    "li-fig23": "Winograd's in the order of Li, Ranka and Sahni's Figure 23, which needs less memory",
+    "li-fig16": "Strassen's in the order of Li, Ranka and Sahni's Figure 16, which needs less memory",
+    "3m": "a complex product by three real ones",
+    "aligned": "no level of recursion: rows are copied to where they begin evenly",
+    "vendor": "the library's product",
+    "lt": "with a number behind it: another product of the same library (cuBLASLt)",
+    "batched": "behind a dot: all products of a level together",
+    "overlapped": "behind a dot: products and sums at the same time",
+    "pad16": "behind a dot: blocks are made multiples of so many rows and columns",
+}
 
 
 def told_plans(lines: Sequence[str]) -> Iterator[str]:
     """How plans are read, if these lines name some."""
-    if any(" > " in line for line in lines):
-        yield from LEGEND
+    plans = [line for line in lines if " > " in line]
+    if plans:
+        yield LEGEND
+        yield from (f"  {word:10}  {meaning}" for word, meaning in WORDS.items() if _occurs(word, plans))
+
+
+def _occurs(word: str, lines: Sequence[str]) -> bool:
+    """As a part of a plan, a number behind it or not?"""
+    return any(search(rf"(^|[\s.]){word}(?![a-z-])", line) for line in lines)

@@ -1,17 +1,22 @@
-"""Does fmm help on this device, and what is to be done next? A line a type, for who reads no further."""
+"""Does fmm help on this device, and what is to be typed next? A line a type, for who reads no further."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR
+from fmm.tuner.findings.answers import Answer, answers_for
+from fmm.tuner.findings.described import instead, tuning_command
 from fmm.tuner.findings.model_in_use import ModelInUse
-from fmm.tuner.findings.outcome import chosen_square, gains_from, vendors_name
+from fmm.tuner.findings.outcome import best_told, gains_from
+from fmm.tuner.findings.parts import table_of
+from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite
 
-SHOWN = 16384  # the side of which a gain is told, or the first one where that is larger
+LARGE = 16000  # the side of which a gain is told, or the first one where that is larger
 
 
 @dataclass(frozen=True)
@@ -27,55 +32,106 @@ class TypeInShort:
         known = self.used.calibration
         return None if known is None else gains_from(known, self.dtype)
 
+    @cached_property
+    def large(self) -> Answer | None:
+        """What is done with a large square that gains."""
+        return None if self.first is None else best_told(self.used, self.first, LARGE)
+
     @property
-    def cells(self) -> tuple[str, str, str, str]:
-        """Type, from which side on, how much by the model, how much as measured."""
-        known, measured = self.used.calibration, _measured(self.used)
+    def cells(self) -> tuple[str, ...]:
+        """Type; from which side on; on a large square, whether measured or predicted; the most that was measured."""
+        known, best = self.used.calibration, self.large
         if known is None:
-            return self.dtype, "not used" if self.used.tuned.doubts else "no model", "", measured
-        if self.first is None:
-            return self.dtype, "nowhere", "", measured
-        side = max(SHOWN, self.first)
-        best = chosen_square(known, self.dtype, side)
-        return self.dtype, str(self.first), f"{1 / best.time:.2f} at {side}" if best.plan != VENDOR else "", measured
+            start = "not used" if self.used.tuned.doubts else "no model"
+        else:
+            start = "nowhere" if self.first is None else f"about {self.first}"
+        gain = f"{best.speedup:.2f} at {best.side}{' (measured)' * (best.entry is not None)}" if best else ""
+        return self.dtype, start, gain, _measured(self.used)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What fmm.matmul does with squares, as JSON has it."""
+        known = self.used.calibration
+        sides = sorted({*ROUND, *(entry.size[0] for entry in _squares(self.used))})
+        return {
+            "faster_from": self.first,
+            "levels_from": [finite(chosen_from(known, self.dtype, n)) for n in LEVELS] if known else None,
+            "squares": [answer.fields for answer in answers_for(self.used, sides)],
+        }
+
+
+def _squares(used: ModelInUse) -> Iterator[Entry]:
+    """The entries of square products by which fmm.matmul goes."""
+    for entry in used.tuned.entries.values():
+        if entry.op == "product" and len(set(entry.size)) == 1 and entry.verified and not entry.lean:
+            yield entry
 
 
 def _measured(used: ModelInUse) -> str:
     """The largest certified speedup of a square."""
-    squares = [e for e in used.tuned.entries.values() if _gains(e)]
-    best = max(squares, key=lambda e: e.speedup, default=None)
+    best = max((e for e in _squares(used) if e.plan != str(VENDOR)), key=lambda e: e.speedup, default=None)
     return f"{best.speedup:.2f} at {best.size[0]}" if best else ""
 
 
-def _gains(entry: Entry) -> bool:
-    """Is it of a square product, and a plan's?"""
-    square = entry.op == "product" and len(set(entry.size)) == 1
-    return square and entry.verified and not entry.lean and entry.plan != str(VENDOR)
-
-
 def in_short(types: Sequence[TypeInShort]) -> Iterator[str]:
-    """A table of a device's types."""
-    known = next((x.used.tuned.calibration for x in types if x.used.tuned.calibration), None)
-    base = vendors_name(known) if known else "the library"
-    head = "type", "faster from a side of", "times as fast, predicted", "measured"
-    rows = [head, *(x.cells for x in types)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    yield f"Square products by fmm.matmul, beside {base}:"
-    yield from ("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    """A table of a device's types, and what must be known beside it."""
+    base = "NumPy's product" if all(x.used.on_cpu for x in types) else "cuBLAS"
+    head = "type", "faster from a side of", "predicted", "most that was measured"
+    yield f"How many times as fast fmm.matmul is as {base} on square matrices:"
+    yield from (f"  {line}" for line in table_of(head, (x.cells for x in types)).lines)
+    yield from _notes(types)
 
 
-def next_steps(key: str, types: Sequence[TypeInShort], in_force: bool, name: str) -> Iterator[str]:
-    """What is left to do: for each kind of lack one line, or that there is nothing; `name` is the config's."""
-    device = "cpu" if key.startswith("cpu") else "0"
+def _notes(types: Sequence[TypeInShort]) -> Iterator[str]:
+    """Why the columns differ, and what is done where a tuning is not used."""
+    partial = [x for x in types if x.used.left_out and x.large]
+    if partial:
+        leaves = dict.fromkeys(leaf.partition(" ")[0] for x in partial for leaf in x.used.left_out)
+        yield f"{_names(partial)}: predicted with {' and '.join(leaves)} by the datasheet; not measured with it."
+    for doubt, some in _alike(types).items():
+        yield f"{_names(some)}: not used. {doubt[:1].upper()}{doubt[1:]}."
+        yield f"  What fmm.matmul does now: {instead(some[0].used.tuned.identity, some[0].dtype)}."
+
+
+def _alike(types: Sequence[TypeInShort]) -> dict[str, list[TypeInShort]]:
+    """Those whose tuning is not used, by the first reason."""
+    found: dict[str, list[TypeInShort]] = {}
+    for x in types:
+        if x.used.tuned.doubts:
+            found.setdefault(x.used.tuned.doubts[0], []).append(x)
+    return found
+
+
+def _names(types: Sequence[TypeInShort]) -> str:
+    return ", ".join(x.dtype for x in types)
+
+
+def next_steps(
+    key: str, types: Sequence[TypeInShort], in_force: bool, name: str, short: Sequence[str] = ()
+) -> Iterator[str]:
+    """What to type: for each kind of lack a command, then what shows more, and what limits; `name` is the config's,
+    `short` are types of which a longer tuning measures more."""
     unused, partial = ([x.dtype for x in types if lacks(x.used)] for lacks in (_unused, _partial))
-    again = {"when nothing else runs on the device": unused, "to measure what goes by the datasheet so far": partial}
-    for why, dtypes in again.items():
-        if dtypes:
-            yield f"Next: `fmm-tune --device {device} --dtype {','.join(dtypes)}`, {why}."
+    left = {
+        "again, without --time-limit, when nothing else runs": unused,
+        "measures what goes by the datasheet so far": partial,
+        "goes on: measures more than this short tuning": [x for x in short if x not in (*unused, *partial)],
+    }
     if not in_force:
         yield f"fmm.matmul does not read this config, unless FMM_CONFIG={name} names it."
-    elif not unused and not partial:
+    elif not any(left.values()):
         yield "Nothing is left to do: fmm.matmul reads this config by itself."
+    where = "" if in_force else f" {name}"
+    commands = [(tuning_command(key, dtypes), why) for why, dtypes in left.items() if dtypes]
+    commands += [(f"fmm-tune report{where}", "all this as a page with pictures")]
+    if in_force and types:
+        name = "cpu" if key.startswith("cpu") else key
+        asked = f"fmm-tune predict 5000 3000 5000 --device {name} --dtype {types[0].dtype}"
+        commands += [(asked, "what is done with one product")]
+    commands += [("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", "limits error and memory (in Python)")]
+    yield "What to type next:"
+    width = max(len(command) for command, _ in commands)
+    yield from (f"  {command:{width}}  {why}" for command, why in commands)
 
 
 def _unused(used: ModelInUse) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, isfinite
@@ -19,28 +19,34 @@ from fmm.perfmodel.papers.li import thresholds as li_thresholds
 from fmm.problem import Problem
 from fmm.tuner.trials.record import Size
 
-# Sides that are asked for the model's choice: this grid, then between its points until they are so close.
-GRID = tuple(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65))
+# Sides that are asked for the model's choice: this grid, then between its points until they are so close. Among them
+# are the round ones of which is told, so that what is told of them agrees.
+ROUND = tuple(1000 << i for i in range(7))
+GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND}))
+ROW = 16  # a side that is a multiple of it has rows that begin as a device wants them
 CLOSE = 1.01
 LEVELS = (1, 2, 3)
 
 
-def chosen_from(calibration: Calibration, dtype: str, levels: int) -> float:
-    """The side from which the model chooses plans of so many levels, or more, for square products; infinite if it
-    never does up to 65536. (A size at which it does, while at the next larger one it does not, is passed over.)"""
-
-    def deep(i: int) -> bool:
-        return chosen_depth(calibration, dtype, GRID[i]) >= levels
-
-    firm = next((i for i in range(len(GRID)) if deep(i) and (i + 1 == len(GRID) or deep(i + 1))), None)
-    if firm is None:
+def holds_from(known: Callable[[int], bool]) -> float:
+    """The side from which on something holds on all sides of the grid, to 1 %; infinite if it does not at its end. (A
+    smaller side on which it holds, while on a larger one it does not, is passed over.)"""
+    failing = [i for i in range(len(GRID)) if not known(GRID[i])]
+    if not failing:
+        return float(GRID[0])
+    if failing[-1] + 1 == len(GRID):
         return inf
-    high = GRID[firm]
-    low = GRID[max(firm - 1, 0)]
-    while high > CLOSE * low and high - low > 16:
-        middle = (low + high) // 2 // 16 * 16
-        low, high = (low, middle) if chosen_depth(calibration, dtype, middle) >= levels else (middle, high)
+    low, high = GRID[failing[-1]], GRID[failing[-1] + 1]
+    while high > CLOSE * low and high - low > ROW:
+        middle = (low + high) // 2 // ROW * ROW
+        low, high = (low, middle) if known(middle) else (middle, high)
     return float(high)
+
+
+def chosen_from(calibration: Calibration, dtype: str, levels: int) -> float:
+    """The side from which on the model chooses plans of so many levels, or more, for square products; infinite if it
+    never does up to 65536."""
+    return holds_from(lambda side: chosen_depth(calibration, dtype, side) >= levels)
 
 
 def chosen_depth(calibration: Calibration, dtype: str, side: int) -> int:

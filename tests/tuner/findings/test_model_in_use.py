@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -18,9 +20,11 @@ from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import described_gpu
+from fmm.tuner.findings.answers import answer_for, usual_limits
 from fmm.tuner.findings.described import described, described_rows, instead
 from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
+from tests.support import ROOT
 from tests.support import configs as tuned
 
 ((KEY, TYPES),) = files.read_config(SHIPPED).items()
@@ -58,6 +62,28 @@ def test_it_is_the_one_by_which_products_are_decided(
     files.forget_configs()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tuning that has entries: at their sides by them, at others by the model."""
+    path = ROOT / "results" / "nvidia-h200" / "config.json"
+    ((key, types),) = files.read_config(path).items()
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.delenv("FMM_DISABLE", raising=False)
+    files.forget_configs()
+    used, found = model_in_use(key, dtype, types), {}
+    for side in (2000, 16000, 16384, 40960, 57344, 64000):
+        problem = Problem(side, side, side, dtype)
+        limits, answer = usual_limits(used, problem), answer_for(used, side)
+        assert limits is not None and answer is not None
+        decided = decide(problem, limits, described_gpu("NVIDIA H200", "9.0", 132))
+        assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.step), side
+        assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
+        found[side] = answer.known
+    files.forget_configs()
+    assert found[16384] == "measured" and found[16000] == found[64000] == "predicted"
+
+
 def test_a_leaf_that_a_tuning_did_not_measure_goes_by_the_datasheet_and_is_named() -> None:
     """Since the tuning is older than the leaf, or was stopped early: it is treated as those that no tuning measures."""
     section, sheet = without_three_products(), datasheet("H200")
@@ -66,11 +92,13 @@ def test_a_leaf_that_a_tuning_did_not_measure_goes_by_the_datasheet_and_is_named
     beside = used.calibration.rates["float32"].flops / sheet.rates["float32"].flops
     for name in (F16X3_RATE, "residues(8) > bytes"):
         assert used.calibration.rates[name].flops == pytest.approx(beside * sheet.rates[name].flops)
-    told = "\n".join(described(section, "float32", KEY))
-    assert "plans that end in f16x3 go by the datasheet: this tuning did not measure them" in told
-    assert "before fmm had" not in told and "f16x3" in told.partition("plans")[2].partition("besides")[0]
-    short, again = TypeInShort("float32", used), "`fmm-tune --device 0 --dtype float32`, to measure what goes by"
-    assert again in "\n".join(next_steps(KEY, [short], True, "x"))
+    told = " ".join("\n".join(described(section, "float32", KEY)).split())
+    assert "Plans that end in f16x3 go by the datasheet: this tuning did not measure them" in told
+    assert "f16x3" in told.partition("squares")[2].partition("besides")[0]
+    short = TypeInShort("float32", used)
+    assert "float32: predicted with f16x3 by the datasheet" in "\n".join(in_short([short]))
+    commands = next_steps(KEY, [short], True, "x")
+    assert any(re.match(r"  fmm-tune --device 0 --dtype float32  +measures what goes by the", x) for x in commands)
     assert model_in_use(KEY, "float32", TYPES).left_out == ()
 
 
@@ -80,13 +108,13 @@ def test_a_leaf_that_failed_is_not_taken_and_that_is_said() -> None:
     assert used.failed == ("f16x3",) and used.left_out == ()
     assert used.calibration is not None and F16X3_RATE not in used.calibration.rates
     told = "\n".join(described(section, "float32", KEY))
-    assert "plans that end in f16x3 are not taken: they failed when they were measured" in told
+    assert "Plans that end in f16x3 are not taken: they failed when they were measured" in told
 
 
 def test_what_no_tuning_measures_goes_by_the_datasheet_and_is_named() -> None:
     assert "residues(8) > bytes" in model_in_use(KEY, "float32", {"float32": without_three_products()}).assumed
     assert model_in_use(KEY, "bfloat16", TYPES).assumed == ()
-    assert "besides    plans that end in residues(8) > bytes" in "\n".join(
+    assert "besides    Plans that end in residues(8) > bytes" in "\n".join(
         described(without_three_products(), "float32", KEY)
     )
 
@@ -110,28 +138,48 @@ def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     doubted = tuned.section(doubts=["nobody looked"])
     gains = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
     types = [TypeInShort(t, model_in_use("cpu-a", t, {t: s})) for t, s in (("float32", gains), ("float64", doubted))]
-    head, columns, one, two = in_short(types)
-    assert head == "Square products by fmm.matmul, beside NumPy's product:" and columns.split()[0] == "type"
-    assert one.split()[:2] == ["float32", "256"] and one.endswith("1.17 at 4096")
-    assert two.split() == ["float64", "not", "used"]
-    (again,) = next_steps("cpu-a", types, True, "c.json")
-    assert again == "Next: `fmm-tune --device cpu --dtype float64`, when nothing else runs on the device."
-    assert list(next_steps("cpu-a", types[:1], True, "c")) == [
+    head, columns, one, two, why, without = in_short(types)
+    assert head == "How many times as fast fmm.matmul is as NumPy's product on square matrices:"
+    assert columns.split()[0] == "type"
+    assert one.split()[:3] == ["float32", "about", "256"] and one.endswith("1.17 at 4096")
+    assert two.split() == ["float64", "not", "used"] and why == "float64: not used. Nobody looked."
+    assert "by a short measurement of its own" in without
+    said = list(next_steps("cpu-a", types, True, "c.json"))
+    assert said[0] == "What to type next:"
+    assert said[1].split("  ")[1] == "fmm-tune --device cpu --dtype float64" and said[1].endswith("nothing else runs")
+    assert next(next_steps("cpu-a", types[:1], True, "c")) == (
         "Nothing is left to do: fmm.matmul reads this config by itself."
-    ]
-    (elsewhere,) = next_steps("cpu-a", types[:1], False, "c.json")
-    assert "unless FMM_CONFIG=c.json names it" in elsewhere
+    )
+    more = list(next_steps("cpu-a", types, True, "c", ["float32", "float64"]))
+    assert any(re.match(r"  fmm-tune --device cpu --dtype float32 +goes on: ", line) for line in more)
+    elsewhere = list(next_steps("cpu-a", types[:1], False, "c.json"))
+    assert "unless FMM_CONFIG=c.json names it" in elsewhere[0]
+    assert any("fmm-tune report c.json " in line for line in elsewhere)
+
+
+def test_as_json_it_says_what_fmm_matmul_does() -> None:
+    """A measured side by its entry, others by the model; the same as is printed."""
+    section = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
+    found = TypeInShort("float64", model_in_use("cpu-a", "float64", {"float64": section})).fields
+    squares = {row["side"]: row for row in found["squares"]}
+    assert squares[4096]["known"] == "measured" and squares[4096]["speedup"] == 1.17
+    assert squares[4096]["plan"] == "winograd > vendor" and squares[8000]["known"] == "predicted"
+    assert found["faster_from"] == 256 and found["levels_from"][0] == 256
 
 
 def test_levels_say_where_fmm_goes_by_more_than_they_are_of() -> None:
     """Of what was measured alone; a leaf that no tuning measures, or real products, may come before them."""
     thresholds = {**TYPES["float32"]["thresholds"], "tau1": {"value": 4096.0, "low": 4096.0, "high": 4096.0}}
-    older = "\n".join(described({**without_three_products(), "thresholds": thresholds}, "float32", KEY))
-    assert "(by what was measured: f16x3, which was not, is predicted to be faster" in older
+    older = one_line(described({**without_three_products(), "thresholds": thresholds}, "float32", KEY))
+    assert "since it has f16x3 too. That was not measured: the thresholds leave it out." in older
     section = tuned.section(thresholds=TYPES["float64"]["thresholds"])
-    both = "\n".join(described(section, "complex128", "cpu-a", {"float64": section}))
-    assert "(by the rates of complex products; what is gained above" in both
-    assert "(by the rates" not in "\n".join(described(section, "complex128", "cpu-a"))
+    both = one_line(described(section, "complex128", "cpu-a", {"float64": section}))
+    assert "since it can make real products of complex ones (3m), by the rates of real ones" in both
+    assert "rates of real ones" not in one_line(described(section, "complex128", "cpu-a"))
+
+
+def one_line(lines: Iterable[str]) -> str:
+    return " ".join(" ".join(lines).split())
 
 
 def told_of(dtype: str, **found: Any) -> str:
@@ -141,27 +189,35 @@ def told_of(dtype: str, **found: Any) -> str:
 
 def test_the_recursion_point_can_be_computed_from_what_is_told() -> None:
     """Of complex numbers Equation 2 counts a flop for four of pi's."""
-    assert "alpha / (4 pi) = 100: one level pays from n1 = 15 alpha / (4 pi) = 1500 on" in told_of("complex128")
-    assert "alpha / pi = 100: one level pays from n1 = 15 alpha / pi = 1500 on" in told_of("float64")
-    assert "added to alpha / (4 pi): 120 in the place of 100" in told_of("complex128", epsilon=20.0)
+    assert "alpha / (4 pi) = 100. It pays from n1 = 15 alpha / (4 pi) = 1500 on" in told_of("complex128")
+    assert "alpha / pi = 100. It pays from n1 = 15 alpha / pi = 1500 on" in told_of("float64")
+    corrected = told_of("complex128", epsilon=20.0)
+    assert "epsilon, added to alpha / (4 pi) so that" in corrected and ": +20, 120 in the place of 100." in corrected
 
 
 def test_measured_squares_are_those_that_were_timed() -> None:
     one = told_of("float64", n1_measured=None, one_level={"12800": 1.06})
-    assert "measured: it pays on all squares that were timed (one level over the library: 1.06 at 12800)" in one
+    assert "the library alone: 1.06 at 12800." in one and "So it pays on all squares that were timed." in one
     lost = told_of("float64", n1_measured=None, one_level={"512": 0.26, "704": 0.24})
-    assert "measured: it does not pay yet on the largest square that was timed (" in lost
+    assert "So it does not pay yet on the largest square that was timed." in lost
+
+
+def test_more_than_one_saved_product_is_explained() -> None:
+    """Seven products of halves in place of eight cannot gain more, unless halves are multiplied faster."""
+    why = "the library is faster on halves of that size than on the whole"
+    assert why in told_of("float64", one_level={"4096": 1.05, "8192": 1.15})
+    assert why not in told_of("float64", one_level={"4096": 1.05, "8192": 1.14})
 
 
 def test_only_huangs_strategies_are_said_to_be_huangs() -> None:
     both = told_of("float64", block_strategy={"512": "Small", "1024": "Trio"})
-    assert "by Huang's strategies and ours (Trio): Small at 512, Trio at 1024" in both
-    assert "by Huang's strategies: Small at 512" in told_of("float64", block_strategy={"512": "Small"})
+    assert "(Huang, Yu and van de Geijn's strategies, Trio being ours): Small at 512, Trio at 1024." in both
+    assert "de Geijn's strategies): Small at 512." in told_of("float64", block_strategy={"512": "Small"})
 
 
 def test_what_fmm_does_where_a_tuning_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FMM_CONFIG", raising=False)
-    assert "measures in each process" in instead(Identity("cpu-a", "a"), "float64")
+    assert "a short measurement of its own" in instead(Identity("cpu-a", "a"), "float64")
     card = Identity(KEY, "NVIDIA H200")
     assert instead(card, "float32") == "fmm goes by the model that comes with it for such cards"
     assert instead(card, "complex64") == "fmm goes by the datasheet alone"

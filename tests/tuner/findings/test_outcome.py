@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -11,15 +12,34 @@ from fmm.config.locate import SHIPPED
 from fmm.config.schema import checked_calibration
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.untuned.built_in import cpu
 from fmm.tuner.findings.described import described
-from fmm.tuner.findings.outcome import CLOSE, ROW, chosen_square, gains_from, odd_gains, outcome, told_plans
+from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
+from fmm.tuner.findings.outcome import chosen_square, gains_from, odd_gains, outcome, told_plans
+from fmm.tuner.findings.parts import Table, labelled_rows
+from fmm.tuner.findings.thresholds import CLOSE, ROW
+from tests.support import configs as tuned
 
-(TYPES,) = files.read_config(SHIPPED).values()
+((KEY, TYPES),) = files.read_config(SHIPPED).items()
 
 
 def shipped(dtype: str) -> Calibration:
     return checked_calibration(TYPES[dtype]["calibration"], "calibration", dtype, "", "")
+
+
+def used(dtype: str, *entries: Any, **found: Any) -> ModelInUse:
+    """The shipped model, with these entries, and conditions as a tuning writes them down."""
+    section = {**TYPES[dtype], "entries": [{**e.fields, "size": list(e.size)} for e in entries], **found}
+    return model_in_use(KEY, dtype, {**TYPES, dtype: section})
+
+
+def told(known: ModelInUse) -> str:
+    return "\n".join(text for _, text in labelled_rows(outcome(known)))
+
+
+def rows_of(known: ModelInUse) -> list[list[str]]:
+    """Of the table of squares, without its head: side, speedup, how it is known, error, memory, its unit, plan."""
+    (table,) = (part for _, part in outcome(known) if isinstance(part, Table))
+    return [" ".join(row).split() for row in table.rows[1:]]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "tf32", "float64"])
@@ -36,34 +56,77 @@ def test_from_the_told_side_on_no_square_with_aligned_rows_is_left_to_the_vendor
 
 def test_no_gain_of_nothing_is_promised() -> None:
     for dtype in TYPES:
-        told = "\n".join(text for label, text in outcome(shipped(dtype), dtype))
-        gains = [float(x) for x in re.findall(r"(\d\.\d\d) at \d+", told)]
+        gains = [float(row[1]) for row in rows_of(used(dtype)) if row[6:] != ["vendor"]]
         assert gains and min(gains) > 1.0, dtype
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_told_of_round_sides_agrees_with_from_which_side_on_gains_are(dtype: str) -> None:
+    """The sides of the table are asked for that too: none of them is the vendor's from there on."""
+    first, known = gains_from(shipped(dtype), dtype), used(dtype)
+    assert first is not None
+    told_of = [row for row in rows_of(known) if int(row[0]) % 2 == 0]
+    assert told_of and all(int(row[0]) >= first and row[6:] != ["vendor"] for row in told_of)
+
+
 def test_odd_sides_are_told_of_where_the_vendor_is_slow_on_them() -> None:
-    told = list(outcome(shipped("bfloat16"), "bfloat16"))
-    odd, cost = (text for _, text in told if "odd sides" in text)
-    assert re.match(r"on odd sides, where cuBLAS is slow, from about \d+ on: \d\.\d\d at 2049, ", odd)
-    assert cost == "on odd sides 1.0 at 2049 to 8193, 3.3 at 16385;"
-    assert any(text.startswith("odd, 2049 to 8193: aligned.") for _, text in told)
+    known = used("bfloat16")
+    assert re.search(r"On odd sides, where cuBLAS is slow, it is so from about \d+ on\.", told(known))
+    odd = {row[0]: row[6:] for row in rows_of(known) if int(row[0]) % 2}
+    assert list(odd) == ["2049", "4097", "8193", "16385"] and odd["2049"][0].startswith("aligned.")
     assert odd_gains(shipped("float32"), "float32") == {}  # by float16 products, as aligned ones
+
+
+def measured(side: int, plan: str, speedup: float) -> Any:
+    return tuned.entry((side, side, side), plan=plan, speedup=speedup, low=speedup - 0.01, high=speedup + 0.01)
+
+
+def test_a_measured_side_is_told_of_as_fmm_matmul_goes_by_it() -> None:
+    """Not by the model: 32000 has its entry's plan, and where measuring found nothing, the sentence says so."""
+    plan = "winograd.overlapped.pad16 > lt3"
+    known = used("bfloat16", measured(32000, plan, 1.31), measured(40000, "vendor", 1.0), measured(1024, plan, 1.2))
+    rows = {row[0]: row for row in rows_of(known)}
+    assert rows["32000"][1:3] == ["1.31", "measured"] and " ".join(rows["32000"][6:]) == plan
+    assert rows["64000"][2] == "predicted"
+    assert "nothing was clearly faster at exactly 40000: there cuBLAS multiplies" in told(known)
+    assert "it is faster at exactly 1024 too" in told(known)
+
+
+def test_what_does_not_fit_into_the_memory_is_not_told() -> None:
+    """With less memory a leaner plan is told of, or the vendor; where A, B and C do not fit, nothing."""
+    much, some, little = (used("tf32", conditions={"memory": x << 30}) for x in (400, 140, 40))
+    need = [{row[0]: float(row[4]) for row in rows_of(known)} for known in (much, some, little)]
+    assert need[0]["64000"] > need[1]["64000"] and "64000" not in need[2]
+    assert all(x <= 140 / 2 for x in need[1].values()) and all(x <= 40 / 2 for x in need[2].values())
 
 
 def test_the_plans_are_named_with_what_their_leaves_are() -> None:
     """Who knows NumPy alone reads how float32 is multiplied; who knows the papers, why tau1 is far beyond n1."""
-    told = "\n".join(described(TYPES["float32"], "float32"))
-    assert "plans      2048 to 8192: f16x3\n" in told
-    assert "(f16x3 is float32 by three float16 products of the tensor cores" in told
-    assert "(up to there f16x3 is faster than cuBLAS: levels must pay above that)" in told
-    assert "up to there" not in "\n".join(described(TYPES["bfloat16"], "bfloat16"))
+    lines = " ".join(" ".join(described(TYPES["float32"], "float32", KEY)).split())
+    assert re.search(r"1000 \d\.\d\d predicted 1\.0 0\.0 GiB f16x3 ", lines)
+    assert "(f16x3: float32 by three float16 products of the tensor cores" in lines
+    assert "Below tau1 f16x3 multiplies without levels, faster than cuBLAS." in lines
+    assert "Below tau1" not in " ".join(described(TYPES["bfloat16"], "bfloat16", KEY))
 
 
-def test_how_plans_are_read_is_said_once_and_only_if_one_is_named() -> None:
-    assert any("seven in" in line for line in told_plans(["8192 to 16384: winograd > vendor"]))
+@pytest.mark.parametrize("dtype", TYPES)
+def test_levels_agree_with_the_gains(dtype: str) -> None:
+    """Where plans with levels are the first that gain, their side is told twice: it is the same."""
+    known = shipped(dtype)
+    (taken,) = (line.split() for line in described(TYPES[dtype], dtype, KEY) if "as fmm.matmul takes them" in line)
+    first = gains_from(known, dtype)
+    assert first is not None and int(taken[-3]) >= first
+    assert (int(taken[-3]) == first) == bool(chosen_square(known, dtype, first).plan.splits)
+
+
+def test_words_of_plans_are_explained_if_they_occur() -> None:
+    told_of = "\n".join(told_plans(["  8192  1.1 predicted  winograd^2.batched > vendor"]))
+    assert re.search(r"^  winograd  ", told_of, re.M) and re.search(r"^  batched  ", told_of, re.M)
+    assert "strassen  " not in told_of and "3m" not in told_of and "cuBLASLt" not in told_of
+    assert "cuBLASLt" in "\n".join(told_plans(["winograd > lt3"]))
     assert not list(told_plans(["none on square matrices"]))
 
 
 def test_a_cpu_has_no_odd_sides() -> None:
-    told = "\n".join(text for _, text in outcome(cpu(2), "float64"))
-    assert "faster than NumPy's product" in told and "odd" not in told
+    known = model_in_use("cpu-a", "float64", {"float64": tuned.section()})
+    assert "faster than NumPy's product" in told(known) and "odd" not in told(known)

@@ -1,0 +1,78 @@
+"""What fmm.matmul does with square products by a config: a certified entry first, else the model, in its own steps.
+
+With the memory that the device has: plans that do not fit beside the operands are not chosen. Left out: what else lies
+in that memory, and what the caller limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fmm.config.schema import Entry
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits, choose, usual_growth
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import certified_entry
+from fmm.runtime.decisions.limits import share_of
+from fmm.tuner.findings.model_in_use import ModelInUse
+
+NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What fmm.matmul does with a square product, and what comes of it."""
+
+    side: int
+    plan: Plan
+    speedup: float  # times as fast as the library
+    error_growth: float
+    workspace: int
+    entry: Entry | None = None  # by which it is known; None: the model predicts it
+
+    @property
+    def gains(self) -> bool:
+        return self.plan != VENDOR
+
+    @property
+    def known(self) -> str:
+        return "measured" if self.entry else "predicted"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As JSON has it."""
+        plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.known}
+        return {**plan, "error_growth": self.error_growth, "workspace": self.workspace}
+
+
+def answer_for(used: ModelInUse, side: int) -> Answer | None:
+    """None where A, B and C do not fit into the device's memory, or neither an entry nor a model answers."""
+    problem = Problem(side, side, side, used.tuned.dtype)
+    limits = usual_limits(used, problem)
+    if limits is None:
+        return None
+    known, entry = certified_entry(problem, limits, used.tuned, used.on_cpu), used.tuned.entry(problem.size)
+    if known is not None and entry is not None:
+        gain = entry[0].speedup if known.plan != VENDOR else 1.0
+        return Answer(side, known.plan, gain, known.error_growth, known.workspace, entry[0])
+    if used.calibration is None:
+        return None
+    best = choose(problem, used.calibration, limits).best
+    return Answer(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
+
+
+def answers_for(used: ModelInUse, sides: Iterable[int]) -> list[Answer]:
+    """Those that there are."""
+    return [answer for side in sides if (answer := answer_for(used, side))]
+
+
+def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
+    """What fmm.matmul allows itself unless it is told: half of the memory that A, B and C leave; None if they do not
+    fit. No limit where nobody knows how much the device has."""
+    growth = usual_growth(not used.on_cpu)
+    if used.memory is None:
+        return Limits(NO_LIMIT, growth)
+    left = used.memory - 3 * problem.itemsize * problem.m**2
+    return Limits(share_of(left), growth) if left >= 0 else None

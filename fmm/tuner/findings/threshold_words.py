@@ -1,0 +1,156 @@
+"""The thresholds of a tuning in words and tables that name the papers: levels of recursion, alpha and pi, tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fmm.config.certify import GAIN
+from fmm.config.thresholds import Spread, Thresholds
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.papers.huang import FIGURE_3_THREADS
+from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
+from fmm.tuner.findings.model_in_use import ModelInUse
+from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, vendors_name
+from fmm.tuner.findings.parts import Part, table_of
+from fmm.tuner.findings.thresholds import LEVELS, chosen_from, finite
+
+NEVER = "never"
+MOST_OF_ONE_LEVEL = WINOGRAD.classical / WINOGRAD.products  # 8/7: where the halves are multiplied as fast as the whole
+
+
+# ---- levels of recursion
+
+
+def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -> Iterator[Part]:
+    """From which sides on one, two or three levels pay, and which are taken."""
+    dtype, taus = used.tuned.dtype, (found.tau1, found.tau2, found.tau3)
+    rows = [
+        ("so that nothing is lost", *(_side(tau.low) for tau in taus)),
+        ("so that 2 % are gained: tau1, tau2, tau3", *(_side(tau.value) for tau in taus)),
+        (f"so that more than the model's error, {fitted.margin:.1%}, is gained", *(_side(tau.high) for tau in taus)),
+    ]
+    taken = None
+    if used.calibration is not None:
+        taken = [finite(chosen_from(used.calibration, dtype, levels)) for levels in LEVELS]
+        rows.append(("as fmm.matmul takes them", *map(_side, taken)))
+    yield "levels", table_of(("of recursion on squares: the least side", "one", "two", "three"), rows)
+    yield "", "(Li, Ranka and Sahni's tau1, tau2, tau3: up to tau1 no level, up to tau2 one, up to tau3 two.)"
+    yield "", f"({_of_which_leaf(found.tau1, fitted, dtype, 'All but the last row: of' if taken else 'Of')})"
+    if taken is not None and _differ(taken, taus):
+        yield "", f"({_why_others(found, used, fitted)})"
+
+
+def _side(x: float | None) -> str:
+    return NEVER if x is None else f"{x:.0f}"
+
+
+def _of_which_leaf(tau1: Spread, fitted: Calibration, dtype: str, these: str) -> str:
+    """Below what the levels stand, and whom they must be faster than."""
+    base = vendors_name(fitted)
+    side = int(tau1.value or LARGE) // 16 * 16
+    above = chosen_square(fitted, dtype, side).plan.leaf_use.leaf
+    below = chosen_square(fitted, dtype, side // 32 * 16).plan
+    if below.leaf_use.leaf.of_library or below.levels:
+        return f"{these} plans that end in {VENDOR.leaf if above.of_library else above.name}."
+    return (
+        f"{these} plans that end in {above.name}. Below tau1 {below.leaf} multiplies without levels, faster than "
+        f"{base}. Levels must be faster than that, so that tau1 is far above n1."
+    )
+
+
+def _differ(taken: list[float | None], taus: tuple[Spread, ...]) -> bool:
+    return any(own != tau.high for own, tau in zip(taken, taus, strict=True))
+
+
+def _why_others(found: Thresholds, used: ModelInUse, fitted: Calibration) -> str:
+    """Why fmm.matmul's own choice is not what the thresholds say: it goes by more than the model that they are of."""
+    assert used.calibration is not None
+    dtype = used.tuned.dtype
+    leaf = chosen_square(used.calibration, dtype, int(found.tau1.value or LARGE) // 16 * 16).plan.leaf
+    if leaf in (*used.assumed, *used.left_out):
+        return (
+            f"fmm.matmul takes others, since it has {leaf} too. That was not measured: the thresholds leave it out. "
+            "It is predicted to be faster than these levels."
+        )
+    if dtype.startswith("complex") and used.calibration != used.tuned.calibration:
+        return (
+            "fmm.matmul takes others, since it can make real products of complex ones (3m), by the rates of real ones."
+        )
+    if fitted.margin < GAIN - 1:
+        return "fmm.matmul asks for no more than the model's error."
+    return "The thresholds were made by an earlier fmm: `fmm-tune conclude --thresholds` makes today's."
+
+
+# ---- D'Alberto and Nicolau's
+
+
+def described_recursion(found: Thresholds, dtype: str) -> Iterator[Part]:
+    """As in D'Alberto and Nicolau's Table 3: alpha, pi, and the recursion point by the model beside what was measured.
+
+    Their Equation 2 counts a multiply-add as two flops, of complex numbers too; pi is a flop of real ones."""
+    factor, counted = recursion_point(1.0, WINOGRAD), DTYPES[dtype].flops // 2
+    pi = "pi" if counted == 1 else f"({counted} pi)"  # of one flop as Equation 2 counts them
+    yield (
+        "recursion",
+        "By D'Alberto and Nicolau's model (ICS 2007): one level saves one product of eight, for 15 sums of blocks.",
+    )
+    yield "", f"alpha = {found.alpha:.3g} s to add one element, pi = {found.pi:.3g} s for one flop of a large product."
+    if found.n1 is None:
+        yield "", f"By their Equation 3 it {NEVER} pays."
+    else:
+        ratio = f"alpha / {pi} = {found.n1 / factor:.0f}"
+        yield "", f"{ratio}. It pays from n1 = {factor:g} alpha / {pi} = {found.n1:.0f} on (their Equation 3)."
+        yield "", "n1 knows alpha and pi alone; tau1 is of the whole model, and the one that counts."
+    yield from (("", sentence) for sentence in _seen(found))
+    yield "", _corrected(found, factor, pi)
+
+
+def _seen(found: Thresholds) -> Iterator[str]:
+    """What the measured products say of the recursion point."""
+    gains = ", ".join(f"{gain:.2f} at {side}" for side, gain in found.one_level.items())
+    if not gains:
+        yield "One level was measured on no square."
+        return
+    yield f"One level as measured, times as fast as the library alone: {gains}."
+    if max(found.one_level.values()) > MOST_OF_ONE_LEVEL:
+        yield (
+            f"(More than 8/7 = {MOST_OF_ONE_LEVEL:.2f} is not the saved product alone: the library is faster on halves "
+            "of that size than on the whole.)"
+        )
+    if found.n1_measured is not None:
+        yield f"So, as measured, it pays from {found.n1_measured:.0f} on."
+    elif list(found.one_level.values())[-1] > 1:
+        yield "So it pays on all squares that were timed."
+    else:
+        yield "So it does not pay yet on the largest square that was timed."
+
+
+def _corrected(found: Thresholds, factor: float, pi: str) -> str:
+    """By what alpha / pi must be changed so that Equation 2 says what was measured."""
+    if found.epsilon is None:
+        return "No product by one level was measured: their correction epsilon is not known."
+    what = (
+        f"Their correction epsilon, added to alpha / {pi} so that Equation 2 (n1 for any shape) fits what was measured"
+    )
+    if not found.epsilon or found.n1 is None:
+        return f"{what}: 0."
+    ratio = found.n1 / factor
+    return f"{what}: {found.epsilon:+.0f}, {ratio + found.epsilon:.0f} in the place of {ratio:.0f}."
+
+
+# ---- Huang, Yu and van de Geijn's
+
+
+def described_blocks(found: Thresholds, blocks: Mapping[str, Any] | None) -> Iterator[Part]:
+    """The tiles of our own product kernel, and how far its model is to be trusted."""
+    if found.block_strategy:
+        own = [name for name in dict.fromkeys(found.block_strategy.values()) if name not in FIGURE_3_THREADS]
+        beside = f", {', '.join(own)} being ours" if own else ""
+        tiles = by_sides(found.block_strategy)
+        yield "blocks", f"Tiles of fmm's own kernel (Huang, Yu and van de Geijn's strategies{beside}): {tiles}."
+    if blocks:
+        terms = "fitted to this device" if blocks["fitted"] else "as built in"
+        yield "", f"Their model, its terms {terms}, is off by {blocks['error']:.1%} on {blocks['shapes']} shapes."
