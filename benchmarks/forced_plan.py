@@ -43,7 +43,7 @@ def force(text: str) -> None:
 
     changes: list[tuple[Any, str, Any]] = [
         (answer, "decide", decide),
-        (left_to_vendor, "small_enough_for_vendor", never),
+        *((left_to_vendor, name, 0) for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED")),
         (left_to_vendor, "SMALLEST_SIDE", 2),
         (routes, "SMALL_BYTES", 0),
         (short_way, "FEW_NUMBERS", 0),

@@ -43,6 +43,7 @@ class CupyLibrary(NumpyLike):
     module = cupy
     name, vendor_name = "CuPy", "cupy.matmul"
     differentiable, gemm_name = False, ""
+    quickly_watched = None
     processor: Processor = "cuda"
     out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
     calls: dict[Hashable, Any]
@@ -103,11 +104,11 @@ class CupyLibrary(NumpyLike):
         where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
-    def size_key(self, a: Any, b: Any) -> Hashable:
-        dtype = a.dtype
+    def kind_key(self, a: Any, b: Any) -> Hashable:
+        dtype, left = a.dtype, a.data
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
         # A product with its own transpose may be another plan's.
-        return a.shape, b.shape, dtype, b.dtype, mode, current_device() == a.data.device_id, a.data.ptr == b.data.ptr
+        return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         current = current_device()

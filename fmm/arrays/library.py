@@ -114,13 +114,19 @@ class Library(Protocol):
         ...
 
     @property
-    def quick_vendor(self) -> Callable[[Any, Any], Any]:
-        """Its own product of two plain arrays, on its shortest way."""
+    def quick_vendor(self) -> Callable[..., Any]:
+        """Its own product of two plain arrays, on its shortest way; of those that are differentiable, with `out`
+        too."""
         ...
 
     @property
     def watched(self) -> Callable[[], bool]:
         """Does somebody see the calls of its functions now, who is to see its own product and nothing else?"""
+        ...
+
+    @property
+    def quickly_watched(self) -> Callable[[], bool] | None:
+        """The same for those who ask an array for nothing but its bytes; None if nobody ever does."""
         ...
 
     def lacks(self, x: Any) -> bool:
@@ -153,8 +159,9 @@ class Library(Protocol):
         """
         ...
 
-    def size_key(self, a: Any, b: Any) -> Hashable:
-        """The little of it by which a product of two matrices is known again that is left to the library."""
+    def kind_key(self, a: Any, b: Any) -> Hashable:
+        """The little of it, besides sizes, by which a product of two matrices is known again that is left to the
+        library."""
         ...
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting: ...

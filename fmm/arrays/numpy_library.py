@@ -34,6 +34,7 @@ class NumpyLibrary(NumpyLike):
     module = np
     name, vendor_name = "NumPy", "numpy.matmul"
     differentiable, gemm_name = False, ""
+    quickly_watched = None
     processor: Processor = "cpu"
     out_of_memory: type[BaseException] = MemoryError
     calls: dict[Hashable, Any]
@@ -86,8 +87,8 @@ class NumpyLibrary(NumpyLike):
             return None
         return *options, *_laid_out(a), *_laid_out(b), *_laid_out(out), out.flags.writeable
 
-    def size_key(self, a: Any, b: Any) -> Hashable:
-        return a.shape, b.shape, a.dtype, b.dtype
+    def kind_key(self, a: Any, b: Any) -> Hashable:
+        return a.dtype, b.dtype
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
@@ -217,11 +218,12 @@ def _laid_out(x: Array) -> tuple[Any, ...]:
 
 def same_memory_transposed(a: Array, b: Array) -> bool:
     """Is b the transpose of a, in place?"""
-    if a.ndim < 2 or a.ndim != b.ndim or a.shape[-1] != b.shape[-2]:
+    if a.ndim < 2 or a.ndim != b.ndim:
         return False
-    turned = np.swapaxes(a, -1, -2)
-    start, other = (x.__array_interface__["data"][0] for x in (a, b))
-    return bool(start == other and turned.shape == b.shape and turned.strides == b.strides)
+    turned = a.T if a.ndim == 2 else np.swapaxes(a, -1, -2)
+    if turned.shape != b.shape or turned.strides != b.strides:
+        return False
+    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
 def read_in_place(x: Array) -> bool:

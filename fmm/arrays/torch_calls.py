@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 MATMUL: Any = torch._C._VariableFunctions.matmul  # torch.matmul, also where somebody has put another in its place
 
 is_compiling = torch.compiler.is_compiling
+# The same in torch.compile's own eyes, which is where a plain tensor can come by it: without a second call.
+is_compiled = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
 tracing_state = torch._C._get_tracing_state
 function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+function_mode: Callable[[], Any] = getattr(torch._C, "_is_torch_function_mode_enabled", function_modes)
 transform = torch._C._functorch.peek_interpreter_stack
 deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
@@ -52,6 +56,11 @@ def calls_are_watched() -> bool:
     default device, which no product depends on.
     """
     return is_compiling() or tracing_state() is not None or (function_modes() > 0 and _modes_but_devices())
+
+
+def calls_are_seen() -> bool:
+    """The same for those who ask nothing of a tensor but its bytes, of which torch.jit.trace takes no note."""
+    return is_compiled() or (bool(function_mode()) and _modes_but_devices())
 
 
 def calls_are_recorded() -> bool:

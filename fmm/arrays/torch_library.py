@@ -18,7 +18,7 @@ from fmm.arrays import host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
 from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.numpy_like import whole_factor
-from fmm.arrays.torch_calls import MATMUL, calls_are_watched
+from fmm.arrays.torch_calls import MATMUL, calls_are_seen, calls_are_watched
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.half_product import IN_PLACE, mirror_tasks
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
@@ -28,6 +28,7 @@ NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
 
+float32 = torch.float32
 # A torch with the newer switches of float32's precision: the older ones may refuse to answer there.
 _getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
@@ -36,7 +37,8 @@ def _precision() -> str:
     """How torch multiplies float32 on CUDA devices: "ieee", "none" (the same), "tf32" or something of its own."""
     if _getter is None:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    return str(_getter("cuda", "matmul"))
+    found: str = _getter("cuda", "matmul")
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -63,7 +65,7 @@ class _TorchTensors:
 
     def __init__(self) -> None:
         self.calls = {}
-        self.quick_vendor, self.watched = MATMUL, calls_are_watched
+        self.quick_vendor, self.watched, self.quickly_watched = MATMUL, calls_are_watched, calls_are_seen
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
@@ -163,10 +165,13 @@ class TorchLibrary(_TorchTensors):
         where = a.get_device(), _begin_alike(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
-    def size_key(self, a: Any, b: Any) -> Hashable:
+    def kind_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
-        alike = _begin_alike(a, b)  # a product with its own transpose may be another plan's
-        return a.shape, b.shape, dtype, b.dtype, _precision() if dtype is torch.float32 else "", alike
+        try:  # a product with its own transpose may be another plan's
+            alike = a.data_ptr() == b.data_ptr()
+        except RuntimeError:
+            alike = False
+        return dtype, b.dtype, alike, _precision() if dtype is float32 else ""
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         device = a.get_device()
@@ -230,8 +235,8 @@ class TorchHostLibrary(_TorchTensors):
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
 
-    def size_key(self, a: Any, b: Any) -> Hashable:
-        return a.shape, b.shape, a.dtype, b.dtype
+    def kind_key(self, a: Any, b: Any) -> Hashable:
+        return a.dtype, b.dtype
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()

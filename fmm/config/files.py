@@ -40,7 +40,12 @@ def read_config(path: Path) -> dict[str, dict[str, Raw]]:
 
 def circumstances() -> tuple[tuple[object, ...], Configs]:
     """What decisions depend on besides the product and the device; equal as long as they would be made alike."""
-    return tuple(map(raw_value, RAW_NAMES)), configs_in_force()
+    return _circumstances_at(tuple(map(raw_value, RAW_NAMES)), int(time.monotonic()))
+
+
+@lru_cache(maxsize=2)
+def _circumstances_at(variables: tuple[object, ...], second: int) -> tuple[tuple[object, ...], Configs]:
+    return variables, configs_in_force()
 
 
 # ---- the configs in force
@@ -138,6 +143,7 @@ def configs_in_force() -> Configs:
 
 def forget_configs() -> None:
     """Look at the files again now."""
+    _circumstances_at.cache_clear()
     _configs_at.cache_clear()
     _configs_of.cache_clear()
 

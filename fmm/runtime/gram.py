@@ -5,6 +5,7 @@ The lower half is what plans compute; an upper one is the lower one of the trans
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from fmm.runtime.calls.prepare import Ask, prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_WISHES, HalfWishes, Wishes
-from fmm.runtime.matmul import by_plan, kernel_lines
+from fmm.runtime.matmul import by_known_half, by_plan, kernel_lines
 from fmm.runtime.small_half import small_half_kernel
 
 Half = Literal["full", "lower", "upper"]
@@ -64,10 +65,16 @@ def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> An
         return None
     if out is not None and not _writes_beside(call, library.pointer(a), library.pointer(out)):
         return None
-    left, right = (a, library.transposed(a)) if rows else (library.transposed(a), a)
-    target = library.transposed(out) if fill == "upper" else out
-    c = by_plan(library, call, left, right, target, NO_WISHES)
-    return c if out is None else None if c is None else out
+    try:
+        return by_known_half(library, call, a, out)
+    except Exception:  # a launch has failed: what the others wrote is written over, if the device still can
+        if out is not None:
+            with suppress(Exception):
+                turned = library.transposed(a)
+                whole = library.vendor(a, turned) if rows else library.vendor(turned, a)
+                target, kept = (library.transposed(out), "lower") if fill == "upper" else (out, fill)
+                library.finish_half(whole, target, 1.0, 0.0, kept)
+        raise
 
 
 def _writes_beside(call: Call, a: int, out: int) -> bool:
@@ -83,7 +90,7 @@ def _prepare_alone(library: Library, a: Any, b: None, out: Any, wishes: HalfWish
     if not library.is_complex(a) and (out is not None or wishes.fill == "full"):
         found = _operands(library, a, b, out, GramRequest(wishes.rows, wishes.fill))
         call, chosen = _chosen(library, found, NO_WISHES, prepared)
-        if chosen is found and call.plan is not None and call.decision.trial is None:
+        if chosen is found and call.plan is not None and not call.copies and call.decision.trial is None:
             return call
     return Call(Decision(VENDOR, None, "the usual way"), Setting(0))
 

@@ -68,6 +68,15 @@ def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: W
     return c
 
 
+def by_known_half(library: Library, call: Call, a: Any, out: Any) -> Any:
+    """Of a matrix and its transpose in place, by a call that copies neither and so asks for their address alone (to
+    make a transposed view takes a microsecond); None: the usual way."""
+    try:
+        return _runner(library.processor).run_call(library, call, a, a, out, False)
+    except (library.out_of_memory, PlanError):
+        return None
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a plan gave no product: what is tried instead of it."""

@@ -45,15 +45,15 @@ def plain_product(library: Library, a: Any, b: Any, out: Any = None) -> Any:
 
     (Where `out` is, torch asks itself; CuPy does not, so that its calls with `out` go another way.)
     """
-    if library.watched():
+    if (watched := library.quickly_watched) is not None and watched():
         return _recorded_product(a, b, out, NO_WISHES)
     try:
-        small = a.nbytes * b.nbytes < SMALL_BYTES
-    except RuntimeError:  # sparse tensors have no such numbers
-        small = False
-    if small or left_to_vendor(library, a, b):
+        room = a.nbytes * b.nbytes
+    except RuntimeError:  # sparse tensors and the like have no such numbers, and no plans
+        room = 0
+    if room < SMALL_BYTES or left_to_vendor(library, a, b, room):
         try:
-            return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
+            return library.quick_vendor(a, b) if out is None else library.quick_vendor(a, b, out=out)
         except RuntimeError:
             if not library.lacks(a):
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from types import NoneType
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -16,11 +17,11 @@ from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.runtime import matmul as library_matmul
-from fmm.runtime import routes
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import HALVES
+from fmm.runtime.routes import known_half_product, plain_product
 from fmm.runtime.small_half import small_half
 
 P = ParamSpec("P")
@@ -33,13 +34,13 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
 
     @wraps(product)
     def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
-        if not options and (kind := type(a)) is type(b) and (out is None or type(out) is kind):
+        if (kind := type(a)) is type(b) and not options and (out is None or type(out) is kind):
             if kind is ndarray:
                 if a.size < FEW_NUMBERS or small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
-                    return numpy_matmul(a, b, out)
+                    return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out)
                 return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
             if (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
-                return routes.plain_product(known, a, b, out)
+                return plain_product(known, a, b, out)
         return product(a, b, out, **options)
 
     return matmul  # type: ignore[return-value]
@@ -54,13 +55,12 @@ def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
         a: Any, b: Any = None, /, out: Any = None, *, rows: Any = False, fill: Any = "full", **options: Any
     ) -> Any:
         if b is None and not options and type(rows) is bool and type(fill) is str:
-            c, kind = None, type(a)
-            if out is not None and type(out) is not kind:
-                pass
-            elif kind is ndarray:
+            if (kind := type(a)) is ndarray:
                 c = small_half(a, rows, out) if fill == "full" else None
-            elif (known := PLAIN_TYPES.get(kind)) is not None and fill in HALVES:
-                c = routes.known_half_product(known)(known, a, out, rows, fill)  # type: ignore[arg-type]
+            elif (known := PLAIN_TYPES.get(kind)) is None or fill not in HALVES or type(out) not in (kind, NoneType):
+                c = None
+            else:
+                c = known_half_product(known)(known, a, out, rows, fill)  # type: ignore[arg-type]
             if c is not None:
                 return c
         return product(a, b, out, rows=rows, fill=fill, **options)

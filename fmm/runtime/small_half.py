@@ -21,39 +21,43 @@ FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "
 def small_half(a: Any, rows: bool, out: Any) -> Any:
     """The whole product of NumPy's array and its adjoint; None: the usual way. Of a real matrix and its transpose in
     place, NumPy's own product calls BLAS's function for halves."""
-    if a.ndim != 2:
+    dtype = a.dtype
+    if a.ndim != 2 or (a.size > SMALL_SIDE and not _has_few_rows(a, rows)):  # small ones without a second call
         return None
-    (side, inner), dtype = a.shape if rows else a.shape[::-1], a.dtype
-    if (side > SMALL_SIDE and (side > LONG_SIDE or inner > FEW)) or (
-        out is not None and (out.dtype is not dtype or out.shape != (side, side))
-    ):
+    if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
         return None
-    if dtype is FLOAT64 or dtype is FLOAT32:
-        flags = a.flags  # as _copied has it, without the call of a function
-        if not ((flags.forc and flags.aligned) or read_in_place(a)):
-            a = a.copy()
-        return matmul(a, a.T, out) if rows else matmul(a.T, a, out)
+    try:
+        if dtype is FLOAT64 or dtype is FLOAT32:
+            flags = a.flags
+            if not (flags.carray or (flags.forc and flags.aligned) or read_in_place(a)):
+                a = a.copy()
+            if out is None:
+                return matmul(a, a.T) if rows else matmul(a.T, a)
+            return matmul(a, a.T, out) if rows else matmul(a.T, a, out)
+    except ValueError:  # `out` has another shape: the usual way says so in words of fmm's
+        return None
     if dtype is COMPLEX128 or dtype is COMPLEX64:
-        return hermitian_product(a, rows, out)
+        side = a.shape[not rows]
+        return hermitian_product(a, rows, out) if out is None or out.shape == (side, side) else None
     return None
 
 
-def _copied(a: Any) -> bool:
-    """Is a real one copied first, so that NumPy's product sees that it and its transpose are each other's?"""
-    return not ((a.flags.forc and a.flags.aligned) or read_in_place(a))
+def _has_few_rows(a: Any, rows: bool) -> bool:
+    """Are they so few that no plan is asked for? Certainly, of SMALL_SIDE numbers or fewer."""
+    side, inner = a.shape if rows else a.shape[::-1]
+    return bool(a.size <= SMALL_SIDE or side <= SMALL_SIDE or (side <= LONG_SIDE and inner <= FEW))
 
 
 def small_half_kernel(a: Any, rows: bool, out: Any) -> str:
     """What computes one that is complex, or copied before, in words; none if it is not answered here."""
     if type(a) is not ndarray or a.ndim != 2 or a.dtype not in (FLOAT64, FLOAT32, COMPLEX128, COMPLEX64):
         return ""
-    side, inner = a.shape if rows else a.shape[::-1]
-    if (side > SMALL_SIDE and (side > LONG_SIDE or inner > FEW)) or (
-        out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)
-    ):
+    if not _has_few_rows(a, rows) or (out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)):
         return ""
     if a.dtype.kind == "f":
-        return "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror" if _copied(a) else ""
+        copied = not ((a.flags.forc and a.flags.aligned) or read_in_place(a))
+        return "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror" if copied else ""
+    side, inner = a.shape if rows else a.shape[::-1]
     if in_panels(side, inner):
         return "numpy.matmul: one half in panels of rows, each of which is mirrored"
     return "numpy.matmul: a whole product, of which one half is mirrored"

@@ -144,7 +144,7 @@ def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, mon
     a = drawn(cupy, side)
     fmm.matmul(a, a)
     library = pick.cupy_library()
-    library.calls[library.size_key(a, a)] = math.inf
+    library.calls[left_to_vendor.product_key(library, a, a)] = math.inf
     monkeypatch.setattr(product_call, "product", lambda *call: pytest.fail("the long way"))
     fmm.matmul(a, a)
 
@@ -158,7 +158,7 @@ def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: li
     fmm.matmul(a, a)
     assert planned == [PLAN] * 3
     library: Library = pick.cupy_library()
-    kinds = [library.size_key(*pair) for pair in ((a, a), (a, integers), (integers, a), (integers, integers))]
+    kinds = [library.kind_key(*pair) for pair in ((a, a), (a, integers), (integers, a), (integers, integers))]
     assert len(set(kinds)) == 4
 
 
@@ -221,9 +221,44 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
                 fmm.gram(flat, **given)
     plans, lefts, rights = zip(*ran, strict=True)
     assert plans[:3] == ("small",) * 3 and plans[3] not in ("small", "vendor")
-    assert lefts[:3] == ((30, 70), (70, 30), (70, 30)) and rights[:3] == ((70, 30), (30, 70), (30, 70))
+    assert lefts[:3] == rights[:3] == ((70, 30),) * 3  # an address alone is asked for: no transposed view is made
     fmm.gram(x, None, x, fill="lower")  # shares memory with what it is made of: the product is made elsewhere
     assert len(ran) == 5
+
+
+@pytest.mark.parametrize("fill", ["full", "lower", "upper"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_known_half_whose_launch_fails_is_completed(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, rows: bool, fill: Any
+) -> None:
+    """By CuPy's own functions, as far as the device still can; whoever lacks memory goes the usual way again."""
+    failure: list[Exception] = []
+
+    class Runner:
+        @staticmethod
+        def run_call(library: Any, call: Any, a: Any, b: Any, out: Any, given: bool) -> Any:
+            if failure:
+                raise failure.pop()
+            return cupy.ndarray(np.zeros(call.shape, a.dtype)) if out is None else out
+
+    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    a, numbers = cupy.ndarray(np.arange(12, dtype=np.float32).reshape(4, 3)), np.arange(12).reshape(4, 3)
+    product = numbers @ numbers.T if rows else numbers.T @ numbers
+    out = cupy.ndarray(np.zeros(product.shape, np.float32))
+    fmm.gram(a, None, out, rows=rows, fill=fill)
+    finished: list[tuple[Any, Any, str]] = []
+    library = pick.library_of(a, a)
+    monkeypatch.setattr(
+        type(library), "finish_half", lambda own, c, place, x, y, kept: finished.append((c, place, kept))
+    )
+    failure.append(ArithmeticError("launch failed"))
+    with pytest.raises(ArithmeticError, match="launch failed"):
+        fmm.gram(a, None, out, rows=rows, fill=fill)
+    ((whole, place, kept),) = finished
+    assert np.array_equal(whole.host, product) and kept == ("lower" if fill == "upper" else fill)
+    assert place.host.ctypes.data == out.host.ctypes.data
+    failure.append(MemoryError())  # as this CuPy has it
+    assert fmm.gram(a, None, out, rows=rows, fill=fill) is out and not failure
 
 
 def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -483,8 +485,8 @@ class HostArrays:
         target = None if out is None else (out.shape, out.strides)
         return a.shape, a.strides, b.shape, b.strides, self.math, target
 
-    def size_key(self, a: Any, b: Any) -> Any:
-        return "short", a.shape, b.shape
+    def kind_key(self, a: Any, b: Any) -> Any:
+        return "short"
 
     def device_number(self, x: Any) -> int:
         return 0
@@ -902,6 +904,37 @@ SIDES = st.integers(1, 20000)
 
 
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
+def test_a_quick_no_by_bytes_and_sides_is_the_same(m: int, k: int, n: int, itemsize: int) -> None:
+    library: Any = SimpleNamespace(differentiable=True, calls={}, kind_key=lambda a, b: "")
+    a, b = Exact(m, k, itemsize=itemsize), Exact(k, n, itemsize=itemsize)
+    expected = left_to_vendor.small_enough_for_vendor(m, k, n, itemsize)
+    assert left_to_vendor.left_to_vendor(library, a, b, a.nbytes * b.nbytes) is expected
+    library.calls[left_to_vendor.product_key(library, a, b)] = math.inf
+    assert left_to_vendor.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
+
+
+def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
+    """A number, something of which a trace takes note; stacks, by all that they come to; whole numbers of 16 bits."""
+    tensors: Any = SimpleNamespace(differentiable=True, calls={}, kind_key=lambda a, b: "")
+    arrays: Any = SimpleNamespace(differentiable=False, calls={}, kind_key=lambda a, b: "")
+
+    def quick_no(library: Any, a: Any, b: Any) -> bool:
+        return left_to_vendor.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
+
+    assert not quick_no(tensors, Exact(), Exact(3, 3))
+    traced: Any = np.int64(3)  # no int of Python's
+    assert not quick_no(tensors, Exact(3, traced), Exact(3, 3))
+    assert quick_no(tensors, Exact(30, 100, 100), Exact(100, 100))
+    assert not quick_no(tensors, Exact(3000, 1000, 1000), Exact(1000, 1000))
+    wide, whole = Exact(1536, 1536, itemsize=2), Exact(1536, 1536, itemsize=2)
+    wide.dtype, whole.dtype = np.dtype("float16"), np.dtype("int16")
+    assert quick_no(arrays, wide, wide) and not quick_no(arrays, whole, whole)
+    narrow = Exact(900, 900, itemsize=1)
+    assert not quick_no(arrays, Exact(900, 900, itemsize=8), narrow)
+    assert quick_no(arrays, Exact(700, 700, itemsize=8), Exact(700, 700, itemsize=1))
+
+
+@given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n: int, itemsize: int) -> None:
     """Either the product is hopeless anyway, or its inner side is short."""
     if (m * k * itemsize) * (k * n * itemsize) < left_to_vendor.SMALL_BYTES:
@@ -936,6 +969,7 @@ class Exact:
     def __init__(self, *shape: int, itemsize: int = 4) -> None:
         self.shape, self.ndim, self.size = shape, len(shape), int(np.prod(shape))
         self.itemsize = itemsize
+        self.dtype: Any = np.dtype(f"V{itemsize}")
 
     @property
     def nbytes(self) -> int:
@@ -955,6 +989,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def watched(self) -> bool:
             return self.is_watched
 
+        quickly_watched = property(lambda self: self.watched)
+
         def quick_vendor(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
 
@@ -963,7 +999,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 taken.append(", ".join(options))
             return self
 
-        def size_key(self, a: Any, b: Any) -> Any:
+        def kind_key(self, a: Any, b: Any) -> Any:
             return ()
 
     def product(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> None:
@@ -1030,8 +1066,8 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
 
 def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:
     x, y = np.ones((3, 3), np.float32), np.ones((3, 3))
-    assert NUMPY.size_key(x, x) != NUMPY.size_key(x, y) != NUMPY.size_key(y, y)
-    assert NUMPY.size_key(x, y) != NUMPY.size_key(y, x)
+    assert NUMPY.kind_key(x, x) != NUMPY.kind_key(x, y) != NUMPY.kind_key(y, y)
+    assert NUMPY.kind_key(x, y) != NUMPY.kind_key(y, x)
 
 
 def test_tensors_are_known_by_both_types_too() -> None:
@@ -1041,7 +1077,7 @@ def test_tensors_are_known_by_both_types_too() -> None:
 
     x, y = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64)
     for library in (TORCH, TORCH_ON_HOST):
-        assert len({library.size_key(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
+        assert len({library.kind_key(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
 
 
 def test_host_tensors_take_the_shortest_way_too() -> None:

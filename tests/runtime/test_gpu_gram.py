@@ -160,7 +160,8 @@ def test_out_overlaps_the_operand(library: Any) -> None:
 def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognised at the second call of it too, and never taken for another product of that shape."""
     monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
-    monkeypatch.setattr("fmm.runtime.decisions.left_to_vendor.small_enough_for_vendor", lambda *sizes: False)
+    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+        monkeypatch.setattr(f"fmm.runtime.decisions.left_to_vendor.{name}", 0)
     monkeypatch.setattr(answer, "faster_as_half", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)
     y = library.array(draw((640, 640), seed=1), dtype)

@@ -67,7 +67,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         return Decision(plan, problem, "for the test")
 
     monkeypatch.setattr(answer, "decide", decide)
-    monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 256**3)
+    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+        monkeypatch.setattr(left_to_vendor, name, 256**3)
     monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
     forget()
     yield decided

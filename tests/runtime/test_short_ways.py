@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import fmm
 from fmm.kernels.cpu import small_hermitian
 from fmm.kernels.cuda.target import ALIGNED
+from fmm.runtime.decisions.left_to_vendor import product_key
 from tests.support.own_calls import own_calls
 
 
@@ -30,12 +31,12 @@ def told() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        ("a half by one launch", 21),
-        ("the same, the lower one into a place", 26),
-        ("a half by the vendor", 31),
-        ("a small product", 5),
-        ("a product that is the library's by its sides", 9),
-        ("a product by a plan", 25),
+        ("a half by one launch", 16),
+        ("the same, the lower one into a place", 21),
+        ("a half by the vendor", 25),
+        ("a small product", 4),
+        ("a product that is the library's by its sides", 6),
+        ("a product by a plan", 21),
     ],
 )
 def test_a_call_like_one_before_asks_little(call: str, most: int) -> None:
@@ -47,6 +48,26 @@ def test_a_call_like_one_before_asks_little(call: str, most: int) -> None:
 def test_a_half_by_the_vendor_is_its_one_call() -> None:
     names = told()["calls"]["a half by the vendor"]["functions"]
     assert "fmm.kernels.cuda.launch.cublas.prepared" in names
+
+
+def test_torchs_small_products_are_asked_for_their_bytes_alone() -> None:
+    """And of larger ones, which are torch's by their sides, A's shape: each takes torch a tenth of a microsecond."""
+    torch: Any = pytest.importorskip("torch")
+    from fmm.arrays.torch_library import TORCH
+
+    small, half = torch.ones(4, 4), torch.ones((1024, 1024), dtype=torch.bfloat16)
+    fmm.matmul(small, small)  # torch is known from now on
+    shortest = ["matmul", "plain_product", "calls_are_seen"]
+    assert own_functions(lambda: fmm.matmul(small, small)) == shortest
+    assert own_functions(lambda: fmm.matmul(small, small, torch.empty(4, 4))) == shortest
+    assert own_functions(lambda: fmm.matmul(half, half)) == [*shortest, "left_to_vendor"]
+    large = torch.ones(1024, 1024)
+    TORCH.calls[product_key(TORCH, large, large)] = float("inf")
+    try:
+        names = own_functions(lambda: fmm.matmul(large, large))
+    finally:
+        TORCH.calls.clear()
+    assert names == [*shortest, "left_to_vendor", "kind_key", "_precision"]
 
 
 def test_what_lies_elsewhere_is_played_by_a_list_of_its_own() -> None:
@@ -83,7 +104,9 @@ def test_small_plain_products_by_gemm_are_numpys(dtype: str) -> None:
 @pytest.mark.parametrize(("dtype", "more"), [("float32", 0), ("float64", 0), ("complex64", 4), ("complex128", 4)])
 def test_small_halves_of_numpys_are_blas_s_at_once(dtype: str, more: int) -> None:
     x, out = np.ones((3, 4), dtype), np.empty((4, 4), dtype)
-    for call in (lambda: fmm.gram(x, rows=True), lambda: fmm.gram(x, out=out)):
+    calls: list[Callable[[], object]] = [lambda: fmm.gram(x, rows=True), lambda: fmm.gram(x, out=out)]
+    for call in calls:
+        call()
         names = own_functions(call)
         assert names[:2] == ["gram", "small_half"] and len(names) == 2 + more, names
 
@@ -144,6 +167,45 @@ def test_small_halves_of_what_blas_cannot_read_are_explained_as_copies() -> None
         side = a.shape[1]
         assert fmm.explain_gram(a).kernels == fmm.explain_gram(a, out=np.empty((side, side))).kernels == (kernel,)
     assert fmm.explain_gram(x[::-1, ::-1], alpha=2).kernels != (copied,)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (3, 4), (0, 3), (3, 0), (40, 30), (5000, 0)])
+def test_a_place_that_does_not_fit_is_refused_in_the_same_words(dtype: str, shape: tuple[int, int]) -> None:
+    """Small halves are written there by NumPy, which would take some of them, and says other things of the rest."""
+    x = np.ones(shape, dtype)
+    for rows in (True, False):
+        side = shape[0] if rows else shape[1]
+        expected = np.ones((side, side), dtype) * shape[rows]
+        fits = np.full((side, side), 7, dtype)
+        assert fmm.gram(x, out=fits, rows=rows) is fits and np.array_equal(fits, expected)
+        wider = np.zeros((side, side), "complex128" if "complex" in dtype else "float64")
+        assert fmm.gram(x, out=wider, rows=rows) is wider and np.array_equal(wider, expected)
+        for wrong in ((side + 1, side + 1), (5, 5), (2, side, side), (side,)):
+            if wrong != (side, side):
+                place = np.full(wrong, 7, dtype)
+                with pytest.raises(ValueError, match=r"out is \(.*, the product "):
+                    fmm.gram(x, out=place, rows=rows)
+                assert (place == 7).all()
+
+
+def test_small_halves_are_numpys_own_bit_for_bit_and_tell_what_it_tells() -> None:
+    rng = np.random.default_rng(11)
+    for dtype in ("float32", "float64"):
+        whole = rng.standard_normal((60, 70)).astype(dtype)
+        locked = whole.copy()
+        locked.flags.writeable = False
+        for x in (whole, whole.T, whole[:20, :30], locked, np.empty((0, 4), dtype), np.empty((4, 0), dtype)):
+            assert np.array_equal(fmm.gram(x, rows=True), x @ x.T) and np.array_equal(fmm.gram(x), x.T @ x)
+        huge = np.full((3, 3), np.finfo(dtype).max)
+        with np.errstate(over="raise"):
+            for call in (partial(np.matmul, huge.T, huge), partial(fmm.gram, huge), partial(fmm.gram, huge, out=huge)):
+                with pytest.raises(FloatingPointError, match="overflow encountered in matmul"):
+                    call()
+    for wrong in (np.ones(3), np.float64(1), np.ones(())):
+        with pytest.raises((ValueError, TypeError, AttributeError)):
+            fmm.gram(wrong)
+    assert fmm.gram(np.ones((2, 3, 4))).shape == (2, 4, 4)
 
 
 def test_a_small_complex_half_may_be_written_where_its_matrix_is() -> None:

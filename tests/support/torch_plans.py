@@ -57,7 +57,8 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     run: list[Plan] = []
     runner = product_call._runner
     monkeypatch.setattr(answer, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
-    monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 16**3)
+    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+        monkeypatch.setattr(left_to_vendor, name, 16**3)
     monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
     monkeypatch.setattr("fmm.runtime.gemm.small_enough_for_numpy", lambda a, b: False)
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor), run))

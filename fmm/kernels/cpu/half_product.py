@@ -183,12 +183,15 @@ def make_hermitian(c: Array) -> None:
             mirrored()
         return
     np.copyto(c, np.conjugate(c).T, where=above_diagonal(len(c)))
-    c.imag.flat[:: len(c) + 1] = 0
+    imaginary_diagonal(c).fill(0.0)
 
 
+def imaginary_diagonal(c: Array) -> Array:
+    """Of a square matrix without gaps, as a view of it: its `fill` is one call of C, and takes less than `flat`."""
+    return c.reshape(-1)[:: len(c) + 1].imag
+
+
+@lru_cache(maxsize=TILE + 1)
 def above_diagonal(rows: int) -> Array:
     """Of at most TILE rows."""
-    return ABOVE[:rows, :rows]
-
-
-ABOVE = ~np.tri(TILE, dtype=bool)
+    return ~np.tri(rows, dtype=bool)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import setitem
 
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.half_product import TILE, above_diagonal, make_hermitian
+from fmm.kernels.cpu.half_product import TILE, above_diagonal, imaginary_diagonal, make_hermitian
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.threads.helper_threads import run_together
 
@@ -72,4 +71,4 @@ def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], o
             yield partial(conjugate, c[rows, :top].T, c[:top, rows])
         block = c[rows, rows]
         yield partial(conjugate, block.T, block, where=above_diagonal(len(block)))
-    yield partial(setitem, c.imag.flat, slice(None, None, side + 1), 0)
+    yield partial(imaginary_diagonal(c).fill, 0.0)

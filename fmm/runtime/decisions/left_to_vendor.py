@@ -7,6 +7,7 @@ ways: by the bytes of its operands, by their sides, and because such a product w
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,16 +40,28 @@ def small_enough_for_vendor(m: int, k: int, n: int, itemsize: int) -> bool:
     return work < SMALL or (itemsize == 2 and work < (SMALL_UNALIGNED if (k | n) & 7 else SMALL_HALF))
 
 
-def left_to_vendor(library: Library, a: Any, b: Any) -> bool:
-    """On a CUDA device: are these two matrices, and is their product the vendor's for certain?"""
+def left_to_vendor(library: Library, a: Any, b: Any, room: int) -> bool:
+    """On a CUDA device: is the product of the two the vendor's for certain? `room`: the bytes of A times those of B.
+
+    (Each number that torch is asked for takes a tenth of a microsecond or more: as few are as will do.)
+    """
     try:
-        (m, k), (_, n) = a.shape, b.shape
-    except (ValueError, RuntimeError):  # not two matrices; nested tensors have no shape
+        shape = a.shape
+        k = shape[-1]
+    except (IndexError, RuntimeError):  # a number; nested tensors have no shape
         return False
-    itemsize = a.itemsize
-    if itemsize == 2 and getattr(a.dtype, "kind", "f") in "iu":
-        itemsize = 4  # the vendor's tensor cores multiply halves, and no integers
-    return small_enough_for_vendor(m, k, n, itemsize) or just_left_to_vendor(library, a, b)
+    if type(k) is not int:  # but a tensor, of which torch.jit.trace takes note
+        return False
+    itemsize, tensors = a.itemsize, library.differentiable  # of one type, or torch rejects them
+    work = room // (k * itemsize * (itemsize if tensors else b.itemsize))
+    if work < SMALL:
+        return True
+    # The vendor's tensor cores multiply halves, and no integers (of which torch has no products at all).
+    halves = itemsize == 2 and work < SMALL_HALF and (tensors or a.dtype.kind not in "iu")
+    if halves and (work < SMALL_UNALIGNED or not (k | b.shape[-1]) & 7):
+        return True
+    known: float | None = library.calls.get((room, shape, b.ndim, library.kind_key(a, b)))
+    return known is not None and known > time.monotonic()
 
 
 # ---- on the host
@@ -97,9 +110,14 @@ class Memory(NamedTuple):
 REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Memory(1.0, 0)}
 
 
+def product_key(library: Library, a: Any, b: Any) -> Hashable:
+    """By which it is remembered. B's sides follow from the bytes, or else do not match."""
+    return a.nbytes * b.nbytes, a.shape, b.ndim, library.kind_key(a, b)
+
+
 def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
     """Was a product like this one left to the library a moment ago?"""
-    until: float = library.calls.get(library.size_key(a, b), 0.0)
+    until: float = library.calls.get(product_key(library, a, b), 0.0)
     return until > time.monotonic()
 
 
@@ -113,4 +131,4 @@ def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> Non
     # On the host a rule may be about these very arrays: that one is the other's transpose, say.
     if library.processor == "cpu" and (decision.step == "rule" or problem is None or problem.flops < memory.flops):
         return
-    library.calls[library.size_key(a, b)] = time.monotonic() + memory.seconds
+    library.calls[product_key(library, a, b)] = time.monotonic() + memory.seconds
