@@ -58,13 +58,8 @@ def matmul(
     sizes
         m, k and n of the whole product, where the parts are not all of one size; they are cut as torch.chunk cuts.
     """
-    from fmm.integrations.shards import array_parts, sharded_tensors
-
-    wanted = sharded_tensors.Wanted(plan, placements, max_error_growth)
-    laid = array_parts.ArrayLayout(mesh, operand_placements, sizes)
-    if array_parts.are_told_of(a, b, laid):
-        return array_parts.matmul(a, b, laid, wanted)
-    return sharded_tensors.matmul(a, b, wanted)
+    module, asked = _who_answers(a, b, (plan, placements, max_error_growth), (mesh, operand_placements, sizes))
+    return module.matmul(*asked)
 
 
 def explain(
@@ -79,13 +74,20 @@ def explain(
     sizes: Sequence[int] | None = None,
 ) -> SharedDecision:
     """How `matmul` would share the product, and why. Nothing is sent: each process can ask alone."""
+    module, asked = _who_answers(a, b, (plan, None, max_error_growth), (mesh, operand_placements, sizes))
+    found: SharedDecision = module.explained(*asked)
+    return found
+
+
+def _who_answers(a: Any, b: Any, wanted: tuple[Any, ...], laid: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The module for two arrays of which it is told how they are cut, or else for sharded tensors; and what it is
+    asked."""
     from fmm.integrations.shards import array_parts, sharded_tensors
 
-    wanted = sharded_tensors.Wanted(plan, None, max_error_growth)
-    laid = array_parts.ArrayLayout(mesh, operand_placements, sizes)
-    if array_parts.are_told_of(a, b, laid):
-        return array_parts.explained(a, b, laid, wanted)
-    return sharded_tensors.explained(a, b, wanted)
+    wishes, layout = sharded_tensors.Wanted(*wanted), array_parts.ArrayLayout(*laid)
+    if array_parts.are_told_of(a, b, layout):
+        return array_parts, (a, b, layout, wishes)
+    return sharded_tensors, (a, b, wishes)
 
 
 def plan(

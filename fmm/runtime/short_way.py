@@ -26,6 +26,7 @@ from fmm.runtime.small_half import small_half
 
 P = ParamSpec("P")
 ndarray = np.ndarray  # asked for at each call
+FULL = HALVES[0]  # the very string, as Python has but one of what programs spell out
 FEW_NUMBERS = SMALLEST_EXACT_SIDE**2  # in A: one of its sides is so small that no plan makes the product faster
 
 
@@ -51,15 +52,14 @@ def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
     were made a moment ago."""
 
     @wraps(product)
-    def gram(
-        a: Any, b: Any = None, /, out: Any = None, *, rows: Any = False, fill: Any = "full", **options: Any
-    ) -> Any:
-        if b is None and not options and type(rows) is bool and type(fill) is str:
+    def gram(a: Any, b: Any = None, /, out: Any = None, *, rows: Any = False, fill: Any = FULL, **options: Any) -> Any:
+        if b is None and not options and (rows is True or rows is False):
+            c = None
             if (kind := type(a)) is ndarray:
-                c = small_half(a, rows, out) if fill == "full" else None
-            elif (known := PLAIN_TYPES.get(kind)) is None or fill not in HALVES or type(out) not in (kind, NoneType):
-                c = None
-            else:
+                c = small_half(a, rows, out) if fill is FULL else None
+            elif (known := PLAIN_TYPES.get(kind)) is None or type(out) not in (kind, NoneType):
+                pass
+            elif type(fill) is str and fill in HALVES:
                 c = known_half_product(known)(known, a, out, rows, fill)  # type: ignore[arg-type]
             if c is not None:
                 return c
