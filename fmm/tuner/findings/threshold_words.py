@@ -30,7 +30,7 @@ def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -
     rows = [
         ("so that nothing is lost", *(_side(tau.low) for tau in taus)),
         ("so that 2 % are gained: tau1, tau2, tau3", *(_side(tau.value) for tau in taus)),
-        (f"so that more than the model's error, {fitted.margin:.1%}, is gained", *(_side(tau.high) for tau in taus)),
+        (f"so that the margin is gained: {fitted.margin:.1%}", *(_side(tau.high) for tau in taus)),
     ]
     taken = None
     if used.calibration is not None:
@@ -54,7 +54,7 @@ def _of_which_leaf(tau1: Spread, fitted: Calibration, dtype: str, these: str) ->
     above = chosen_square(fitted, dtype, side).plan.leaf_use.leaf
     below = chosen_square(fitted, dtype, side // 32 * 16).plan
     if below.leaf_use.leaf.of_library or below.levels:
-        return f"{these} plans that end in {VENDOR.leaf if above.of_library else above.name}."
+        return f"{these} plans that end in {f'{VENDOR.leaf} ({base})' if above.of_library else above.name}."
     return (
         f"{these} plans that end in {above.name}. Below tau1 {below.leaf} multiplies without levels, faster than "
         f"{base}. Levels must be faster than that, so that tau1 is far above n1."
@@ -80,7 +80,7 @@ def _why_others(found: Thresholds, used: ModelInUse, fitted: Calibration) -> str
             "fmm.matmul takes others, since it can make real products of complex ones (3m), by the rates of real ones."
         )
     if fitted.margin < GAIN - 1:
-        return "fmm.matmul asks for no more than the model's error."
+        return "fmm.matmul asks for no more than the margin."
     return "The thresholds were made by an earlier fmm: `fmm-tune conclude --thresholds` makes today's."
 
 
