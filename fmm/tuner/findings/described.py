@@ -194,20 +194,23 @@ def measured_lines(section: Mapping[str, Any], used: ModelInUse, fitted: Calibra
         "noise",
         f"{NOT_MEASURED}." if noise is None else f"The same product, timed twice, differs by up to {noise:.1%}.",
     )
-    yield from zip(("model", ""), _errors(section["error"], fitted.margin), strict=False)
+    taken = "would have to be" if used.calibration is None else "is taken only if it is"
+    yield from zip(
+        ("model", ""), _errors(section["error"], f"{taken} predicted to save {fitted.margin:.1%}"), strict=False
+    )
 
 
-def _errors(error: Mapping[str, Any] | None, margin: float) -> Iterator[str]:
+def _errors(error: Mapping[str, Any] | None, condition: str) -> Iterator[str]:
     time, speedup = ((error or {}).get(name) or {"count": 0} for name in ("time", "speedup"))
     if not speedup["count"] or not time["count"]:
         yield "Not checked: no products were measured beside those that it was fitted to."
-        yield f"The margin that a plan must be predicted to save is what is usual then: {margin:.1%}."
+        yield f"Without that a plan {condition}: the margin."
         return
     yield (
         f"Checked on {speedup['count']} held-out products by plans, which no fit saw. Half of the speedups are off by "
         f"less than {speedup['median']:.1%}, half of the times by {time['median']:.1%}, 95 % by {time['p95']:.1%}."
     )
-    yield f"So a plan is taken only if it is predicted to save {margin:.1%}: the margin."
+    yield f"So a plan {condition}: the margin."
 
 
 def share_or_nothing(value: float | None) -> str:

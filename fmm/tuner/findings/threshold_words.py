@@ -35,7 +35,8 @@ def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -
     taken = None
     if used.calibration is not None:
         taken = [finite(chosen_from(used.calibration, dtype, levels)) for levels in LEVELS]
-        rows.append(("as fmm.matmul takes them", *map(_side, taken)))
+        where = " elsewhere" if used.tuned.entries else ""  # than at the sizes that were measured
+        rows.append((f"as fmm.matmul takes them{where}", *map(_side, taken)))
     yield "levels", table_of(("of recursion on squares: the least side", "one", "two", "three"), rows)
     yield "", "(Li, Ranka and Sahni's tau1, tau2, tau3: up to tau1 no level, up to tau2 one, up to tau3 two.)"
     yield "", f"({_of_which_leaf(found.tau1, fitted, dtype, 'All but the last row: of' if taken else 'Of')})"
@@ -97,11 +98,11 @@ def described_recursion(found: Thresholds, dtype: str) -> Iterator[Part]:
         "recursion",
         "By D'Alberto and Nicolau's model (ICS 2007): one level saves one product of eight, for 15 sums of blocks.",
     )
-    yield "", f"alpha = {found.alpha:.3g} s to add one element, pi = {found.pi:.3g} s for one flop of a large product."
+    yield "", f"alpha = {found.alpha:.4g} s to add one element, pi = {found.pi:.4g} s for one flop of a large product."
     if found.n1 is None:
         yield "", f"By their Equation 3 it {NEVER} pays."
     else:
-        ratio = f"alpha / {pi} = {found.n1 / factor:.0f}"
+        ratio = f"alpha / {pi} = {found.n1 / factor:.4g}"
         yield "", f"{ratio}. It pays from n1 = {factor:g} alpha / {pi} = {found.n1:.0f} on (their Equation 3)."
         yield "", "n1 knows alpha and pi alone; tau1 is of the whole model, and the one that counts."
     yield from (("", sentence) for sentence in _seen(found))
@@ -138,7 +139,7 @@ def _corrected(found: Thresholds, factor: float, pi: str) -> str:
     if not found.epsilon or found.n1 is None:
         return f"{what}: 0."
     ratio = found.n1 / factor
-    return f"{what}: {found.epsilon:+.0f}, {ratio + found.epsilon:.0f} in the place of {ratio:.0f}."
+    return f"{what}: {found.epsilon:+.4g}, {ratio + found.epsilon:.4g} in the place of {ratio:.4g}."
 
 
 # ---- Huang, Yu and van de Geijn's
