@@ -37,8 +37,9 @@ def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -
         taken = [finite(chosen_from(used.calibration, dtype, levels)) for levels in LEVELS]
         where = " elsewhere" if used.tuned.entries else ""  # than at the sizes that were measured
         rows.append((f"as fmm.matmul takes them{where}", *map(_side, taken)))
-    yield "levels", table_of(("of recursion on squares: the least side", "one", "two", "three"), rows)
+    yield "levels", table_of(("of recursion on squares, from a side of", "one", "two", "three"), rows)
     yield "", "(Li, Ranka and Sahni's tau1, tau2, tau3: up to tau1 no level, up to tau2 one, up to tau3 two.)"
+    yield "", "(From there on at all sides; some smaller ones may have as many.)"
     yield "", f"({_of_which_leaf(found.tau1, fitted, dtype, 'All but the last row: of' if taken else 'Of')})"
     if taken is not None and _differ(taken, taus):
         yield "", f"({_why_others(found, used, fitted)})"
