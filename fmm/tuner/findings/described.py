@@ -46,7 +46,7 @@ def described_parts(
     doubts, calibration = used.tuned.doubts, used.tuned.calibration
     yield from (("not used", f"{doubt[:1].upper()}{doubt[1:]}.") for doubt in doubts)
     if doubts:
-        yield "", f"So fmm.matmul leaves this tuning aside. What it does now: {instead(used.tuned.identity, dtype)}."
+        yield "", f"So fmm.matmul leaves this model aside. What it does now: {instead(used.tuned.identity, dtype)}."
         yield "", f"To change that: {again(used)}."
     yield from outcome(used)
     yield from zip(("besides", "", ""), map(_sentence, not_measured(used)), strict=False)
@@ -134,7 +134,7 @@ def _range(values: Sequence[float], form: str) -> str:
 def instead(identity: Identity, dtype: str) -> str:
     """What fmm.matmul does where a tuning is not used."""
     if not identity.key.startswith("cuda"):
-        return "fmm goes by a short measurement of its own, which it makes in each process"
+        return "fmm measures this processor for a moment in each process, and goes by that"
     if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
         return "fmm goes by the model that comes with it for such cards"
     known = guess_of(identity.key, identity.name)
@@ -194,19 +194,23 @@ def measured_lines(section: Mapping[str, Any], used: ModelInUse, fitted: Calibra
         "noise",
         f"{NOT_MEASURED}." if noise is None else f"The same product, timed twice, differs by up to {noise:.1%}.",
     )
-    yield from zip(("model", ""), _errors(section["error"], fitted.margin), strict=False)
+    taken = "would have to be" if used.calibration is None else "is taken only if it is"
+    yield from zip(
+        ("model", ""), _errors(section["error"], f"{taken} predicted to save {fitted.margin:.1%}"), strict=False
+    )
 
 
-def _errors(error: Mapping[str, Any] | None, margin: float) -> Iterator[str]:
+def _errors(error: Mapping[str, Any] | None, condition: str) -> Iterator[str]:
     time, speedup = ((error or {}).get(name) or {"count": 0} for name in ("time", "speedup"))
     if not speedup["count"] or not time["count"]:
         yield "Not checked: no products were measured beside those that it was fitted to."
+        yield f"Without that a plan {condition}: the margin."
         return
     yield (
-        f"Checked on {speedup['count']} held-out products by plans, which no fit saw: speedups are off by "
-        f"{speedup['median']:.1%}, times by {time['median']:.1%} (95 % of them by less than {time['p95']:.1%})."
+        f"Checked on {speedup['count']} held-out products by plans, which no fit saw. Half of the speedups are off by "
+        f"less than {speedup['median']:.1%}, half of the times by {time['median']:.1%}, 95 % by {time['p95']:.1%}."
     )
-    yield f"Because of that a plan is taken only if it is predicted to save {margin:.1%}."
+    yield f"So a plan {condition}: the margin."
 
 
 def share_or_nothing(value: float | None) -> str:

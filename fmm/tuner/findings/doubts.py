@@ -117,7 +117,7 @@ def losing_margin(calibration: Calibration, held: Sequence[Observation]) -> floa
 def machine_doubts(noise: float | None, disturbed: float | None, unexplained: float | None) -> Iterator[str]:
     """What speaks against all that was measured, entries too."""
     if noise is None:
-        yield "the noise was not measured"
+        yield "the tuning ended before the noise was measured"
     elif noise > NOISY:
         yield f"the same product, timed twice, differed by {noise:.0%}: something else used the device"
     if disturbed is not None and disturbed > DISTURBED:
@@ -135,8 +135,8 @@ def distant_margin(pays: float, measured: float) -> float:
 def model_doubts(error: Error, losing: float) -> Iterator[str]:
     """What speaks against the model: it was not checked, or is wrong."""
     if error.count < ENOUGH:
-        checked = f"on {error.count} plans only" if error.count else "nowhere"
-        yield f"the tuning ended too early: its model was checked {checked}, {ENOUGH} plans on other shapes are needed"
+        made = error.count or "none"
+        yield f"the tuning ended too early to check its model: {ENOUGH} plans on other shapes are needed, it has {made}"
     elif (off := max(min(error.above, error.upper), error.median)) > MOST:
         yield f"the model is off by up to {off:.0%} on other shapes"
     elif losing > MOST:

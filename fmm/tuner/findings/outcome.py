@@ -37,7 +37,7 @@ def outcome(used: ModelInUse) -> Iterator[Part]:
     else:
         yield "gain", f"On squares fmm.matmul is predicted to be faster than {base} from a side of about {first} on."
     if odd:
-        yield "", f"On odd sides, where {base} is slow, it is so from about {odd[0]} on."
+        yield "", f"On odd sides, where {base} is slow, it is from about {odd[0]} on."
     yield from _exceptions(used, first, base)
     sides = [side for side in ROUND if first is not None and side >= first] + odd[-MOST:]
     if told := answers_for(used, sides):

@@ -87,7 +87,9 @@ def _notes(types: Sequence[TypeInShort]) -> Iterator[str]:
     partial = [x for x in types if x.used.left_out and x.large]
     if partial:
         leaves = dict.fromkeys(leaf.partition(" ")[0] for x in partial for leaf in x.used.left_out)
-        yield f"{_names(partial)}: predicted with {' and '.join(leaves)} by the datasheet; not measured with it."
+        yield f"{_names(partial)}: what is predicted is by {' and '.join(leaves)}, at the datasheet's speed."
+        if any(_measured(x.used) for x in partial):
+            yield "  What was measured is without that."
     for doubt, some in _alike(types).items():
         yield f"{_names(some)}: not used. {doubt[:1].upper()}{doubt[1:]}."
         yield f"  What fmm.matmul does now: {instead(some[0].used.tuned.identity, some[0].dtype)}."

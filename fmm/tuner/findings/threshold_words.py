@@ -30,14 +30,16 @@ def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -
     rows = [
         ("so that nothing is lost", *(_side(tau.low) for tau in taus)),
         ("so that 2 % are gained: tau1, tau2, tau3", *(_side(tau.value) for tau in taus)),
-        (f"so that more than the model's error, {fitted.margin:.1%}, is gained", *(_side(tau.high) for tau in taus)),
+        (f"so that the margin is gained: {fitted.margin:.1%}", *(_side(tau.high) for tau in taus)),
     ]
     taken = None
     if used.calibration is not None:
         taken = [finite(chosen_from(used.calibration, dtype, levels)) for levels in LEVELS]
-        rows.append(("as fmm.matmul takes them", *map(_side, taken)))
-    yield "levels", table_of(("of recursion on squares: the least side", "one", "two", "three"), rows)
+        where = " elsewhere" if used.tuned.entries else ""  # than at the sizes that were measured
+        rows.append((f"as fmm.matmul takes them{where}", *map(_side, taken)))
+    yield "levels", table_of(("of recursion on squares, from a side of", "one", "two", "three"), rows)
     yield "", "(Li, Ranka and Sahni's tau1, tau2, tau3: up to tau1 no level, up to tau2 one, up to tau3 two.)"
+    yield "", "(From there on at all sides; some smaller ones may have as many.)"
     yield "", f"({_of_which_leaf(found.tau1, fitted, dtype, 'All but the last row: of' if taken else 'Of')})"
     if taken is not None and _differ(taken, taus):
         yield "", f"({_why_others(found, used, fitted)})"
@@ -54,7 +56,7 @@ def _of_which_leaf(tau1: Spread, fitted: Calibration, dtype: str, these: str) ->
     above = chosen_square(fitted, dtype, side).plan.leaf_use.leaf
     below = chosen_square(fitted, dtype, side // 32 * 16).plan
     if below.leaf_use.leaf.of_library or below.levels:
-        return f"{these} plans that end in {VENDOR.leaf if above.of_library else above.name}."
+        return f"{these} plans that end in {f'{VENDOR.leaf} ({base})' if above.of_library else above.name}."
     return (
         f"{these} plans that end in {above.name}. Below tau1 {below.leaf} multiplies without levels, faster than "
         f"{base}. Levels must be faster than that, so that tau1 is far above n1."
@@ -80,7 +82,7 @@ def _why_others(found: Thresholds, used: ModelInUse, fitted: Calibration) -> str
             "fmm.matmul takes others, since it can make real products of complex ones (3m), by the rates of real ones."
         )
     if fitted.margin < GAIN - 1:
-        return "fmm.matmul asks for no more than the model's error."
+        return "fmm.matmul asks for no more than the margin."
     return "The thresholds were made by an earlier fmm: `fmm-tune conclude --thresholds` makes today's."
 
 
@@ -97,11 +99,11 @@ def described_recursion(found: Thresholds, dtype: str) -> Iterator[Part]:
         "recursion",
         "By D'Alberto and Nicolau's model (ICS 2007): one level saves one product of eight, for 15 sums of blocks.",
     )
-    yield "", f"alpha = {found.alpha:.3g} s to add one element, pi = {found.pi:.3g} s for one flop of a large product."
+    yield "", f"alpha = {found.alpha:.4g} s to add one element, pi = {found.pi:.4g} s for one flop of a large product."
     if found.n1 is None:
         yield "", f"By their Equation 3 it {NEVER} pays."
     else:
-        ratio = f"alpha / {pi} = {found.n1 / factor:.0f}"
+        ratio = f"alpha / {pi} = {found.n1 / factor:.4g}"
         yield "", f"{ratio}. It pays from n1 = {factor:g} alpha / {pi} = {found.n1:.0f} on (their Equation 3)."
         yield "", "n1 knows alpha and pi alone; tau1 is of the whole model, and the one that counts."
     yield from (("", sentence) for sentence in _seen(found))
@@ -138,7 +140,7 @@ def _corrected(found: Thresholds, factor: float, pi: str) -> str:
     if not found.epsilon or found.n1 is None:
         return f"{what}: 0."
     ratio = found.n1 / factor
-    return f"{what}: {found.epsilon:+.0f}, {ratio + found.epsilon:.0f} in the place of {ratio:.0f}."
+    return f"{what}: {found.epsilon:+.4g}, {ratio + found.epsilon:.4g} in the place of {ratio:.4g}."
 
 
 # ---- Huang, Yu and van de Geijn's

@@ -473,11 +473,11 @@ WHAT_A_NEWCOMER_ASKS = (
 WHAT_THE_PAPERS_ASK = (
     r"By D'Alberto and Nicolau's model \(ICS 2007\)",
     r"alpha = \d.\d*e-\d+ s to add one element, pi = \d.\d*e-\d+ s for one flop",
-    r"alpha / pi = \d+\. It pays from n1 = 15 alpha / pi = \d+ on \(their Equation 3\)\.",
+    r"alpha / pi = [\d.]+\. It pays from n1 = 15 alpha / pi = \d+ on \(their Equation 3\)\.",
     r"One level as measured, times as fast as the library alone: (\d\.\d\d at\s+\d+(,\s+)?)+\.",
     r"epsilon, added to alpha / pi so that Equation 2",
     r"2 % are gained: tau1, tau2, tau3 +\d+ +\d+ +(\d+|never)\n",
-    r"as fmm.matmul takes them +\d+ +\d+ +(\d+|never)\n",
+    r"as fmm.matmul takes them elsewhere +\d+ +\d+ +(\d+|never)\n",
     r"Li, Ranka and Sahni's tau1, tau2, tau3",
 )
 

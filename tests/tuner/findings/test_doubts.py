@@ -73,7 +73,11 @@ def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
 
 @pytest.mark.parametrize(
     ("sides", "slower", "said"),
-    [((), 1.0, "checked nowhere"), (SIDES[: ENOUGH - 1], 1.0, "on 4 plans only"), (SIDES, 1.5, "off by up to 50%")],
+    [
+        ((), 1.0, "needed, it has none"),
+        (SIDES[: ENOUGH - 1], 1.0, "needed, it has 4"),
+        (SIDES, 1.5, "off by up to 50%"),
+    ],
     ids=["nowhere", "too few", "wrong"],
 )
 def test_a_model_that_was_not_checked_or_is_wrong_is_doubted(sides: Sequence[int], slower: float, said: str) -> None:
@@ -110,7 +114,7 @@ def test_where_plans_pay_only_far_beyond_what_was_measured_more_must_be_gained()
 
 def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed() -> None:
     assert list(machine_doubts(0.02, 1.2, 0.1)) == []
-    assert list(machine_doubts(None, None, None)) == ["the noise was not measured"]
+    assert list(machine_doubts(None, None, None)) == ["the tuning ended before the noise was measured"]
     (noisy,), (slow,) = machine_doubts(1.3, None, None), machine_doubts(0.0, 2.0, 0.0)
     (uneven,) = machine_doubts(0.0, 1.0, 0.5)
     assert "differed by 130%" in noisy and "2.0 times as long" in slow and "1.6 times as long, or as short" in uneven
@@ -171,9 +175,7 @@ def test_an_older_config_whose_model_nobody_checked_is_not_used(
     assert any(line.startswith("  fmm-tune --device cpu --dtype float64 ") for line in said)
     (first,) = (i for i, line in enumerate(said) if line.startswith("cpu-a, float64"))
     assert said[first + 1] == "  not used   The model was not checked on other shapes."  # before all that it would mean
-    assert (
-        "So fmm.matmul leaves this tuning aside. What it does now: fmm goes by a short measurement" in said[first + 2]
-    )
+    assert "So fmm.matmul leaves this model aside. What it does now: fmm measures this processor" in said[first + 2]
     assert any("To change that: `fmm-tune --device cpu --dtype float64`" in line for line in said)
     assert main(["export", "--thresholds", str(path)]) == 1
     assert "has no thresholds that this fmm knows" in capsys.readouterr().err

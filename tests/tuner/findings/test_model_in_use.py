@@ -96,7 +96,7 @@ def test_a_leaf_that_a_tuning_did_not_measure_goes_by_the_datasheet_and_is_named
     assert "Plans that end in f16x3 go by the datasheet: this tuning did not measure them" in told
     assert "f16x3" in told.partition("squares")[2].partition("besides")[0]
     short = TypeInShort("float32", used)
-    assert "float32: predicted with f16x3 by the datasheet" in "\n".join(in_short([short]))
+    assert "float32: what is predicted is by f16x3, at the datasheet's speed." in "\n".join(in_short([short]))
     commands = next_steps(KEY, [short], True, "x")
     assert any(re.match(r"  fmm-tune --device 0 --dtype float32  +measures what goes by the", x) for x in commands)
     assert model_in_use(KEY, "float32", TYPES).left_out == ()
@@ -143,7 +143,7 @@ def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     assert columns.split()[0] == "type"
     assert one.split()[:3] == ["float32", "about", "256"] and one.endswith("1.17 at 4096")
     assert two.split() == ["float64", "not", "used"] and why == "float64: not used. Nobody looked."
-    assert "by a short measurement of its own" in without
+    assert "measures this processor for a moment" in without
     said = list(next_steps("cpu-a", types, True, "c.json"))
     assert said[0] == "What to type next:"
     assert said[1].split("  ")[1] == "fmm-tune --device cpu --dtype float64" and said[1].endswith("nothing else runs")
@@ -217,7 +217,7 @@ def test_only_huangs_strategies_are_said_to_be_huangs() -> None:
 
 def test_what_fmm_does_where_a_tuning_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FMM_CONFIG", raising=False)
-    assert "a short measurement of its own" in instead(Identity("cpu-a", "a"), "float64")
+    assert "measures this processor for a moment" in instead(Identity("cpu-a", "a"), "float64")
     card = Identity(KEY, "NVIDIA H200")
     assert instead(card, "float32") == "fmm goes by the model that comes with it for such cards"
     assert instead(card, "complex64") == "fmm goes by the datasheet alone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from fmm.config import files
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import checked_calibration
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.tuner.findings.described import described
+from fmm.tuner.findings.answers import answers_for
+from fmm.tuner.findings.described import described, described_parts
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.outcome import chosen_square, gains_from, odd_gains, outcome, told_plans
 from fmm.tuner.findings.parts import Table, labelled_rows
 from fmm.tuner.findings.thresholds import CLOSE, ROW
+from tests.support import ROOT
 from tests.support import configs as tuned
 
 ((KEY, TYPES),) = files.read_config(SHIPPED).items()
@@ -71,7 +75,7 @@ def test_what_is_told_of_round_sides_agrees_with_from_which_side_on_gains_are(dt
 
 def test_odd_sides_are_told_of_where_the_vendor_is_slow_on_them() -> None:
     known = used("bfloat16")
-    assert re.search(r"On odd sides, where cuBLAS is slow, it is so from about \d+ on\.", told(known))
+    assert re.search(r"On odd sides, where cuBLAS is slow, it is from about \d+ on\.", told(known))
     odd = {row[0]: row[6:] for row in rows_of(known) if int(row[0]) % 2}
     assert list(odd) == ["2049", "4097", "8193", "16385"] and odd["2049"][0].startswith("aligned.")
     assert odd_gains(shipped("float32"), "float32") == {}  # by float16 products, as aligned ones
@@ -117,6 +121,31 @@ def test_levels_agree_with_the_gains(dtype: str) -> None:
     first = gains_from(known, dtype)
     assert first is not None and int(taken[-3]) >= first
     assert (int(taken[-3]) == first) == bool(chosen_square(known, dtype, first).plan.splits)
+
+
+RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT / "results").parent))
+def test_nothing_that_is_told_of_a_recorded_tuning_contradicts_another_line(path: Path) -> None:
+    """The first row of levels is no later than the others; fmm.matmul's own begins where gains do, or later, if a plan
+    without levels gains first; no plan needs more than the device has; what is left to the library is not a gain."""
+    ((key, types),) = files.read_config(path).items()
+    for dtype, section in types.items():
+        known = model_in_use(key, dtype, types)
+        tables = [part for _, part in described_parts(section, dtype, key, types) if isinstance(part, Table)]
+        (levels,) = ([row[1:] for row in t.rows[1:]] for t in tables if t.rows[0][-1] == "three")
+        least, taus, most = ([int(x.replace("never", "999999")) for x in row] for row in levels[:3])
+        assert all(a <= b <= c for a, b, c in zip(least, taus, most, strict=True)), dtype
+        if known.calibration is None:
+            continue
+        first, one = gains_from(known.calibration, dtype), int(levels[3][0])
+        assert first is not None
+        assert (one == first) if chosen_square(known.calibration, dtype, first).plan.splits else (one > first)
+        for answer in answers_for(known, [int(row[0]) for row in tables[0].rows[1:]]):
+            assert answer.gains and answer.speedup > 1, (dtype, answer.side)
+            operands = 3 * DTYPES[dtype].itemsize * answer.side**2
+            assert known.memory is None or operands + 2 * answer.workspace <= known.memory, (dtype, answer.side)
 
 
 def test_words_of_plans_are_explained_if_they_occur() -> None:
