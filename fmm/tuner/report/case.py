@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,7 @@ from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import SHARE
 from fmm.tuner.devices.formula import cached_work, formula_seconds
-from fmm.tuner.findings.conclude import HELD_OUT, MEASURED, paired_samples
-from fmm.tuner.findings.doubts import disturbance, machine_doubts, noise_floor, unexplained_share
+from fmm.tuner.findings.conclude import HELD_OUT, paired_samples
 from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.fit.model import Observation, stage_medians
 from fmm.tuner.report.plan_grid import mapped
@@ -55,13 +54,11 @@ class Case:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """All that counts, as where the section was concluded: also the first look, if nobody disturbed it."""
-        first = self.first_look
-        if not first:
-            return self.tuning.trials
-        seen = stage_medians(first, (*MEASURED, HELD_OUT))
-        by_others = disturbance(first, self.calibration, self.dtype), unexplained_share(seen, self.calibration)
-        return self.tuning.trials if any(machine_doubts(noise_floor(first), *by_others)) else first + self.tuning.trials
+        """All that the section was concluded from: also the first look before the tuning, unless that was disturbed, or
+        not yet counted at the time, as the section's number of held-out times tells."""
+        own = self.tuning.trials
+        count = ((self.section["error"] or {}).get("time") or {}).get("count")
+        return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
 
     def seen(self, *stages: str) -> list[Observation]:
         """Medians of products of those stages."""
@@ -124,6 +121,11 @@ class Case:
                 low, high = certify.median_interval(ratios)
                 found.append((Problem(*size, self.dtype), Plan.parse(plan), float(np.median(ratios)), low, high))
         return found
+
+
+def _held_out_count(trials: Sequence[Trial]) -> int:
+    """Of how many times the section's error tells: those of our own tiled kernel are judged apart."""
+    return sum(not o.run.plan.timed_by_tiles for o in stage_medians(trials, (HELD_OUT,)))
 
 
 def cube_side(problem: Problem) -> float:

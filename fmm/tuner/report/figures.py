@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import pairwise
 from math import log2
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -34,8 +36,10 @@ STYLE: Any = {
 }
 MOST_TICKS = 6
 DOTS = 150  # an inch, of a PNG file
+LETTERS = 72  # of small text, beside each other in a picture of two columns
 DETAIL = (5.2, 3.9)  # inches of a picture of which two stand side by side on a screen, and one on a phone
 LINE = 0.045  # a line of small text, as a share of a picture's height
+BROAD = 32  # letters of a name beside the axes, which goes on in a next line if it is longer
 
 
 def new_figure(width: float = DETAIL[0], height: float = DETAIL[1], columns: int = 1) -> tuple[Any, Any]:
@@ -50,10 +54,11 @@ def legend_name(plan: Plan) -> str:
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 
-def legend_below(made: Any, axes: Any, columns: int = 2) -> None:
-    """The legend of the axes outside of them, where it covers no point."""
-    handles, labels = axes.get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=7.5, columnspacing=1.2)
+def legend_below(made: Any, *parts: Any) -> None:
+    """The legend of the axes outside of them, where it covers no point: in two columns, if the names are so short."""
+    handles, names = ([x for axes in parts for x in axes.get_legend_handles_labels()[i]] for i in (0, 1))
+    columns = 2 if 2 * max(map(len, names), default=0) < LETTERS else 1
+    made.legend(handles, names, loc="outside lower left", ncols=columns, fontsize=7.5, columnspacing=1.2)
 
 
 def saved_picture(made: Any, stem: Path) -> tuple[list[Path], str]:
@@ -63,7 +68,7 @@ def saved_picture(made: Any, stem: Path) -> tuple[list[Path], str]:
 
     png, svg = (stem.parent / f"{stem.name}.{kind}" for kind in ("png", "svg"))
     made.set_dpi(DOTS)
-    FigureCanvasAgg(made).print_png(png)
+    FigureCanvasAgg(made).print_png(png)  # type: ignore[no-untyped-call]
     made.set_layout_engine("none")  # it stays as it is
     text = svg_text(made, stem.name)
     svg.write_text(text, encoding="utf-8")
@@ -77,7 +82,7 @@ def svg_text(made: Any, salt: str) -> str:
 
     out = io.StringIO()
     with rc_context({"svg.hashsalt": salt}):
-        FigureCanvasSVG(made).print_svg(out, metadata={"Date": None, "Creator": None})
+        FigureCanvasSVG(made).print_svg(out, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
     text = out.getvalue()
     return (
         text[text.index("<svg") :]
@@ -94,17 +99,19 @@ def named_at_right(axes: Any, points: Sequence[tuple[float, float, str]]) -> Non
         return
     axes.autoscale_view()  # the limits are needed now
     ordered = sorted(points, key=lambda x: (x[1], -x[0]))
-    heights = _spread(axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1])
-    for (x, y, name), height in zip(ordered, heights, strict=True):
+    names = ["\n".join(wrap(name, BROAD, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered]
+    heights = axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1]
+    places = _spread(heights, [1 + name.count("\n") for name in names])
+    for (x, y, _), name, height in zip(ordered, names, places, strict=True):
         line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
         where = {"xytext": (1.04, height), "textcoords": "axes fraction", "va": "center", "fontsize": 7.5}
         axes.annotate(name, (x, y), arrowprops=line, **where)
 
 
-def _spread(heights: Any) -> Any:
-    """Heights in rising order, moved apart as little as a line of text needs, within 0 and 1."""
-    gap = min(LINE, 1 / max(len(heights) - 1, 1))
-    steps = gap * np.arange(len(heights))
+def _spread(heights: Any, lines: Sequence[int]) -> Any:
+    """Heights in rising order, moved apart as little as so many lines of text need, within 0 and 1."""
+    gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
+    steps = np.cumsum(gaps) * min(LINE, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)
     highest = np.minimum.accumulate((heights - steps)[::-1])[::-1]
     return np.clip((lowest + highest) / 2, 0, 1 - steps[-1]) + steps

@@ -26,7 +26,7 @@ def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base
     room = f"{largest.workspace / 2**30:.1f} GiB of memory beside the operands ({largest.dtype}, {largest.side})"
     return (
         f"fmm.matmul is {'' if known else 'predicted to be '}faster than {base} on square matrices from a side of "
-        f"about {_from(sides)} on, and up to {_best(won)}. There its error is expected to be at most "
+        f"about {_from(sides)} and up to {_best(won)}. There its error is expected to be at most "
         f"{spelled_growth(worst.error_growth)} times that of {base} ({worst.dtype}), and it takes up to {room}, never "
         f"more than half of what is free."
     )
@@ -38,11 +38,11 @@ def _start(first: Gain, modelled: int | None) -> int:
 
 
 def _from(sides: Mapping[str, int]) -> str:
-    """912 (float32), 3040 (float64) or 12784 (bfloat16); of many types: 720 (complex64) to 37856 (tf32)."""
+    """912 (float32), 3040 (float64) or 12784 (bfloat16) on; of many types only the least and the largest."""
     ordered = [f"{side} ({dtype})" for dtype, side in sorted(sides.items(), key=lambda x: x[1])]
     if len(ordered) > NAMED:
-        return f"{ordered[0]} to {ordered[-1]}, by type,"
-    return " or ".join(filter(None, (", ".join(ordered[:-1]), ordered[-1])))
+        return f"{ordered[0]} to {ordered[-1]} on, depending on the type,"
+    return " or ".join(filter(None, (", ".join(ordered[:-1]), ordered[-1]))) + " on,"
 
 
 def _best(won: Sequence[Gain]) -> str:
@@ -51,8 +51,8 @@ def _best(won: Sequence[Gain]) -> str:
     best = [max(some, key=lambda g: g.speedup) for some in kinds if some]
     if len(best) == 2 and best[1].speedup <= best[0].speedup:
         del best[1]
-    words = {True: "measured", False: "predicted"}
-    told = (f"as {words[g.kind == MEASURED]} ({g.dtype}, {g.side})" for g in best)
+    words = {True: "as measured ", False: "as predicted " if best[0].kind == MEASURED else ""}
+    told = (f"{words[g.kind == MEASURED]}({g.dtype}, {g.side})" for g in best)
     first, *more = (f"{g.speedup:.2f} times as fast {text}" for g, text in zip(best, told, strict=True))
     return " and ".join((first, *(text.replace(" times as fast", "") for text in more)))
 

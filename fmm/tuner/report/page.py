@@ -18,8 +18,8 @@ from fmm.tuner.report.words import NEXT, WORDS
 
 LEGEND = (
     '<span class="measured">1.23</span> measured, below it the 95&nbsp;% interval; '
-    '<span class="predicted">≈ 1.23</span> predicted; <span class="vendor">{short}</span> nothing is faster, so that fmm leaves it to {base}; empty: beyond '
-    "what was measured."
+    '<span class="predicted">≈ 1.23</span> predicted; <span class="vendor">{short}</span> nothing is faster, '
+    "so that fmm leaves it to {base}; empty: beyond what was measured."
 )
 LEGEND_UNTRIED = " Untried: more is predicted by another plan, which this tuning did not try."
 LEGEND_GRAM = " Gram: a matrix times its adjoint, one half of which is computed."
@@ -28,8 +28,8 @@ HOW_PLANS_ARE_READ = (
     "A plan says how a product is computed: <code>level &gt; level &gt; ... &gt; leaf</code>. Each level makes fewer "
     "products of smaller matrices, for more sums of blocks; the leaf, behind the last &gt;, multiplies these. Options "
     "of a level follow after dots. So <code>strassen^2.batched &gt; vendor</code> is two levels of Strassen's "
-    'algorithm at once, whose 49 products the library does together. <code>fmm.matmul(a, b, plan="...")</code> runs any plan, '
-    "and <code>fmm.explain(a, b)</code> names the one that is chosen. The names on this page:"
+    'algorithm at once, whose 49 products the library does together. <code>fmm.matmul(a, b, plan="...")</code> runs '
+    "any plan, and <code>fmm.explain(a, b)</code> names the one that is chosen. The names on this page:"
 )
 
 
@@ -44,13 +44,13 @@ def report_page(
     starts = {case.dtype: starts_at(case) for case in cases}
     by_type = [case_details(case, pictures) for case, pictures in found]
     details = "\n".join((*_folded_tables(cases, gains, base), *by_type))
-    words = plan_words((*named_plans(cases, gains), *plans_in(unescape(details))))
-    read = f"<p>{HOW_PLANS_ARE_READ}</p>{definitions(words.items(), 'code')}"
+    words = plan_words((*named_plans(cases, gains), *plans_in(unescape(HOW_PLANS_ARE_READ + details))))
+    read = f"<p>{HOW_PLANS_ARE_READ}</p>{definitions(words.items(), typed=True)}"
     said = _folded("How a plan is read", read), _folded("What the words mean", definitions(WORDS))
     told = {case.dtype: _start_text(case, starts[case.dtype]) for case in cases}
     return PAGE.format(
         title=escape(", ".join(names)), base=escape(base), style=STYLE, table=gains_table(gains, base, told), wide=wide,
-        narrow=narrow, caption=escape(caption_of_all_types(cases, gains)), next=definitions(NEXT, "code"),
+        narrow=narrow, caption=escape(caption_of_all_types(cases, gains)), next=definitions(NEXT, typed=True),
         meaning=_meaning(cases, gains, starts, base), details="\n".join((*said, details)),
     )  # fmt: skip
 
@@ -152,7 +152,8 @@ def _folded(title: str, html: str) -> str:
     return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
 
 
-def definitions(rows: Iterable[tuple[str, str]], tag: str = "span") -> str:
-    """Words and what they mean."""
-    found = (f"<dt><{tag}>{escape(word)}</{tag}></dt><dd>{escape(text)}</dd>" for word, text in rows)
-    return f"<dl>{''.join(found)}</dl>"
+def definitions(rows: Iterable[tuple[str, str]], typed: bool = False) -> str:
+    """Words and what they mean; of what is typed, as it is typed."""
+    kind, start, end = (' class="typed"', "<code>", "</code>") if typed else ("", "", "")
+    found = (f"<dt>{start}{escape(word)}{end}</dt><dd>{escape(text)}</dd>" for word, text in rows)
+    return f"<dl{kind}>{''.join(found)}</dl>"

@@ -34,7 +34,7 @@ from fmm.tuner.report.figures import (
 from fmm.tuner.report.plan_map import fastest_measured, winning_plans
 
 FEW_TICKS = 4  # of an axis in half of a picture
-ROUND = 64  # sides of which lines are drawn are multiples of it
+ROUND = 128  # sides of which lines are drawn are multiples of it
 WIDE_RANGE = 60  # an axis that is longer names powers of ten alone
 
 
@@ -168,8 +168,7 @@ def draw_rates(case: Case) -> Any:
     right.set(xscale="log", xlabel="side", ylabel="GB/s", ylim=(0, None), title="3 numbers / alpha")
     for axes in (left, right):
         plain_sides(axes, FEW_TICKS)
-    handles = [x for axes in (left, right) for x in zip(*axes.get_legend_handles_labels(), strict=True)]
-    made.legend(*zip(*handles, strict=True), loc="outside lower left", ncols=2, fontsize=7.5)
+    legend_below(made, left, right)
     return made
 
 

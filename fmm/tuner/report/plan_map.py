@@ -26,7 +26,7 @@ FAR = 2.0  # m over n, or n over m, of products that are not almost square
 
 def winning_plans(case: Case) -> Any:
     """The plan that the model chooses for A of m x k and B of k x m: areas. Points are shapes that were measured, in
-    the colour of the plan that was the fastest there."""
+    the colour of the plan that was the fastest of those that were tried there."""
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     made, axes = new_figure()
@@ -41,16 +41,17 @@ def winning_plans(case: Case) -> Any:
     for plan, colour in coloured.items():
         name = f"{len(met.keys() - coloured.keys())} other plans" if plan is None else legend_name(plan)
         axes.plot([], [], "s", ms=8, color=colour, label=name)
-    unlike = False
-    for problem, plan in fastest_measured(case).items():
-        if 1 / FAR < problem.m / problem.n < FAR:
-            unlike |= plan not in coloured
-            colour = coloured.get(plan, "white")
-            axes.plot((problem.m * problem.n) ** 0.5, problem.k, "o", ms=5, mfc=colour, mec=BLACK, mew=0.7)
-    if unlike:
-        axes.plot([], [], "o", ms=5, mfc="white", mec=BLACK, mew=0.7, label="measured: a plan that is no area's")
+    best = {p: plan for p, plan in fastest_measured(case).items() if 1 / FAR < p.m / p.n < FAR}
+    points = _points_coloured(Counter(best.values()), coloured)
+    for problem, plan in best.items():
+        where = (problem.m * problem.n) ** 0.5, problem.k
+        axes.plot(*where, "o", ms=5, mfc=points.get(plan, coloured.get(plan, "white")), mec=BLACK, mew=0.7)
+    for plan, colour in points.items():
+        axes.plot([], [], "o", ms=5, mfc=colour, mec=BLACK, mew=0.7, label=f"measured: {legend_name(plan)}")
+    if set(best.values()) - points.keys() - coloured.keys():
+        axes.plot([], [], "o", ms=5, mfc="white", mec=BLACK, mew=0.7, label="measured: another plan")
     axes.set(xscale="log", yscale="log", xlabel="m = n", ylabel="k")
-    axes.set_title("The plan that wins (area: the model's choice; points: measured)")
+    axes.set_title("The fastest plan: predicted and measured")
     legend_below(made, axes)
     plain_sides(axes)
     return made
@@ -71,6 +72,13 @@ def _coloured(met: Counter[Plan]) -> dict[Plan | None, str]:
     known: dict[Plan | None, str] = {VENDOR: LIGHT}
     known.update(zip(own, PLAN_COLOURS, strict=False))
     return known | ({None: PALE} if len(often) > len(own) else {})
+
+
+def _points_coloured(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
+    """Colours that are left for the plans that were measured to be the fastest, but are no area's."""
+    often = [plan for plan, _ in best.most_common() if plan not in coloured]
+    free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
+    return dict(zip(often, free, strict=False))
 
 
 def _shown(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:

@@ -45,6 +45,18 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "conj-b": "B is conjugated on the way",
     }
 )
+# Whose a scheme is, by how its name begins; the longest beginning counts.
+AUTHORS: Mapping[str, str] = MappingProxyType(
+    {
+        "strassen": "Strassen's algorithm (1969)",
+        "strassen-huang": "Strassen's algorithm in Huang, Yu and van de Geijn's order",
+        "winograd": "Winograd's variant of Strassen's algorithm, with fewer sums",
+        "dps": "Dumas, Pernet and Sedoglavic's algorithm (2024), with less error",
+        "hk": "Hopcroft and Kerr's algorithm (1971)",
+        "laderman": "Laderman's algorithm (1976)",
+        "smirnov": "Smirnov's algorithm (2013)",
+    }
+)
 POWER = "so many levels of that at once, whose sums are made in one pass"
 
 
@@ -85,9 +97,12 @@ def names_in(text: str) -> list[str]:
 
 
 def _scheme_words(name: str) -> str:
-    found = scheme(name)
+    found, begins = scheme(name), [begin for begin in AUTHORS if name.startswith(begin)]
+    by = f"{AUTHORS[max(begins, key=len)]}: " if begins else ""
     cut = f"A is cut into {found.m} x {found.k} blocks and B into {found.k} x {found.n}"
-    return f"{cut}: {found.rank} products of blocks in the place of {found.m * found.k * found.n}, and sums of blocks"
+    return (
+        f"{by}{cut}; {found.rank} products of blocks in the place of {found.m * found.k * found.n}, and sums of blocks"
+    )
 
 
 def _leaf_words(plan: Plan, name: str) -> str:

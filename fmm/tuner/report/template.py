@@ -29,10 +29,11 @@ small { display: block; color: #666; font-size: 0.75rem; line-height: 1.3; font-
 details { border-top: 1px solid #ddd; padding: 0.5rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 h3 { font-size: 1rem; margin: 1.25rem 0 0.25rem; }
-dl { display: grid; grid-template-columns: minmax(6rem, auto) 1fr; gap: 0.3rem 1rem; font-size: 0.9rem; }
-dt { font-weight: 600; max-width: 24rem; } dd { margin: 0; }
-.numbers td:not(:first-child), .numbers th:not(:first-child) { overflow-wrap: normal; }
-.plans td, .plans th { text-align: left; }
+dl { display: grid; grid-template-columns: fit-content(11rem) 1fr; gap: 0.3rem 1rem; font-size: 0.9rem; }
+dl.typed { grid-template-columns: fit-content(20rem) 1fr; }
+dt { font-weight: 600; } dd { margin: 0; }
+.numbers td:not(:first-child), .numbers th { overflow-wrap: normal; }
+.numbers td:last-child { overflow-wrap: anywhere; }
 @media (max-width: 40rem) {
   .wide { display: none; } .narrow { display: block; }
   dl { display: block; } dd { margin: 0 0 0.5rem; }
