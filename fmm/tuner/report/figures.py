@@ -36,8 +36,9 @@ STYLE: Any = {
 }
 MOST_TICKS = 6
 DOTS = 150  # an inch, of a PNG file
+ROW = 0.165  # inches, of a legend
 LETTERS = 72  # of small text, beside each other in a picture of two columns
-DETAIL = (5.2, 3.9)  # inches of a picture of which two stand side by side on a screen, and one on a phone
+DETAIL = (5.2, 3.4)  # inches of a picture of which two stand side by side on a screen, and one on a phone
 LINE = 0.045  # a line of small text, as a share of a picture's height
 BROAD = 32  # letters of a name beside the axes, which goes on in a next line if it is longer
 
@@ -55,9 +56,11 @@ def legend_name(plan: Plan) -> str:
 
 
 def legend_below(made: Any, *parts: Any) -> None:
-    """The legend of the axes outside of them, where it covers no point: in two columns, if the names are so short."""
+    """The legend of the axes outside of them, where it covers no point: in two columns, if the names are so short. The
+    picture becomes as much higher."""
     handles, names = ([x for axes in parts for x in axes.get_legend_handles_labels()[i]] for i in (0, 1))
     columns = 2 if 2 * max(map(len, names), default=0) < LETTERS else 1
+    made.set_figheight(made.get_figheight() + ROW * -(-len(names) // columns))
     made.legend(handles, names, loc="outside lower left", ncols=columns, fontsize=7.5, columnspacing=1.2)
 
 

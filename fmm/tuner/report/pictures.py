@@ -33,7 +33,7 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.plan_map import fastest_measured, winning_plans
 
-FEW_TICKS = 4  # of an axis in half of a picture
+FEW_TICKS = 3  # of an axis in half of a picture
 ROUND = 128  # sides of which lines are drawn are multiples of it
 WIDE_RANGE = 60  # an axis that is longer names powers of ten alone
 
@@ -113,7 +113,7 @@ def time_and_error(case: Case) -> Any:
     than which none is faster and errs less. Named are these, and what was measured."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    made, axes = new_figure(height=4.2)
+    made, axes = new_figure(height=3.6)
     problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
     measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
     everything = {c.plan: c.time for c in ranked_candidates(problem, case.choosing)}
@@ -175,7 +175,7 @@ def draw_rates(case: Case) -> Any:
 def draw_roofline(case: Case) -> Any:
     """Classical flops a second over classical flops a byte that the plan moves, below the device's roofs: as if all
     plans did the 2 m k n flops of the classical product."""
-    made, axes = new_figure(height=4.2)
+    made, axes = new_figure(height=3.6)
     rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
     memory = rate.memory or stream
     seen = [o for o in case.seen("rates", "probe", "tiles", "held out", "search", "certify") if o.run.part == "whole"]
@@ -204,13 +204,13 @@ def draw_roofline(case: Case) -> Any:
 
 
 PICTURES: dict[str, Callable[[Case], Any]] = {
-    "predicted-measured": measured_and_predicted,
-    "residuals": draw_residuals,
     "speedup": speedup_over_size,
     "plans": winning_plans,
+    "error": time_and_error,
+    "predicted-measured": measured_and_predicted,
+    "residuals": draw_residuals,
     "rates": draw_rates,
     "roofline": draw_roofline,
-    "error": time_and_error,
 }
 OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were measured beside the vendor: a short tuning has none
 
@@ -243,7 +243,7 @@ def caption(name: str, case: Case) -> str:
         return f"{said} {held_out_points(case)}"
     slow = sum(x[2] < SLOWEST for x in case.speedups)
     if name == "speedup" and slow:
-        return f"{said} Not drawn: {slow} points below {SLOWEST:g}."
+        return f"{said} Not drawn: {slow} below {SLOWEST:g}."
     return said
 
 
