@@ -6,7 +6,6 @@ All is drawn from a config and the trials beside it; nothing is measured.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,12 @@ from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.overview import NARROW, WIDE, caption_of_all_types, shown_gains, speedup_of_all_types
+from fmm.tuner.report.figures import STYLE, saved_picture
+from fmm.tuner.report.overview import shown_gains
+from fmm.tuner.report.overview_picture import NARROW, WIDE, speedup_of_all_types
 from fmm.tuner.report.page import report_page
-from fmm.tuner.report.pictures import PICTURES, STYLE, case_pictures, draw_roofline
-from fmm.tuner.trials.record import Trials, tuning_of
+from fmm.tuner.report.pictures import PICTURES, case_pictures, draw_roofline
+from fmm.tuner.trials.record import Trials, first_look_before, tuning_of
 
 __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
@@ -39,7 +40,8 @@ def tuned_cases(path: Path) -> Iterator[Case]:
             tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
             if tuned.calibration is not None and tuning is not None:
                 used = model_in_use(key, dtype, sections)
-                yield Case(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used)
+                first = first_look_before(tunings, tuning.header)
+                yield Case(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used, first)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -80,46 +82,20 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
     drawings = folder / "report"
     drawings.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    drawn: list[tuple[Case, dict[str, str]]] = []
     gains = shown_gains(found)
+
+    def saved(made: Any, name: str) -> str:
+        files, svg = saved_picture(made, drawings / name)
+        paths.extend(files)
+        return svg
+
     with rc_context(STYLE):
-        wide, narrow = (
-            saved_picture(speedup_of_all_types(found, gains, size), drawings / name, paths)
-            for name, size in (("speedup", WIDE), ("speedup-narrow", NARROW))
-        )
-        for case in found:
-            stem = f"{case.device}-{case.dtype}"
-            svgs = {
-                name: saved_picture(draw(case), drawings / f"{stem}-{name}", paths)
-                for name, draw in case_pictures(case).items()
-            }
-            drawn.append((case, svgs))
+        sizes = ("speedup", WIDE), ("speedup-narrow", NARROW)
+        wide, narrow = (saved(speedup_of_all_types(found, gains, size), name) for name, size in sizes)
+        drawn = [
+            (case, {name: saved(draw(case), f"{case.device}-{case.dtype}-{name}") for name, draw in own.items()})
+            for case, own in ((case, case_pictures(case)) for case in found)
+        ]
     html = folder / "report.html"
-    html.write_text(report_page(drawn, gains, (wide, narrow), caption_of_all_types(found)), encoding="utf-8")
+    html.write_text(report_page(drawn, gains, (wide, narrow)), encoding="utf-8")
     return [html, *paths]
-
-
-def saved_picture(made: Any, stem: Path, paths: list[Path]) -> str:
-    """Written as PNG and SVG, whose names are added to the paths; the SVG's text."""
-    png, svg = (stem.parent / f"{stem.name}.{kind}" for kind in ("png", "svg"))
-    made.savefig(png, dpi=150)
-    text = _svg(made, stem.name)
-    svg.write_text(text, encoding="utf-8")
-    paths += [png, svg]
-    return text
-
-
-def _svg(made: Any, salt: str) -> str:
-    """The figure as SVG, with ids that do not clash with another's on the same page."""
-    from matplotlib import rc_context
-
-    out = io.StringIO()
-    with rc_context({"svg.hashsalt": salt}):
-        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    return (
-        text[text.index("<svg") :]
-        .replace('id="', f'id="{salt}-')
-        .replace('href="#', f'href="#{salt}-')
-        .replace("url(#", f"url(#{salt}-")
-    )
