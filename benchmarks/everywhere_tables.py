@@ -120,6 +120,7 @@ def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
         known = {"cupy": told["versions"].get("cupy-cuda13x")} | told["versions"]
         counts = (", ".join(str(told[who].get(end, 0)) for end in ENDS) for who in ("without fmm", "with fmm"))
         plan = f"`{told['plan']}`" if told["plan"] else "what fmm chooses"
+        plan += "".join(f", `{name}={value}`" for name, value in told.get("wishes", {}).items())
         older = told.get("tests of", "").removeprefix(package).strip()  # a checkout of another version
         own = f", the tests of {older}" if older not in ("", known.get(package)) else ""
         yield f"{package} {known.get(package, '')}{own}", _which(told), plan, *counts, len(told["worse with fmm"])

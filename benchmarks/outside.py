@@ -117,10 +117,13 @@ def command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more
     return [sys.executable, *under_fmm, "-m", "pytest", *options, *(str(start / name) for name in suite.files)]
 
 
-def run(suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str]) -> dict[str, str]:
-    """How the tests ended; an exception if they did not even begin."""
+def run(
+    suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str], wishes: Mapping[str, str]
+) -> dict[str, str]:
+    """How the tests ended; an exception if they did not even begin. `wishes`: what fmm is told in the environment."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: plan if fmm else ""}
+    env |= wishes if fmm else {}
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
         done = subprocess.run(command(suite, folder, report, fmm, plan, more), cwd=folder / suite.start, env=env)
@@ -145,18 +148,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plan", default="", help="run every product by this plan, however small")
+    parser.add_argument("--componentwise", action="store_true", help="set FMM_COMPONENTWISE where fmm is installed")
     parser.add_argument("--pytest", nargs=argparse.REMAINDER, default=[], help="the rest goes to pytest")
     given = parser.parse_args(arguments)
     suite = SUITES[given.suite]
     if not (given.folder / suite.start).is_dir():
         parser.error(f"{given.folder} has no folder {suite.start}")
     plan = str(Plan.parse(given.plan)) if given.plan else ""
+    wishes = {"FMM_COMPONENTWISE": "1"} if given.componentwise else {}
     with ThreadPoolExecutor(2) as both:
         without, with_fmm = both.map(
-            lambda fmm: run(suite, given.folder.resolve(), fmm, plan, given.pytest), (False, True)
+            lambda fmm: run(suite, given.folder.resolve(), fmm, plan, given.pytest, wishes), (False, True)
         )
     found = compared(without, with_fmm)
-    told = {"suite": given.suite, "plan": plan, "versions": versions(), **found}
+    told = {"suite": given.suite, "plan": plan, "wishes": wishes, "versions": versions(), **found}
     told["environment"] = environment(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
     given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
