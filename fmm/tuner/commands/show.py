@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import wrap
 
 from fmm.config import environment, locate
 from fmm.config.schema import ConfigError, Raw
@@ -16,9 +17,11 @@ from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.findings.described import described
 from fmm.tuner.findings.model_in_use import device_name, model_in_use
-from fmm.tuner.findings.outcome import told_plans
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
+from fmm.tuner.report.plan_words import plan_words, plans_in
 
+LEGEND = "How a plan is read: levels, then behind the last > who multiplies what is left. fmm.explain(a, b) tells more."
+WIDE = 116  # letters of a line
 SHORT = ("coarse", "quick")  # efforts of which the usual one measures more
 WITHOUT = "a processor is measured in each process, and a GPU goes by the models that come with fmm or by its datasheet"
 
@@ -49,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         except ConfigError as error:
             wrong.append(f"fmm-tune: {path}: {error}")
     lines = [line for key, sections in devices.items() for line in shown_device(key, sections, path)]
-    for line in (*lines, *told_plans(lines)):
+    for line in (*lines, *told_plans("\n".join(lines))):
         print(line)
     for line in wrong:
         print(line, file=sys.stderr)
@@ -77,6 +80,18 @@ def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
         yield f"{key}, {dtype} ({device_name(key, raw)}; {tuned_how(raw)})"
         yield from described(raw, dtype, key, sections)
     yield ""
+
+
+def told_plans(told: str) -> Iterator[str]:
+    """How plans are read, and each name that occurs, if some are told of."""
+    words = plan_words(plans_in(told))
+    if words:
+        yield LEGEND
+        width = max(map(len, words))
+        for name, meaning in words.items():
+            first, *more = wrap(meaning, WIDE - width)
+            yield f"  {name:{width}}  {first}"
+            yield from (f"  {'':{width}}  {line}" for line in more)
 
 
 def _in_force(path: Path) -> bool:

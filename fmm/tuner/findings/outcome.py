@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from math import isfinite
-from re import search
 from typing import Any
 
 from fmm.kernels.plans.plan import VENDOR
@@ -126,35 +125,3 @@ def best_told(used: ModelInUse, first: int, side: int) -> Answer | None:
     """What is done on the larger of two sides, or, where that does not fit, on the largest round one that does."""
     fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND)))]
     return next((x for x in fitting if x and x.side >= first and x.gains), None)
-
-
-LEGEND = (
-    "How a plan is read: levels first; behind the last > who multiplies what is left. fmm.explain(a, b) tells more."
-)
-# What the words in plans mean: of those that occur.
-WORDS = {
-    "strassen": "a level with 7 products of halves in place of 8, and 18 sums of blocks",
-    "winograd": "the same with 15 sums; ^2 behind either: two such levels at once",
-    "li-fig23": "Winograd's in the order of Li, Ranka and Sahni's Figure 23, which needs less memory",
-    "li-fig16": "Strassen's in the order of Li, Ranka and Sahni's Figure 16, which needs less memory",
-    "3m": "a complex product by three real ones",
-    "aligned": "no level of recursion: rows are copied to where they begin evenly",
-    "vendor": "the library's product",
-    "lt": "with a number behind it: another product of the same library (cuBLASLt)",
-    "batched": "behind a dot: all products of a level together",
-    "overlapped": "behind a dot: products and sums at the same time",
-    "pad16": "behind a dot: blocks are made multiples of so many rows and columns",
-}
-
-
-def told_plans(lines: Sequence[str]) -> Iterator[str]:
-    """How plans are read, if these lines name some."""
-    plans = [line for line in lines if " > " in line]
-    if plans:
-        yield LEGEND
-        yield from (f"  {word:10}  {meaning}" for word, meaning in WORDS.items() if _occurs(word, plans))
-
-
-def _occurs(word: str, lines: Sequence[str]) -> bool:
-    """As a part of a plan, a number behind it or not?"""
-    return any(search(rf"(^|[\s.]){word}(?![a-z-])", line) for line in lines)

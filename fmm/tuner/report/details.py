@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from fmm.tuner.findings.described import NOT_MEASURED, described_rows
+from fmm.tuner.findings.described import NOT_MEASURED, described_parts
 from fmm.tuner.findings.parameter_words import meaning_of, spelled, unit_of
+from fmm.tuner.findings.parts import Table
 from fmm.tuner.fit.parameters import BY_NAME
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import caption
@@ -53,12 +54,16 @@ def _row(head: Sequence[str], row: Sequence[str]) -> str:
 def _said(case: Case) -> str:
     """What `fmm-tune show` says, each label with its lines."""
     lines: list[tuple[str, list[str]]] = []
-    for label, text in described_rows(case.section, case.dtype, case.device, case.sections):
+    for label, part in described_parts(case.section, case.dtype, case.device, case.sections):
         if label or not lines:
             lines.append((label, []))
-        lines[-1][1].append(escape(text))
-    rows = (f"<dt>{label}</dt><dd>{BREAK.join(texts)}</dd>" for label, texts in lines)
+        lines[-1][1].append(_said_part(part))
+    rows = (f"<dt>{label}</dt><dd>{''.join(texts)}</dd>" for label, texts in lines)
     return f"<dl>{''.join(rows)}</dl>"
+
+
+def _said_part(part: str | Table) -> str:
+    return numbers_table(part.rows[0], part.rows[1:]) if isinstance(part, Table) else f"{escape(part)}{BREAK}"
 
 
 def _when(case: Case) -> str:

@@ -24,6 +24,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.commands import measure, one_type
 from fmm.tuner.commands import tune as commands_tune
 from fmm.tuner.commands.one_type import End, Job
+from fmm.tuner.commands.show import told_plans
 from fmm.tuner.devices import choose
 from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FAKE, FakeDevice
@@ -615,6 +616,14 @@ def test_thresholds_of_an_earlier_fmm_are_said_to_be_left_out(
         assert line in printed and "of an earlier fmm, which meant something else" in printed
     assert main(["show", str(tuned.write(path, FAKE.key))]) == 0
     assert "earlier fmm" not in capsys.readouterr().out
+
+
+def test_words_of_plans_are_explained_if_they_occur() -> None:
+    told = "\n".join(told_plans("8192  1.1 predicted  winograd^2.batched > vendor"))
+    assert re.search(r"^  winograd  +Winograd's variant", told, re.M) and re.search(r"^  batched  ", told, re.M)
+    assert "\n  strassen " not in told and "3m" not in told and "cuBLASLt" not in told
+    assert "cuBLASLt" in "\n".join(told_plans("winograd > lt3"))
+    assert not list(told_plans("none on square matrices"))
 
 
 def test_what_no_tuning_measures_is_told(capsys: pytest.CaptureFixture[str]) -> None:

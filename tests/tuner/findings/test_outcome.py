@@ -17,7 +17,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.findings.answers import answers_for
 from fmm.tuner.findings.described import described, described_parts
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
-from fmm.tuner.findings.outcome import chosen_square, gains_from, odd_gains, outcome, told_plans
+from fmm.tuner.findings.outcome import chosen_square, gains_from, odd_gains, outcome
 from fmm.tuner.findings.parts import Table, labelled_rows
 from fmm.tuner.findings.thresholds import CLOSE, ROW
 from tests.support import ROOT
@@ -146,14 +146,6 @@ def test_nothing_that_is_told_of_a_recorded_tuning_contradicts_another_line(path
             assert answer.gains and answer.speedup > 1, (dtype, answer.side)
             operands = 3 * DTYPES[dtype].itemsize * answer.side**2
             assert known.memory is None or operands + 2 * answer.workspace <= known.memory, (dtype, answer.side)
-
-
-def test_words_of_plans_are_explained_if_they_occur() -> None:
-    told_of = "\n".join(told_plans(["  8192  1.1 predicted  winograd^2.batched > vendor"]))
-    assert re.search(r"^  winograd  ", told_of, re.M) and re.search(r"^  batched  ", told_of, re.M)
-    assert "strassen  " not in told_of and "3m" not in told_of and "cuBLASLt" not in told_of
-    assert "cuBLASLt" in "\n".join(told_plans(["winograd > lt3"]))
-    assert not list(told_plans(["none on square matrices"]))
 
 
 def test_a_cpu_has_no_odd_sides() -> None:
