@@ -51,7 +51,18 @@ def caption_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
     used = {case.dtype: case.used for case in cases if case.tuned.trusted is not None}
     assumed = [dtype for dtype, known in used.items() if known.assumed or known.left_out]
     by = f" In {', '.join(assumed)} it goes by rates of the datasheet too, which no tuning has confirmed."
-    return f"{said}{none}{why if untried else ''}{by if assumed else ''}"
+    return f"{said}{none}{why if untried else ''}{by if assumed else ''}{model_error(cases)}"
+
+
+def model_error(cases: Sequence[Case]) -> str:
+    """How far the lines are off, as shapes tell that no fit saw."""
+    errors = [((case.section["error"] or {}).get("speedup") or {}).get("median") for case in cases]
+    known = [error for case, error in zip(cases, errors, strict=True) if error is not None and case.tuned.trusted]
+    if not known:
+        return ""
+    low, high = f"{min(known):.1%}", f"{max(known):.1%}"
+    spread = low if low == high else f"{low} to {high}, by type"
+    return f" On shapes that were held out, predicted speedups are off by {spread} (median)."
 
 
 def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

@@ -22,13 +22,15 @@ from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
 from fmm.tuner.report.overview import gains_frame, shown_gains
 from fmm.tuner.report.overview_picture import NARROW, WIDE, certified_squares, speedup_of_all_types
-from fmm.tuner.report.page import gains_table
+from fmm.tuner.report.page import gains_table, tunings_left
 from fmm.tuner.report.pictures import caption
 from fmm.tuner.report.plan_grid import mapped
 from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
 from fmm.tuner.report.recursion_table import HEAD, recursion_rows
 from tests.support import ROOT
 from tests.support import configs as tuned
+
+RECORDED = ROOT / "results" / "nvidia-h200" / "first-minutes" / "config.json"
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +228,7 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ("strassen^2.batched.pad16 > lt3", {"strassen", "^2, ^3", "batched", "pad16", "lt3"}),
+        ("strassen^2.batched.pad16 > lt3", {"strassen", "^2, ^3", "batched", "pad16", "lt0 ... lt31"}),
         ("3m(strassen.pad16) > f16x3", {"3m", "strassen", "pad16", "f16x3"}),
         ("residues(14) > strassen > bytes", {"residues", "strassen", "bytes"}),
         ("balanced(2) > li-fig23 > vendor", {"balanced", "li-fig23", "vendor"}),
@@ -237,6 +239,20 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
 def test_names_of_plans(plan: str, words: set[str]) -> None:
     found = plan_words([plan])
     assert set(found) == words and all(len(text) > 10 for text in found.values())
+
+
+def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> None:
+    cases = list(tuned_cases(RECORDED))
+    said = dict(tunings_left(cases, []))
+    assert said == {
+        "fmm-tune --device 0 --dtype bfloat16,complex128": "tunes again what is not used, when nothing else runs",
+        "fmm-tune --device 0 --dtype float32,complex64": "measures what was not tried so far",
+    }
+    (case,) = tuned_cases(folder / "config.json")
+    assert not list(tunings_left([case], []))
+    (gain, *_) = shown_gains([case])
+    ((command, _),) = tunings_left([case], [replace(gain, untried=2.0)])
+    assert command == "fmm-tune --device cpu --dtype float64"
 
 
 def texts_that_touch(made: Any) -> list[tuple[str, str]]:
@@ -273,9 +289,6 @@ def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
         else:
             made = speedup_of_all_types([case], shown_gains([case]), WIDE if name == "wide" else NARROW)
         assert not texts_that_touch(made)
-
-
-RECORDED = ROOT / "results" / "nvidia-h200" / "first-minutes" / "config.json"
 
 
 def test_pictures_and_tables_go_by_the_model_in_use() -> None:
@@ -334,7 +347,7 @@ def test_the_recursion_point_by_the_model_stands_beside_the_measured_one(
     raw = {**case.section["thresholds"], "one_level": gains, "n1_measured": measured, "n1": 1500.4}
     ((dtype, *cells),) = recursion_rows([replace(case, section={**case.section, "thresholds": raw})])
     assert dtype == "float64" and len(cells) == len(HEAD) - 1
-    assert cells[2:4] == ["1500", told] and cells[0] == f"{1e-9 / raw['pi']:,.0f}"
+    assert cells[2:5] == ["100", "1500", told] and cells[0] == f"{1e-9 / raw['pi']:,.0f}"
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
