@@ -30,7 +30,7 @@ from fmm.tuner.report.recursion_table import HEAD, recursion_rows
 from tests.support import ROOT
 from tests.support import configs as tuned
 
-RECORDED = ROOT / "results" / "nvidia-h200" / "first-minutes" / "config.json"
+RECORDED = ROOT / "results" / "nvidia-h200" / "five-minutes" / "config.json"
 
 
 @pytest.fixture(scope="module")
@@ -242,17 +242,19 @@ def test_names_of_plans(plan: str, words: set[str]) -> None:
 
 
 def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> None:
-    cases = list(tuned_cases(RECORDED))
-    said = dict(tunings_left(cases, []))
-    assert said == {
-        "fmm-tune --device 0 --dtype bfloat16,complex128": "tunes again what is not used, when nothing else runs",
-        "fmm-tune --device 0 --dtype float32,complex64": "measures what was not tried so far",
-    }
     (case,) = tuned_cases(folder / "config.json")
     assert not list(tunings_left([case], []))
     (gain, *_) = shown_gains([case])
-    ((command, _),) = tunings_left([case], [replace(gain, untried=2.0)])
-    assert command == "fmm-tune --device cpu --dtype float64"
+    untried = [replace(gain, untried=2.0)]
+    assert dict(tunings_left([case], untried)) == {
+        "fmm-tune --device cpu --dtype float64": "measures what was not tried so far"
+    }
+    unused = replace(case, tuned=replace(case.tuned, doubts=("it was disturbed",)))
+    assert dict(tunings_left([unused], untried)) == {
+        "fmm-tune --device cpu --dtype float64": "tunes again what is not used, when nothing else runs"
+    }
+    older = list(tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json"))
+    assert [command for command, _ in tunings_left(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
 
 
 def texts_that_touch(made: Any) -> list[tuple[str, str]]:
@@ -304,10 +306,14 @@ def test_pictures_and_tables_go_by_the_model_in_use() -> None:
 def test_what_was_measured_in_any_stage_is_drawn() -> None:
     """Our own kernels are measured in a stage of their own."""
     cases = {case.dtype: case for case in tuned_cases(RECORDED)}
-    assert any("residues" in str(plan) for _, plan, *_ in cases["float64"].speedups)
+    for dtype, leaf in (("float32", "f16x3"), ("float64", "residues(14) > bytes")):
+        assert leaf in {str(plan) for _, plan, *_ in cases[dtype].speedups}
 
 
-@pytest.mark.parametrize("where", ["nvidia-h200", "cpu-intel-r-xeon-r-processor-2t/quick"])
+HELD_OUT = "nvidia-h200", "nvidia-h200/five-minutes", "cpu-intel-r-xeon-r-processor-2t/quick"
+
+
+@pytest.mark.parametrize("where", HELD_OUT)
 def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> None:
     """A first look before a tuning counts as the tuning's own, in the text and in the picture."""
     cases = list(tuned_cases(ROOT / "results" / where / "config.json"))
@@ -315,6 +321,7 @@ def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> Non
         held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
         assert len(held) == case.section["error"]["time"]["count"] > 0
         assert f"Of the {len(case.seen('held out'))} held-out points" in caption("predicted-measured", case)
+    assert where != HELD_OUT[1] or all(len(case.trials) > len(case.tuning.trials) for case in cases)
 
 
 def test_a_map_asks_where_plans_change() -> None:
