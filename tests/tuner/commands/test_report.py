@@ -21,7 +21,13 @@ from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
 from fmm.tuner.report.overview import gains_frame, shown_gains
-from fmm.tuner.report.overview_picture import NARROW, WIDE, certified_squares, speedup_of_all_types
+from fmm.tuner.report.overview_picture import (
+    NARROW,
+    WIDE,
+    caption_of_all_types,
+    certified_squares,
+    speedup_of_all_types,
+)
 from fmm.tuner.report.page import gains_table, tunings_left
 from fmm.tuner.report.pictures import caption
 from fmm.tuner.report.plan_grid import mapped
@@ -255,6 +261,15 @@ def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> N
     }
     older = list(tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json"))
     assert [command for command, _ in tunings_left(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
+
+
+def test_the_caption_names_types_whose_line_goes_by_the_datasheet() -> None:
+    """Of float32 an older tuning has no rate of the plan that is chosen; a later one has."""
+    older, later = (
+        caption_of_all_types(list(tuned_cases(path)), []) for path in (RECORDED.parents[1] / "config.json", RECORDED)
+    )
+    assert "In float32, float64 it goes by rates of the datasheet too" in older and "datasheet" not in later
+    assert re.search(r"predicted speedups are off by \d\.\d% to \d\.\d%, by type", later)
 
 
 def texts_that_touch(made: Any) -> list[tuple[str, str]]:
