@@ -13,6 +13,7 @@ from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import caption
 
 BREAK = "<br>"
+NARROW, LONG = 14, ' class="whole"'  # letters of a cell that on a phone stands beside others
 ERROR_HEAD = "held out", "count", "median error", "95th percentile", "bias"
 ERRORS = {
     "time": "times, of plans and of the library's product",
@@ -45,7 +46,10 @@ def numbers_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _row(head: Sequence[str], row: Sequence[str]) -> str:
     first, *cells = row
-    found = [f'<td data-side="{escape(name)}">{escape(cell)}</td>' for name, cell in zip(head[1:], cells, strict=False)]
+    found = [
+        f'<td{LONG if len(cell) > NARROW else ""} data-side="{escape(name)}">{escape(cell)}</td>'
+        for name, cell in zip(head[1:], cells, strict=False)
+    ]
     if len(cells) < len(head) - 1:
         found = [f'<td class="whole" colspan="{len(head) - 1}">{escape(cells[0])}</td>']
     return f'<tr><th scope="row">{escape(first)}</th>{"".join(found)}</tr>'

@@ -28,7 +28,7 @@ def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base
         f"fmm.matmul is {'' if known else 'predicted to be '}faster than {base} on square matrices from a side of "
         f"about {_from(sides)} and up to {_best(won)}. There its error is expected to be at most "
         f"{spelled_growth(worst.error_growth)} times that of {base} ({worst.dtype}), and it takes up to {room}, never "
-        f"more than half of what is free."
+        f"more than half of what is free unless told otherwise."
     )
 
 

@@ -48,10 +48,26 @@ def caption_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
     none = "" if any(map(certified_squares, cases)) else " No square was certified to gain, so that there are none."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
     why = f" Where points of {', '.join(untried)} lie far below the line, the plan of the line was not tried."
-    used = {case.dtype: case.used for case in cases if case.tuned.trusted is not None}
-    assumed = [dtype for dtype, known in used.items() if known.assumed or known.left_out]
+    assumed = [case.dtype for case in cases if case.tuned.trusted is not None and goes_by_datasheet(case)]
     by = f" In {', '.join(assumed)} it goes by rates of the datasheet too, which no tuning has confirmed."
-    return f"{said}{none}{why if untried else ''}{by if assumed else ''}"
+    return f"{said}{none}{why if untried else ''}{by if assumed else ''}{model_error(cases)}"
+
+
+def goes_by_datasheet(case: Case) -> bool:
+    """Does a plan of the line end in what multiplies by rates of the datasheet?"""
+    assumed = {*case.used.assumed, *case.used.left_out}
+    return any(case.choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in case.curve)
+
+
+def model_error(cases: Sequence[Case]) -> str:
+    """How far the lines are off, as shapes tell that no fit saw."""
+    errors = [((case.section["error"] or {}).get("speedup") or {}).get("median") for case in cases]
+    known = [error for case, error in zip(cases, errors, strict=True) if error is not None and case.tuned.trusted]
+    if not known:
+        return ""
+    low, high = f"{min(known):.1%}", f"{max(known):.1%}"
+    spread = low if low == high else f"{low} to {high}, by type"
+    return f" On shapes that were held out, predicted speedups are off by {spread} (median)."
 
 
 def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
+from fmm.tuner.findings.described import tuning_command
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.details import case_details, numbers_table
 from fmm.tuner.report.meaning import meaning, not_used, notes_of_cases
@@ -43,14 +44,15 @@ def report_page(
     names = dict.fromkeys(str((case.section["conditions"] or {}).get("device", case.device)) for case in cases)
     starts = {case.dtype: starts_at(case) for case in cases}
     by_type = [case_details(case, pictures) for case, pictures in found]
-    details = "\n".join((*_folded_tables(cases, gains, base), *by_type))
+    details = "\n".join((*_folded_tables(cases, gains), *by_type))
     words = plan_words((*named_plans(cases, gains), *plans_in(unescape(HOW_PLANS_ARE_READ + details))))
     read = f"<p>{HOW_PLANS_ARE_READ}</p>{definitions(words.items(), typed=True)}"
     said = _folded("How a plan is read", read), _folded("What the words mean", definitions(WORDS))
     told = {case.dtype: _start_text(case, starts[case.dtype]) for case in cases}
+    typed = definitions((*NEXT, *tunings_left(cases, gains)), typed=True)
     return PAGE.format(
         title=escape(", ".join(names)), base=escape(base), style=STYLE, table=gains_table(gains, base, told), wide=wide,
-        narrow=narrow, caption=escape(caption_of_all_types(cases, gains)), next=definitions(NEXT, typed=True),
+        narrow=narrow, caption=escape(caption_of_all_types(cases, gains)), next=typed,
         meaning=_meaning(cases, gains, starts, base), details="\n".join((*said, details)),
     )  # fmt: skip
 
@@ -61,6 +63,19 @@ def _meaning(cases: Sequence[Case], gains: Sequence[Gain], starts: Mapping[str, 
     known = {dtype: side for dtype, side in starts.items() if side}
     said = [meaning(gains, known, base)] if gains or not doubts else []
     return "\n".join(f"<p>{escape(text)}</p>" for text in (*said, *([" ".join(doubts)] if doubts else [])))
+
+
+def tunings_left(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[tuple[str, str]]:
+    """What is worth tuning again, and why."""
+    untried = {gain.dtype for gain in gains if gain.untried}
+    for device in dict.fromkeys(case.device for case in cases):
+        own = [case for case in cases if case.device == device]
+        unused = [case.dtype for case in own if case.tuned.doubts]
+        partial = [c.dtype for c in own if not c.tuned.doubts and (c.used.left_out or c.dtype in untried)]
+        if unused:
+            yield tuning_command(device, unused), "tunes again what is not used, when nothing else runs"
+        if partial:
+            yield tuning_command(device, partial), "measures what was not tried so far"
 
 
 # ---- the table
@@ -76,14 +91,14 @@ def gains_table(
     kinds = list(
         dict.fromkeys((*((d, "product") for d in starts or ()), *zip(frame["dtype"], frame["op"], strict=True)))
     )
-    head = "".join(f'<th scope="col">{side}</th>' for side in ("faster from", *sides))
+    head = "".join(f'<th scope="col">{side}</th>' for side in ("faster from side", *sides))
     rows = []
     for dtype, op in sorted(kinds, key=lambda kind: [d for d, _ in kinds].index(kind[0])):
         known = {row.side: row for row in frame[(frame["dtype"] == dtype) & (frame["op"] == op)].itertuples()}
         cells = "".join(_cell(known.get(side), side, short) for side in sides)
         start = escape((starts or {}).get(dtype, "") if op == "product" else "")
         name = dtype if op == "product" else f"{dtype}, {op}"
-        first = f'<td class="{"start" if start else "none"}" data-side="faster from">{start}</td>'
+        first = f'<td class="{"start" if start else "none"}" data-side="faster from side">{start}</td>'
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{first}{cells}</tr>')
     top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
     legend = LEGEND.format(base=escape(base), short=escape(short))
@@ -115,21 +130,21 @@ def _start_text(case: Case, side: int | None) -> str:
 # ---- what is folded
 
 
-def _folded_tables(cases: Sequence[Case], gains: Sequence[Gain], base: str) -> Iterator[str]:
+def _folded_tables(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str]:
     notes = "".join(f"<p>{escape(note)}</p>" for note in notes_of_cases(cases, gains))
     if notes:
         yield _folded("What was not measured", notes)
     won = [gain for gain in gains if gain.kind != LEFT]
     if won:
-        yield _folded("By which plans, at which error, with how much memory", _plans_table(won, base))
+        yield _folded("By which plans, at which error, with how much memory", _plans_table(won))
     rows = list(recursion_rows(cases))
     if rows:
         yield _folded("The papers' thresholds", f"<p>{escape(ABOUT)}</p>{numbers_table(HEAD, rows)}")
 
 
-def _plans_table(won: Sequence[Gain], base: str) -> str:
+def _plans_table(won: Sequence[Gain]) -> str:
     """A row for each gain: what the first table's cells stand for."""
-    head = "type", "side", "times as fast", f"error, {base}'s being 1", "memory, GiB", "plan"
+    head = "type", "side", "times as fast", "error, times the usual", "memory, GiB", "plan"
     return numbers_table(head, map(_plan_row, won))
 
 

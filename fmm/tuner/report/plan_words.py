@@ -87,6 +87,8 @@ def _words_of(plan: Plan) -> Iterator[tuple[str, str]]:
             yield name, WORDS[name]
         elif name.startswith("^"):
             yield "^2, ^3", POWER
+        elif re.fullmatch(r"lt\d+", name):
+            yield "lt0 ... lt31", "one of the kernels that cuBLASLt lists for the product, by its place in that list"
         else:
             yield name, _leaf_words(plan, name)
 
@@ -107,9 +109,5 @@ def _scheme_words(name: str) -> str:
 
 def _leaf_words(plan: Plan, name: str) -> str:
     """What multiplies where no level is left."""
-    leaf, number = plan.leaf_use.leaf, name.removeprefix("lt")
-    if number.isdigit():
-        return f"number {number} (from 0) of the kernels that cuBLASLt lists for the product"
-    if name == "tile" or leaf.name != "tile":
-        return leaf.meaning
-    return "sizes of its tiles"
+    leaf = plan.leaf_use.leaf
+    return leaf.meaning if name == "tile" or leaf.name != "tile" else "sizes of its tiles"

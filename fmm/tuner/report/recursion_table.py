@@ -13,6 +13,7 @@ HEAD = (
     "type",
     "1/pi, Gflop/s",
     "1/alpha, million additions/s",
+    "alpha / pi",
     "n1 by Equation 3",
     "n1 measured",
     "epsilon",
@@ -20,10 +21,12 @@ HEAD = (
 )
 FACTOR = recursion_point(1.0, WINOGRAD)
 ABOUT = (
-    f"As in D'Alberto and Nicolau's Table 3, whose n1 = {FACTOR:g} alpha / pi is the side from which one level of "
-    "recursion pays by Equation 3; measured is the least square from which on all that were timed gained by one level. "
-    "epsilon is what must be added to alpha / pi so that Equation 2 says what was measured. tau1, tau2, tau3: from "
-    "which sides on the whole model predicts a gain of 2 % by one, two, three levels (Li, Ranka and Sahni)."
+    f"As in D'Alberto and Nicolau's Table 3, by their Equation 3 n1 = {FACTOR:g} alpha / pi for Winograd's variant: "
+    "the side from which one level of recursion pays. Measured is the least square from which on all that were timed "
+    "gained by one level: above n1 as a rule, since Equation 3 knows neither the start of a product nor that smaller "
+    "products are slower. epsilon is what must be added to alpha / pi so that Equation 2 says what was measured. tau1, "
+    "tau2, tau3: the sides from which on the whole model, which knows these too, predicts a gain of 2 % by one, two, "
+    "three levels (Li, Ranka and Sahni)."
 )
 
 
@@ -39,9 +42,10 @@ def recursion_rows(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
 
 def _cells(found: Thresholds) -> tuple[str, ...]:
     n1 = NEVER if found.n1 is None else f"{found.n1:.0f}"
+    ratio = "" if found.n1 is None else f"{found.n1 / FACTOR:.0f}"
     epsilon = "" if found.epsilon is None else f"{found.epsilon:+.0f}"
     taus = ", ".join(NEVER if x is None else f"{x:.0f}" for x in found.recursion_points)
-    return f"{1e-9 / found.pi:,.0f}", f"{1e-6 / found.alpha:,.0f}", n1, measured_point(found), epsilon, taus
+    return f"{1e-9 / found.pi:,.0f}", f"{1e-6 / found.alpha:,.0f}", ratio, n1, measured_point(found), epsilon, taus
 
 
 def measured_point(found: Thresholds) -> str:

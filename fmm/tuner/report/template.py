@@ -30,7 +30,7 @@ details { border-top: 1px solid #ddd; padding: 0.5rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 h3 { font-size: 1rem; margin: 1.25rem 0 0.25rem; }
 dl { display: grid; grid-template-columns: fit-content(11rem) 1fr; gap: 0.3rem 1rem; font-size: 0.9rem; }
-dl.typed { grid-template-columns: fit-content(20rem) 1fr; }
+dl.typed { grid-template-columns: fit-content(24rem) 1fr; }
 dt { font-weight: 600; } dd { margin: 0; }
 .numbers td:not(:first-child), .numbers th { overflow-wrap: normal; }
 .numbers td:last-child { overflow-wrap: anywhere; }

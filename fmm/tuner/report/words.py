@@ -25,6 +25,9 @@ WORDS: Final = (
     ("95 % interval", "where that median lies with 95 % confidence"),
     ("predicted", "by a model of the device's time, which was fitted to what was measured"),
     ("held out", "shapes that were measured but not fitted to, by which the model is judged"),
+    ("cuBLAS, cuBLASLt", "NVIDIA's libraries of matrix products, by which CuPy and torch multiply on its GPUs"),
+    ("tf32", "float32 matrices whose numbers NVIDIA's tensor cores round to 10 bits behind the point: torch's option"),
+    ("bfloat16", "numbers of 16 bits with the range of float32 and 8 bits of precision"),
     ("datasheet", "what the maker says of the device: used for what was not measured"),
     ("side, square", "a side of 4096 is a product of two matrices of 4096 x 4096"),
     ("m, k, n", "A is m x k, B is k x n, the product C is m x n"),
@@ -35,7 +38,7 @@ WORDS: Final = (
     ("pi, alpha", "seconds of one flop of large products of the library, and of adding one number to another"),
     ("n1", "the recursion point: the side from which one level pays, as alpha and pi alone tell"),
     ("tau1, tau2, tau3", "the sides from which one, two, three levels are predicted to gain 2 %"),
-    ("epsilon", "what must be added to alpha / pi so that the paper's rule says what was measured"),
+    ("epsilon", "what must be added to alpha / pi so that D'Alberto and Nicolau's rule says what was measured"),
     (
         "Small, Medium, Large, Tall, Wide, Huge",
         "tiles of our own kernel that are Huang, Yu and van de Geijn's strategies",

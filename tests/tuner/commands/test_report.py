@@ -21,14 +21,22 @@ from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
 from fmm.tuner.report.overview import gains_frame, shown_gains
-from fmm.tuner.report.overview_picture import NARROW, WIDE, certified_squares, speedup_of_all_types
-from fmm.tuner.report.page import gains_table
+from fmm.tuner.report.overview_picture import (
+    NARROW,
+    WIDE,
+    caption_of_all_types,
+    certified_squares,
+    speedup_of_all_types,
+)
+from fmm.tuner.report.page import gains_table, tunings_left
 from fmm.tuner.report.pictures import caption
 from fmm.tuner.report.plan_grid import mapped
 from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
 from fmm.tuner.report.recursion_table import HEAD, recursion_rows
 from tests.support import ROOT
 from tests.support import configs as tuned
+
+RECORDED = ROOT / "results" / "nvidia-h200" / "five-minutes" / "config.json"
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +234,7 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ("strassen^2.batched.pad16 > lt3", {"strassen", "^2, ^3", "batched", "pad16", "lt3"}),
+        ("strassen^2.batched.pad16 > lt3", {"strassen", "^2, ^3", "batched", "pad16", "lt0 ... lt31"}),
         ("3m(strassen.pad16) > f16x3", {"3m", "strassen", "pad16", "f16x3"}),
         ("residues(14) > strassen > bytes", {"residues", "strassen", "bytes"}),
         ("balanced(2) > li-fig23 > vendor", {"balanced", "li-fig23", "vendor"}),
@@ -237,6 +245,31 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
 def test_names_of_plans(plan: str, words: set[str]) -> None:
     found = plan_words([plan])
     assert set(found) == words and all(len(text) > 10 for text in found.values())
+
+
+def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> None:
+    (case,) = tuned_cases(folder / "config.json")
+    assert not list(tunings_left([case], []))
+    (gain, *_) = shown_gains([case])
+    untried = [replace(gain, untried=2.0)]
+    assert dict(tunings_left([case], untried)) == {
+        "fmm-tune --device cpu --dtype float64": "measures what was not tried so far"
+    }
+    unused = replace(case, tuned=replace(case.tuned, doubts=("it was disturbed",)))
+    assert dict(tunings_left([unused], untried)) == {
+        "fmm-tune --device cpu --dtype float64": "tunes again what is not used, when nothing else runs"
+    }
+    older = list(tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json"))
+    assert [command for command, _ in tunings_left(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
+
+
+def test_the_caption_names_types_whose_line_goes_by_the_datasheet() -> None:
+    """Of float32 an older tuning has no rate of the plan that is chosen; a later one has."""
+    older, later = (
+        caption_of_all_types(list(tuned_cases(path)), []) for path in (RECORDED.parents[1] / "config.json", RECORDED)
+    )
+    assert "In float32, float64 it goes by rates of the datasheet too" in older and "datasheet" not in later
+    assert re.search(r"predicted speedups are off by \d\.\d% to \d\.\d%, by type", later)
 
 
 def texts_that_touch(made: Any) -> list[tuple[str, str]]:
@@ -275,9 +308,6 @@ def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
         assert not texts_that_touch(made)
 
 
-RECORDED = ROOT / "results" / "nvidia-h200" / "first-minutes" / "config.json"
-
-
 def test_pictures_and_tables_go_by_the_model_in_use() -> None:
     """Which knows, of complex numbers, what real products take that no complex tuning measures."""
     cases = {case.dtype: case for case in tuned_cases(RECORDED)}
@@ -291,10 +321,14 @@ def test_pictures_and_tables_go_by_the_model_in_use() -> None:
 def test_what_was_measured_in_any_stage_is_drawn() -> None:
     """Our own kernels are measured in a stage of their own."""
     cases = {case.dtype: case for case in tuned_cases(RECORDED)}
-    assert any("residues" in str(plan) for _, plan, *_ in cases["float64"].speedups)
+    for dtype, leaf in (("float32", "f16x3"), ("float64", "residues(14) > bytes")):
+        assert leaf in {str(plan) for _, plan, *_ in cases[dtype].speedups}
 
 
-@pytest.mark.parametrize("where", ["nvidia-h200", "cpu-intel-r-xeon-r-processor-2t/quick"])
+HELD_OUT = "nvidia-h200", "nvidia-h200/five-minutes", "cpu-intel-r-xeon-r-processor-2t/quick"
+
+
+@pytest.mark.parametrize("where", HELD_OUT)
 def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> None:
     """A first look before a tuning counts as the tuning's own, in the text and in the picture."""
     cases = list(tuned_cases(ROOT / "results" / where / "config.json"))
@@ -302,6 +336,7 @@ def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> Non
         held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
         assert len(held) == case.section["error"]["time"]["count"] > 0
         assert f"Of the {len(case.seen('held out'))} held-out points" in caption("predicted-measured", case)
+    assert where != HELD_OUT[1] or all(len(case.trials) > len(case.tuning.trials) for case in cases)
 
 
 def test_a_map_asks_where_plans_change() -> None:
@@ -334,7 +369,7 @@ def test_the_recursion_point_by_the_model_stands_beside_the_measured_one(
     raw = {**case.section["thresholds"], "one_level": gains, "n1_measured": measured, "n1": 1500.4}
     ((dtype, *cells),) = recursion_rows([replace(case, section={**case.section, "thresholds": raw})])
     assert dtype == "float64" and len(cells) == len(HEAD) - 1
-    assert cells[2:4] == ["1500", told] and cells[0] == f"{1e-9 / raw['pi']:,.0f}"
+    assert cells[2:5] == ["100", "1500", told] and cells[0] == f"{1e-9 / raw['pi']:,.0f}"
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
