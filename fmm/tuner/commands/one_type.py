@@ -26,6 +26,7 @@ from fmm.tuner.trials.record import COARSE, Header, Size, Trial, Trials, Tuning,
 
 INTERRUPTED = 130
 SAMPLED = 0.75  # the share of a tuning's time in which samples are taken; the rest warms up, checks, fits
+PLANNED = "planned_seconds"  # among a tuning's conditions: of its stages, within what time there was
 COMPILING = 20.0  # seconds in which a host with several processors compiles what a first pass needs of all types
 PATIENCE = 0.1  # seconds that a first pass waits for kernels, before it is another type's turn
 
@@ -54,6 +55,11 @@ class Job:
         """Is it a first pass, on a GPU, which may meet kernels that are still being compiled?"""
         return self.effort == COARSE and not self.again and self.device.chip is not None
 
+    def goes_on_later(self, end: End) -> bool:
+        """Did a first pass end before its model was checked, so that it goes on before anything is refined?"""
+        unchecked = self.effort == COARSE and not self.again and bool(end.why_not)
+        return unchecked and (end.stopped or self.waits_for_kernels)
+
     @property
     def waiting(self) -> float:
         """Seconds for which it may wait for the compiler beside its own: of a first pass when all others had theirs."""
@@ -80,11 +86,12 @@ class Job:
 @dataclass(frozen=True)
 class End:
     """How a job ended: the exit code, if nothing more is to be done; whether the config now holds its result, or why
-    not; and how long it took."""
+    not; how long it took; and was the time up before it had measured all?"""
 
     code: int
     why_not: str
     seconds: float
+    stopped: bool = False
 
 
 def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> End:
@@ -95,7 +102,11 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + min(float("inf") if left is None else left, job.planned.most)
     waits = job.waiting if left is None else 0.0  # the user's own limit is one
-    header = past.header if past else _header(job)
+    seconds = SAMPLED * limit
+    if past and job.again:  # the same shapes as a moment ago
+        seconds = past.header.conditions.get(PLANNED, seconds)
+    effort = job.planned.within(seconds)
+    header = past.header if past else _header(job, effort)
     patience = PATIENCE if job.waits_for_kernels else float("inf")
     known = past.trials if past else ()
     first = _first_look(job, trials, header)
@@ -104,7 +115,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     )
     progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
     journal.on_sample = progress.sample
-    outcome, full = _measured(journal, job, trials, None if past else header)
+    outcome, full = _measured(journal, job, effort, trials, None if past else header)
     progress.gained(job.dtype, outcome.section)
     why_not = _why_not(job, path, outcome)
     if not why_not:
@@ -117,7 +128,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
         _say(job, path, options, outcome, why_not)
     doubts = (outcome.section or {}).get("doubts") or []
     code = INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    return End(code, why_not or "; ".join(doubts), journal.elapsed - before)
+    return End(code, why_not or "; ".join(doubts), journal.elapsed - before, bool(outcome.stopped))
 
 
 def trials_path(path: Path) -> Path:
@@ -133,20 +144,22 @@ def _first_look(job: Job, trials: Trials, header: Header) -> tuple[Trial, ...]:
     return ()
 
 
-def _header(job: Job) -> Header:
+def _header(job: Job, effort: Effort) -> Header:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = {**job.device.conditions, "commit": source_commit()}
+    conditions = {**job.device.conditions, "commit": source_commit(), PLANNED: effort.seconds}
     run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
     return Header(run, identity.key, dict(identity.versions), conditions, job.settings, command, now)
 
 
-def _measured(journal: Journal, job: Job, trials: Trials, header: Header | None) -> tuple[Outcome, bool]:
+def _measured(
+    journal: Journal, job: Job, effort: Effort, trials: Trials, header: Header | None
+) -> tuple[Outcome, bool]:
     """What came out, and whether the trials could not be written."""
     try:
         if header:
             trials.header(header)
-        outcome = tune_type(journal, job.dtype, job.planned, job.wanted)
+        outcome = tune_type(journal, job.dtype, effort, job.wanted)
         if not outcome.stopped:
             trials.finish(journal.run, journal.elapsed)
         return outcome, False

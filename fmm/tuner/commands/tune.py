@@ -89,10 +89,10 @@ def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
             if end.code:
                 return end.code
             lacking[known] = end.why_not if lacking.get(known, "none yet") else ""  # the first pass's counts too
-            if end.why_not and job.waits_for_kernels:
+            if job.goes_on_later(end):
                 late.append(replace(job, again=True))
             if late and (not queue or queue[0].effort != COARSE):
-                queue.extendleft(reversed(late))  # by now their kernels are compiled
+                queue.extendleft(reversed(late))  # by now the kernels of a GPU are compiled
                 late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+
+FEWEST = 4  # held-out shapes by which a model is checked, however little time there is
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,14 @@ class Effort:
     heaviest: float = inf  # products of the largest level whose kernels are waited for
     spread: float = 4.0  # of the sides of random shapes: the largest over the smallest
     look: bool = False  # no more than a first look: what is known of such devices, scaled by a few measurements
+
+    def within(self, seconds: float) -> Effort:
+        """The same, planned for no more than so many seconds: by smaller products, of which fewer are held out. (As it
+        was planned it would be stopped before it came to these, and no model is used that was not checked.)"""
+        if seconds >= self.seconds or self.look:
+            return self
+        held_out = max(round(self.held_out * seconds / self.seconds), min(FEWEST, self.held_out))
+        return replace(self, seconds=seconds, held_out=held_out)
 
 
 # On a CPU, plans are nobody's choice on products that take a tenth of a second or less, where they take twice as long

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -18,11 +19,15 @@ from fmm.problem import Problem
 from fmm.tuner.cli import main
 from fmm.tuner.commands import one_type, tune
 from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort
 from fmm.tuner.devices.fake import TRUTH
+from fmm.tuner.findings.conclude import HELD_OUT
 from fmm.tuner.findings.doubts import ENOUGH
 from fmm.tuner.fit.model import stage_medians
 from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal
+from fmm.tuner.trials.record import Trials
+from tests.support import busy_device
 from tests.support.busy_device import BusyDevice, decided_plan
 from tests.support.marks import quick_and_slow
 
@@ -55,6 +60,60 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
         problem = Problem(7000, 7000, 7000, dtype)
         plan = decided_plan(device, problem, section)
         assert plan != VENDOR and device.true_speedup(plan, problem) > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
+    """A quarter of four minutes, after first passes: as it is planned without a limit, nothing would be held out."""
+    found = {}
+    for limit in (inf, 39.0):
+        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+        journal = Journal("run", device, clock=device.clock, limit=39.0)
+        outcome = tune_type(journal, dtype, EFFORTS["default"].within(one_type.SAMPLED * limit))
+        assert outcome.section is not None
+        found[limit] = outcome.section
+    assert "checked nowhere" in found[inf]["doubts"][0]
+    assert found[39.0]["doubts"] == [] and found[39.0]["error"]["speedup"]["count"] >= ENOUGH
+
+
+def test_an_effort_within_so_many_seconds() -> None:
+    usual, look = EFFORTS["default"], GPU_EFFORTS["coarse"]
+    assert usual.within(usual.seconds) is usual and look.within(0.1) is look
+    half, none = usual.within(usual.seconds / 2), usual.within(0.0)
+    assert (half.seconds, half.held_out) == (usual.seconds / 2, usual.held_out // 2)
+    assert none.held_out == EFFORTS["coarse"].held_out
+    for efforts in (EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
+        assert all(effort.within(one_type.SAMPLED * effort.most) is effort for effort in efforts.values())
+
+
+@dataclass
+class SlowlyAskedDevice(BusyDevice):
+    """One that takes its time between samples, so that first passes end before anything is held out."""
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return {**EFFORTS, "default": replace(EFFORTS["quick"], held_out=5)}
+
+
+def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first pass that is stopped goes on when all types had theirs, on the same shapes; refinements that are stopped
+    leave what it found."""
+    device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+    monkeypatch.setattr(busy_device, "OVERHEAD", 0.07)
+    monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
+    path, dtypes = tmp_path / "config.json", ["float64", "float32"]
+    arguments = ["--device", "cpu", "--dtype", ",".join(dtypes), "--quiet", "--output", str(path)]
+    assert main([*arguments, "--time-limit", "100"]) == 0
+    tunings = Trials(tmp_path / "trials.jsonl").tunings()
+    passes = [(t.header.settings["effort"], t.header.settings["dtype"]) for t in tunings]
+    assert passes == [(effort, dtype) for effort in ("coarse", "default") for dtype in dtypes]
+    for tuning in tunings[:2]:
+        held = [t for t in tuning.trials if t.stage == HELD_OUT]
+        assert len({t.size for t in held}) == EFFORTS["coarse"].held_out
+        assert held[-1].elapsed > EFFORTS["coarse"].most, "in a second go"
+    for section in files.read_config(path)[device.identity.key].values():
+        assert section["doubts"] == [] and section["error"]["speedup"]["count"] >= ENOUGH
 
 
 NEAR = 1.7  # times as long as the vendor
