@@ -15,7 +15,9 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.level_steps import LevelSteps
+from fmm.kernels.plans.steps.needed import Needed
 from fmm.kernels.plans.steps.sums import Sum
+from fmm.problem import Shape
 
 Sides = tuple[float, float, float]  # m, k, n; they are averages, and no whole numbers, where a level cuts unevenly
 
@@ -48,6 +50,15 @@ class LevelWithSteps(PlanLevel):
         Only halving levels have such steps.
         """
         raise PlanError(f"{self} does not cut products that are their own adjoints")
+
+    @property
+    def same_above_levels(self) -> bool:
+        """Are its steps for A B the same, but for the plan of all its products, above every plan that has levels?"""
+        return False
+
+    def needed(self, inner: Plan, sides: Shape) -> Needed | None:
+        """What its steps for A B need if the plan `inner` does its products; None if the steps must be made to say."""
+        return None
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
         """What it makes of a product of these sides, if the plan `inner` does its products.

@@ -11,12 +11,12 @@ from typing import Literal
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import ending_rows
-from fmm.kernels.plans.level_with_steps import whole_level
+from fmm.kernels.plans.level_with_steps import whole_level, with_steps
 from fmm.kernels.plans.lower import lower_level, opened_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.steps.level_steps import ProductBatch
+from fmm.kernels.plans.steps.needed import Needed, needed_for
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Fill, Operation
 
@@ -42,15 +42,32 @@ def workspace(
 
     Products take turns with the memory below them; where two run at a time, both count.
     """
-    steps = None if plan.fused else lower_level(plan, m, k, n, alpha, beta, op, fill)
-    if steps is None:
+    needed = None if plan.fused else _needed(plan, m, k, n, Asked(alpha, beta, op, fill))
+    if needed is None:
         return plan.leaf_use.leaf.call.room(itemsize, m, k, n, 1)
-    inner = dict.fromkeys((p.plan, p.size, p.asked) for p in steps.products)
-    batches = [step.products for step in steps.steps if isinstance(step, ProductBatch)]
-    inside = plan.itemsize_inside(itemsize, [p for p, *_ in inner])
-    own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in steps.temporaries)
-    below = max((workspace(p, *size, inside, *asked) for p, size, asked in inner), default=0)
-    return own + max([steps.lanes * below, *(batch_scratch(x[0].plan, inside, *x[0].size, len(x)) for x in batches)])
+    inside = plan.itemsize_inside(itemsize, [p for p, *_ in needed.products])
+    own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in needed.temporaries)
+    below = max((workspace(p, *size, inside, *asked) for p, size, asked in needed.products), default=0)
+    scratch = (batch_scratch(p, inside, *size, count) for p, size, count in needed.batches)
+    return own + max([needed.lanes * below, *scratch])
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def _needed(plan: Plan, m: int, k: int, n: int, asked: Asked) -> Needed | None:
+    """What the steps of the plan's first level need; None where the leaf does it all.
+
+    A choice asks about the same level above many plans: its steps are made once, if at all.
+    """
+    if plan.levels and asked == PLAIN:
+        first = with_steps(plan.levels[0])
+        if (known := first.needed(plan.rest, (m, k, n))) is not None:
+            return known
+        if first.same_above_levels and plan.rest.levels:
+            alone = _needed(Plan((first,)), m, k, n, asked)
+            return alone and alone.by(plan.rest)
+    steps = lower_level(plan, m, k, n, *asked)
+    return None if steps is None else needed_for(steps)
 
 
 def batch_scratch(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:

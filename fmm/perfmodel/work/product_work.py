@@ -21,7 +21,7 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.work.row_starts import ACCESS, DEEP, access_bytes, aligned_operands, moved_unaligned
 from fmm.perfmodel.work.tiles import tiles_of
 from fmm.perfmodel.work.work import Leaf, Work
-from fmm.problem import Problem
+from fmm.problem import Problem, Shape
 
 WORD = 4  # bytes at whose multiples every row must begin for all but the vendor's slowest products
 # The fields of Work that are shares of the traffic, and those that are shares of the leaf products.
@@ -106,17 +106,22 @@ def _moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tup
     return found, direct
 
 
-def level_footprints(plan: Plan, problem: Problem) -> list[Footprint] | None:
+def level_footprints(plan: Plan, problem: Problem) -> tuple[Footprint, ...] | None:
     """Of the levels from the outermost inwards; None if one of them has none."""
+    return _footprints(plan.levels, problem.size) if plan.levels else ()
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)  # work and workspace of a plan are asked for one after the other, and of each leaf again
+def _footprints(levels: tuple[PlanLevel, ...], size: Shape) -> tuple[Footprint, ...] | None:
     found: list[Footprint] = []
-    m, k, n = problem.size
-    sides: Sides = (float(m), float(k), float(n))
-    for level in plan.levels:
+    sides: Sides = (float(size[0]), float(size[1]), float(size[2]))
+    for level in levels:
         if (footprint := level_footprint(level, sides)) is None:
             return None
         found.append(footprint)
         sides = footprint.sides
-    return found
+    return tuple(found)
 
 
 @depends_on_rows

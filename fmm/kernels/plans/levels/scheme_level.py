@@ -34,8 +34,11 @@ from fmm.kernels.plans.levels.table_steps import table_steps
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.steps import fused_order
+from fmm.kernels.plans.steps.asked import PLAIN
+from fmm.kernels.plans.steps.blocks import block_side
 from fmm.kernels.plans.steps.fused_order import TASKS
 from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductWithSums
+from fmm.kernels.plans.steps.needed import Needed
 from fmm.kernels.plans.steps.sums import Sum
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
@@ -166,6 +169,19 @@ class Level(LevelWithSteps):
             return sequential_steps(self.scheme, unit, inner, sides)
         found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.batched)
         return replace(found, lanes=self.lanes)
+
+    @property
+    def same_above_levels(self) -> bool:
+        return self.fringe != "peel"
+
+    def needed(self, inner: Plan, sides: Shape) -> Needed | None:
+        """Known of a batch of equal blocks, whose hundreds of products have all their operands in three temporaries."""
+        if not self.batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
+            return None
+        m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.size, strict=True))
+        count = self.scheme.rank
+        temporaries = (("S", count * m, k), ("T", count * k, n), ("M", count * m, n))
+        return Needed(temporaries, ((inner, (m, k, n), PLAIN),), ((inner, (m, k, n), count),))
 
     # ---- how its products and sums are run
 
