@@ -40,6 +40,8 @@ from fmm.runtime.probe import MEASURED
 STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
 # Flops from which on a product is large enough to log that the device is not tuned, or to be measured in place.
 WORTH_TUNING = 2 * 2048**3
+# So many times as fast as the plan of a shape's entry another one is predicted to be that comes before it.
+FAR_BETTER = 1.25
 # On the host NumPy multiplies integers with a shorter side: it takes a millisecond or two.
 SMALLEST_EXACT_SIDE = 129
 
@@ -112,9 +114,12 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     tuned = tuning_in_force(problem.dtype, device)
     # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
     entry = certified_entry(problem, limits, tuned, device.threads > 0) if tuned and not problem.kept else None
-    if entry is not None:
-        return entry
     measured = tuned_calibration(tuned, device) if tuned else None
+    if entry is not None:
+        better = surpassing_choice(entry.plan, problem, limits, tuned, measured) if tuned and measured else None
+        if better is not None:
+            environment.log_once(f"a tuning of {device.identity.name} for {problem.dtype} is old: {better.reason}")
+        return better or entry
     if measured is None:
         _log_untuned(problem, tuned, device)
     calibration = measured or untuned_calibration(problem, limits, device)
@@ -167,6 +172,29 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
         return None
     why = f"measured on this device: {entry.text}"
     return Decision(plan, problem, why, (), f"{entry.origin} entry", on_cpu=on_cpu)
+
+
+@lru_cache(maxsize=4096)
+def surpassing_choice(
+    certified: Plan, problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration
+) -> Decision | None:
+    """A far faster plan than that of the shape's entry, by a leaf that the tuning never measured; else None.
+
+    An entry is evidence of the plans that it compared. What a config from before a leaf says of its shapes is none
+    against that leaf, by which all other shapes of the type go already: `with_unmeasured` adds its rate.
+    """
+    found = tuned.entry(problem.size, op=problem.op)
+    chosen = model_choice(problem, limits, calibration, True, tuned.identity)
+    leaf, rate = chosen.plan.leaf_use.leaf, chosen.plan.rate_name(problem.dtype)
+    measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
+    if found is None or not leaf.time.rate or not leaf.candidacy.probed or rate in measured:
+        return None
+    gain = 1 / next(c.time for c in chosen.considered if c.plan == chosen.plan)
+    gain /= found[0].speedup if certified != VENDOR else 1.0
+    if gain < FAR_BETTER:
+        return None
+    was = f"its entry ({found[0].text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
+    return replace(chosen, reason=f"{was}; tune again to have that measured ({chosen.reason})")
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose, usual_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import certified_entry
+from fmm.runtime.decisions.decide import certified_entry, surpassing_choice
 from fmm.runtime.decisions.limits import share_of
 from fmm.tuner.findings.model_in_use import ModelInUse
 
@@ -54,13 +54,19 @@ def answer_for(used: ModelInUse, side: int) -> Answer | None:
     if limits is None:
         return None
     known, entry = certified_entry(problem, limits, used.tuned, used.on_cpu), used.tuned.entry(problem.size)
-    if known is not None and entry is not None:
+    if known is not None and entry is not None and not _surpassed(known.plan, problem, limits, used):
         gain = entry[0].speedup if known.plan != VENDOR else 1.0
         return Answer(side, known.plan, gain, known.error_growth, known.workspace, entry[0])
     if used.calibration is None:
         return None
     best = choose(problem, used.calibration, limits).best
     return Answer(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
+
+
+def _surpassed(certified: Plan, problem: Problem, limits: Limits, used: ModelInUse) -> bool:
+    """Does the model's choice come before the entry, by a leaf that the tuning never measured?"""
+    known = used.calibration
+    return known is not None and surpassing_choice(certified, problem, limits, used.tuned, known) is not None
 
 
 def answers_for(used: ModelInUse, sides: Iterable[int]) -> list[Answer]:

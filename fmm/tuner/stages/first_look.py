@@ -12,6 +12,7 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import ranked_candidates
 from fmm.problem import Problem
+from fmm.runtime.decisions.decide import FAR_BETTER
 from fmm.tuner.devices.compile_ahead import needed_first
 from fmm.tuner.devices.device import Run
 from fmm.tuner.devices.effort import Effort
@@ -32,7 +33,6 @@ from fmm.tuner.stages.probes import (
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 PLANS = 2  # on a shape
-FAR_BETTER = 1.25  # times as fast
 # Shares of the largest side that the effort affords: of the vendor's products that are timed.
 SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 

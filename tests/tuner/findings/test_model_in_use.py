@@ -64,7 +64,8 @@ def test_it_is_the_one_by_which_products_are_decided(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tuning that has entries: at their sides by them, at others by the model."""
+    """Of a tuning that has entries: at their sides by them, at others by the model. In float32 by the model at all: the
+    tuning is from before f16x3, by which that takes a third of the entry's time."""
     path = ROOT / "results" / "nvidia-h200" / "config.json"
     ((key, types),) = files.read_config(path).items()
     monkeypatch.setenv("FMM_CONFIG", str(path))
@@ -81,7 +82,8 @@ def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, m
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
         found[side] = answer.known
     files.forget_configs()
-    assert found[16384] == "measured" and found[16000] == found[64000] == "predicted"
+    assert found[16384] == ("predicted" if dtype == "float32" else "measured")
+    assert found[16000] == found[64000] == "predicted"
 
 
 def test_a_leaf_that_a_tuning_did_not_measure_goes_by_the_datasheet_and_is_named() -> None:

@@ -1,0 +1,84 @@
+"""An entry from before a leaf: it says nothing against that leaf, where that is predicted to be far faster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fmm.config import document, environment, files
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import Decision, decide
+from fmm.tuner.findings.answers import answer_for
+from fmm.tuner.findings.model_in_use import model_in_use
+from tests.support import configs
+from tests.support.devices import H200
+
+SIDE = 8192
+PROBLEM = Problem(SIDE, SIDE, SIDE, "float32")
+OLD = "strassen.batched.pad16 > vendor"
+KNOWN = {"stream": 4e12, "batches": True, "margin": 0.02, "rate": {"flops": 5e13, "fill": 7e5, "pipe": 60.0}}
+LIMITS = Limits(1 << 36, 16.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only config that is looked at."""
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    environment.log_once.cache_clear()
+    yield tmp_path / "config.json"
+    files.forget_configs()
+
+
+def section(plan: str = OLD, speedup: float = 1.3, **more: Any) -> dict[str, Any]:
+    entry = configs.entry(size=(SIDE, SIDE, SIDE), plan=plan, speedup=speedup, low=speedup, high=speedup)
+    return configs.section(entry, **{"calibration": KNOWN, **more})
+
+
+def decided(path: Path, found: dict[str, Any], limits: Limits = LIMITS) -> Decision:
+    path.write_text(document.config_text({H200.identity.key: {"float32": found}}), encoding="utf-8")
+    files.forget_configs()
+    return decide(PROBLEM, limits, H200)
+
+
+@pytest.mark.parametrize(("plan", "speedup"), [(OLD, 1.3), ("vendor", 1.02)])
+def test_a_leaf_that_the_tuning_did_not_know_comes_before_its_entry(
+    path: Path, plan: str, speedup: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = decided(path, section(plan, speedup))
+    assert found.plan.leaf == "f16x3" and found.step == "calibrated model"
+    assert "is from before f16x3" in found.reason and "tune again" in found.reason
+    assert "tune again" in caplog.text
+
+
+MEASURED = {**KNOWN, "rates": {"f16x3": {"flops": 2.4e14, "fill": 2.7e5, "pipe": 512.0}}}
+
+
+@pytest.mark.parametrize(
+    ("found", "limits"),
+    [
+        (section(speedup=3.6), LIMITS),  # not far enough
+        (section(calibration=MEASURED), LIMITS),  # it was measured, and was not certified
+        (section(failed=["f16x3"]), LIMITS),  # it was tried, and does not work
+        (section(), Limits(1 << 36, 16.0, emulation=False)),  # nobody may take it
+        (section(doubts=["it was disturbed"]), LIMITS),  # the model is not used at all
+    ],
+    ids=["as fast", "measured", "failed", "not allowed", "doubted"],
+)
+def test_else_the_entry_answers(path: Path, found: dict[str, Any], limits: Limits) -> None:
+    assert decided(path, found, limits).step in ("certified entry", "datasheet model")
+    assert "from before" not in decided(path, found, limits).reason
+
+
+def test_show_tells_what_is_done() -> None:
+    key = H200.identity.key
+    old, well = (section(speedup=x, conditions={"device": H200.identity.name}) for x in (1.3, 3.6))
+    for raw, leaf, known in ((old, "f16x3", "predicted"), (well, "vendor", "measured")):
+        answer = answer_for(model_in_use(key, "float32", {"float32": raw}), SIDE)
+        assert answer is not None and (answer.plan.leaf, answer.known) == (leaf, known)
