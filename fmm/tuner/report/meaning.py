@@ -33,8 +33,8 @@ def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base
 
 
 def _start(first: Gain, modelled: int | None) -> int:
-    """The first side that is told of, or one before it from which on the model gains."""
-    return first.side if modelled is None else min(modelled, first.side)
+    """Where the model gains from on; the first side that is told of, where it never does, or is not asked."""
+    return first.side if modelled is None else modelled
 
 
 def _from(sides: Mapping[str, int]) -> str:

@@ -10,7 +10,7 @@ from fmm.tuner.findings.described import tuning_command
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.details import case_details, numbers_table
 from fmm.tuner.report.meaning import meaning, not_used, notes_of_cases
-from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, library, starts_at
+from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, library, starts_at, won_by
 from fmm.tuner.report.overview_picture import caption_of_all_types
 from fmm.tuner.report.plan_words import plan_words, plans_in
 from fmm.tuner.report.recursion_table import ABOUT, HEAD, recursion_rows
@@ -23,6 +23,8 @@ LEGEND = (
     "so that fmm leaves it to {base}; empty: beyond what was measured."
 )
 LEGEND_UNTRIED = " Untried: more is predicted by another plan, which this tuning did not try."
+FIRST = " *"
+LEGEND_FIRST = " *: from there on all squares; below it only those that were measured to be."
 LEGEND_GRAM = " Gram: a matrix times its adjoint, one half of which is computed."
 SHORT = {"NumPy's product": "NumPy", "the vendor's product": "vendor"}  # what is long for a cell
 HOW_PLANS_ARE_READ = (
@@ -48,7 +50,7 @@ def report_page(
     words = plan_words((*named_plans(cases, gains), *plans_in(unescape(HOW_PLANS_ARE_READ + details))))
     read = f"<p>{HOW_PLANS_ARE_READ}</p>{definitions(words.items(), typed=True)}"
     said = _folded("How a plan is read", read), _folded("What the words mean", definitions(WORDS))
-    told = {case.dtype: _start_text(case, starts[case.dtype]) for case in cases}
+    told = {case.dtype: _start_text(case, starts[case.dtype], won_by(gains, case.dtype)) for case in cases}
     typed = definitions((*NEXT, *tunings_left(cases, gains)), typed=True)
     return PAGE.format(
         title=escape(", ".join(names)), base=escape(base), style=STYLE, table=gains_table(gains, base, told), wide=wide,
@@ -103,6 +105,7 @@ def gains_table(
     top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
     legend = LEGEND.format(base=escape(base), short=escape(short))
     legend += LEGEND_UNTRIED if any(gain.untried for gain in gains) else ""
+    legend += LEGEND_FIRST if any(FIRST in text for text in (starts or {}).values()) else ""
     legend += LEGEND_GRAM if any(gain.op != "product" for gain in gains) else ""
     body = f'<table class="gains folded">{top}<tbody>{"".join(rows)}</tbody></table>'
     return f'{body}\n<p class="key"><small>{legend}</small></p>'
@@ -121,10 +124,12 @@ def _cell(gain: Any, side: int, short: str) -> str:
     return f'<td class="{gain.kind}" data-side="{side}" title="{escape(gain.plan)}">{text}</td>'
 
 
-def _start_text(case: Case, side: int | None) -> str:
+def _start_text(case: Case, side: int | None, won: Sequence[Gain]) -> str:
     if case.tuned.trusted is None:
         return "not used"
-    return "nowhere" if side is None else f"{side}"
+    if side is None:
+        return "as measured" if won else "nowhere"
+    return f"{side}{FIRST if any(gain.side < side for gain in won) else ''}"
 
 
 # ---- what is folded

@@ -28,7 +28,7 @@ from fmm.tuner.report.overview_picture import (
     certified_squares,
     speedup_of_all_types,
 )
-from fmm.tuner.report.page import gains_table, tunings_left
+from fmm.tuner.report.page import _start_text, gains_table, tunings_left
 from fmm.tuner.report.pictures import caption
 from fmm.tuner.report.plan_grid import mapped
 from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
@@ -169,6 +169,17 @@ def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path)
         "In float64 nothing as large was measured as what is predicted to gain."
     ]
     assert '<td class="beyond" data-side="8192"' in gains_table(gains)
+
+
+def test_where_all_squares_gain_and_where_measured_ones_do(folder: Path) -> None:
+    """A square below that side may be certified, of a type that gains nowhere else too."""
+    (case,) = tuned_cases(folder / "config.json")
+    gains = shown_gains([case])
+    assert _start_text(case, 3000, gains[2:]) == "3000" and _start_text(case, None, []) == "nowhere"
+    below = [replace(gains[1], kind="measured"), *gains[2:]]
+    assert (_start_text(case, 3000, below), _start_text(case, None, below)) == ("3000 *", "as measured")
+    assert "below it only those that were measured" in gains_table(below, starts={"float64": "3000 *"})
+    assert "from a side of about 3000 (float64) on," in meaning(below, {"float64": 3000})
 
 
 def test_halves_are_rows_of_their_own(folder: Path) -> None:
