@@ -21,6 +21,8 @@ function_mode: Callable[[], Any] = getattr(torch._C, "_is_torch_function_mode_en
 transform = torch._C._functorch.peek_interpreter_stack
 deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
+# For any kind of device: that of one is asked by its name, which takes three times as long.
+autocast_somewhere: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def is_exporting() -> bool:
@@ -91,7 +93,7 @@ def plain_call(a: Any, b: Any, out: Any) -> bool:
         and forward_ad._current_level < 0
         and transform() is None
         and not dispatch_modes()
-        and not torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu")
+        and not (autocast_somewhere() and torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"))
         and not deterministic()
     )
 
