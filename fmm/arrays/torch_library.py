@@ -56,6 +56,35 @@ def _current_bytes(stats: Mapping[str, Any], what: str) -> int:
     return int(stats.get(f"{what}_bytes", {}).get("all", {}).get("current", 0))
 
 
+def product_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
+    """torch's product into `out`. Where that lies on a factor, which torch would overwrite as it reads it, by way of a
+    new tensor, as NumPy does it."""
+    if out is not a and out is not b and not _lies_on(out, a) and not _lies_on(out, b):
+        return multiply(a, b, out=out)
+    wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, out))
+    c = None if wants_gradients else multiply(a, b)
+    if c is None or c.shape != out.shape or c.dtype != out.dtype:
+        return multiply(a, b, out=out)  # with torch's own error, or its warning that it changes the shape
+    return out.copy_(c)
+
+
+def _lies_on(x: Any, y: Any) -> bool:
+    """Have they numbers between the same addresses? (No, where there are none.)"""
+    try:
+        if x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+            return False
+        (first, end), (other, last) = _addresses(x), _addresses(y)
+    except RuntimeError:  # sparse tensors and the like
+        return False
+    return first < last and other < end
+
+
+def _addresses(x: Any) -> tuple[int, int]:
+    """Of the first number, and behind the last one."""
+    reach = sum((length - 1) * step for length, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
+
+
 class _TorchTensors:
     """What tensors on a device and on the host have in common."""
 
@@ -73,7 +102,7 @@ class _TorchTensors:
         return self
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return self.quick_vendor(a, b) if out is None else self.quick_vendor(a, b, out=out)
+        return self.quick_vendor(a, b) if out is None else product_into(self.quick_vendor, a, b, out)
 
     def lacks(self, x: Any) -> bool:
         return False
@@ -264,7 +293,7 @@ class TorchHostLibrary(_TorchTensors):
         return c
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(MATMUL, a, b, out=out)
+        return partial(product_into, MATMUL, a, b, out)
 
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """A whole product with nothing to be added is mirrored where it stands, tile by tile, without temporaries."""

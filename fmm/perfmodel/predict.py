@@ -15,7 +15,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choosable import by_columns, slow_by_columns
 from fmm.perfmodel.work.estimate import counted_work, estimated_work
 from fmm.perfmodel.work.plane_rounds import plane_slowdown
-from fmm.perfmodel.work.row_starts import aligned_operands
+from fmm.perfmodel.work.row_starts import DEEP, aligned_operands
 from fmm.perfmodel.work.work import Half, Work
 from fmm.problem import Problem
 
@@ -157,10 +157,11 @@ PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
 
 def _prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
     """The rate of a leaf whose operands the splits of the last level write as it wants them: of the passes by which the
-    leaf would prepare them, one over the blocks is left. (Left out: for which layouts and coefficients splits cannot do
-    so.)"""
+    leaf would prepare them, one over the blocks is left. Three levels in one pass cannot: their threads have one number
+    each. (Left out: for which layouts and coefficients splits cannot do so.)"""
     scheme = last.bilinear
-    if not last.batched or scheme is None or last.itemsize_below(1) != 1:  # (parts of complex numbers are not read so)
+    parts = last.itemsize_below(1) != 1  # of complex numbers, which are not read so
+    if not last.batched or scheme is None or parts or last.products >= DEEP:
         return rate
     left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)

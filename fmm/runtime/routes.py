@@ -53,7 +53,7 @@ def plain_product(library: Library, a: Any, b: Any, out: Any = None) -> Any:
         room = 0
     if room < SMALL_BYTES or left_to_vendor(library, a, b, room):
         try:
-            return library.quick_vendor(a, b) if out is None else library.quick_vendor(a, b, out=out)
+            return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
         except RuntimeError:
             if not library.lacks(a):
                 raise

@@ -517,3 +517,17 @@ def test_bad_input_names_the_value_and_the_valid_ones() -> None:
         predict_vendor(Problem(64, 64, 64, "bfloat16"), SIMPLE)
     with pytest.raises(ValueError, match=r"no rate for float16"):
         predict_vendor(Problem(64, 64, 64, "float16"), datasheet("c1060"))
+
+
+@pytest.mark.parametrize(("level", "share"), [("strassen", 4 / 21), ("strassen^2", 16 / 147), ("strassen^3", 1.0)])
+def test_three_levels_in_one_pass_write_no_planes(level: str, share: float) -> None:
+    """Sums of one and two levels leave as planes: of three passes over an operand, one over its blocks is left."""
+    plan, problem = Plan.parse(f"{level}.batched.pad16 > f16x3"), Problem(8192, 8192, 8192, "float32")
+    seconds = []
+    for rows in (0.0, 100.0):
+        rates = {"float32": Rate(1e12, 0.0, 0.0), "f16x3": Rate(1e12, 0.0, 512.0, rows=rows, blocks=132.0)}
+        known = Calibration("gpu", "", MappingProxyType(rates), 1e15, batches=True)
+        seconds.append(predict(plan, problem, known).products)
+    depth = {"strassen": 1, "strassen^2": 2, "strassen^3": 3}[level]
+    side, products = 8192 >> depth, 7**depth
+    assert seconds[1] - seconds[0] == pytest.approx(share * 100 / side * products * 2 * side**3 / 1e12)

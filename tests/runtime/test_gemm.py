@@ -187,6 +187,13 @@ def test_inf_and_nan_are_where_numpy_has_them(plan: str, bad: float, rng: np.ran
                 np.testing.assert_allclose(found[fine], expected[fine], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [np.array(2.0), np.array(2), np.float32(2)])
+def test_an_array_without_axes_is_a_number(alpha: object) -> None:
+    a = np.ones((40, 30), np.float32)
+    c = fmm.gemm(a, a.T, alpha=alpha)  # type: ignore[arg-type]
+    assert c.dtype == np.float32 and (c == 60).all()
+
+
 def test_a_large_alpha_does_not_overflow_the_sums() -> None:
     ones = np.full((64, 64), 1e150)
     found = fmm.gemm(ones, ones / 1e150, alpha=1e155, plan="winograd > vendor")

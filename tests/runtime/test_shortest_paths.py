@@ -132,6 +132,13 @@ def test_what_is_not_of_four_types_is_float64() -> None:
     np.testing.assert_array_equal(fmm.shortest_paths(yes), csgraph.floyd_warshall(yes))
 
 
+def test_complex_numbers_are_real_ones_before_they_are_edges() -> None:
+    d = np.array([[0, 2 + 0j, 0], [0, 0, 3], [1j, 0, 0]])
+    with pytest.warns(np.exceptions.ComplexWarning):
+        found = fmm.shortest_paths(d)
+    np.testing.assert_array_equal(found, [[0, 2, 5], [np.inf, 0, 3], [np.inf, np.inf, 0]])
+
+
 def test_masked_arrays() -> None:
     edges = np.ma.masked_array([[0, 2.0], [3, 0]], [[False, True], [False, False]])
     np.testing.assert_array_equal(fmm.shortest_paths(edges), csgraph.floyd_warshall(edges))

@@ -55,6 +55,31 @@ def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
     assert not plans_run
 
 
+@pytest.mark.parametrize("left", [True, False], ids=["library", "plan"])
+def test_out_may_lie_on_a_factor(device: str, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NumPy's may; torch alone would read what it has written."""
+    if left:
+        monkeypatch.setattr("fmm.runtime.routes.left_to_vendor", lambda *given: True)
+    a, b = drawn(device), drawn(device)
+    wanted = a @ b
+    for x, y, out in ((c := a.clone(), b, c), (a, c := b.clone(), c), (a, c := b.T.clone().T, c.T)):
+        assert fmm.matmul(x, y, out=out) is out
+        same(out, wanted)
+    both = torch.cat([b, a @ b])
+    lower, upper = both[: len(b)], both[len(b) // 2 : len(b) // 2 + len(a)]
+    same(fmm.matmul(a, lower, out=upper), wanted)
+    stack = torch.stack([a, a])
+    same(fmm.matmul(stack, b, out=stack), torch.stack([wanted, wanted]))
+
+
+def test_out_beside_a_factor_costs_no_copy(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmm.runtime.routes.left_to_vendor", lambda *given: True)
+    both, b = torch.stack([drawn(device), drawn(device)]), drawn(device)
+    wanted = both[0] @ b
+    monkeypatch.setattr(torch.Tensor, "copy_", None)
+    same(fmm.matmul(both[0], b, out=both[1]), wanted)
+
+
 # ---- who sees the calls
 
 

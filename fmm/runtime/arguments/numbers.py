@@ -47,7 +47,9 @@ def checked_real(name: str, value: Any) -> float:
 
 
 def checked_scalar(name: str, value: Any) -> complex:
-    """A number as Python has it: it never changes the type of what it multiplies."""
+    """A number as Python has it: it never changes the type of what it multiplies. (An array without axes is one.)"""
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iufc":
+        value = value.item()
     if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not is_float(value):
         raise ValueError(f"{name} must be a number, not {in_words(value)}")
     if isinstance(value, Integral):

@@ -163,6 +163,8 @@ def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
     """The edges' lengths as SciPy reads them, as a new array, row by row: zero, inf and NaN are no edge; of whole
     numbers, the largest is none either. Zeros that a sparse matrix stores are edges."""
     values = graph.lengths
+    if values.dtype.kind == "c":  # with NumPy's warning, before anything is an edge
+        values = values.astype(np.float64)
     if values.dtype.kind == "f":
         missing = ~xp.isfinite(values)
         if not graph.zeros:

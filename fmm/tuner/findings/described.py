@@ -144,7 +144,7 @@ def instead(identity: Identity, dtype: str) -> str:
 def again(used: ModelInUse) -> str:
     """What to type so that a tuning is used."""
     command = tuning_command(used.tuned.identity.key, [used.tuned.dtype])
-    return f"`{command}`, without --time-limit, when nothing else runs on the machine"
+    return f"`{command}` again, to its end, when nothing else runs on the machine"
 
 
 def tuning_command(key: str, dtypes: Sequence[str]) -> str:

@@ -115,7 +115,7 @@ def next_steps(
     `short` are types of which a longer tuning measures more."""
     unused, partial = ([x.dtype for x in types if lacks(x.used)] for lacks in (_unused, _partial))
     left = {
-        "again, without --time-limit, when nothing else runs": unused,
+        "again, to its end, when nothing else runs": unused,
         "measures what goes by the datasheet so far": partial,
         "goes on: measures more than this short tuning": [x for x in short if x not in (*unused, *partial)],
     }

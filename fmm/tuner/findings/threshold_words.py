@@ -105,6 +105,7 @@ def described_recursion(found: Thresholds, dtype: str) -> Iterator[Part]:
     else:
         ratio = f"alpha / {pi} = {found.n1 / factor:.4g}"
         yield "", f"{ratio}. It pays from n1 = {factor:g} alpha / {pi} = {found.n1:.0f} on (their Equation 3)."
+        yield "", f"(The paper has 22 in the place of {factor:g}: 18 sums and 4 copies, which fmm does without.)"
         yield "", "n1 knows alpha and pi alone; tau1 is of the whole model, and the one that counts."
     yield from (("", sentence) for sentence in _seen(found))
     yield "", _corrected(found, factor, pi)

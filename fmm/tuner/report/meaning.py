@@ -51,7 +51,7 @@ def _best(won: Sequence[Gain]) -> str:
     best = [max(some, key=lambda g: g.speedup) for some in kinds if some]
     if len(best) == 2 and best[1].speedup <= best[0].speedup:
         del best[1]
-    words = {True: "as measured ", False: "as predicted " if best[0].kind == MEASURED else ""}
+    words = {True: "as certified ", False: "as predicted " if best[0].kind == MEASURED else ""}
     told = (f"{words[g.kind == MEASURED]}({g.dtype}, {g.side})" for g in best)
     first, *more = (f"{g.speedup:.2f} times as fast {text}" for g, text in zip(best, told, strict=True))
     return " and ".join((first, *(text.replace(" times as fast", "") for text in more)))

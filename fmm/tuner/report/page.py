@@ -20,7 +20,7 @@ from fmm.tuner.report.words import NEXT, WORDS
 LEGEND = (
     '<span class="measured">1.23</span> measured, below it the 95&nbsp;% interval; '
     '<span class="predicted">≈ 1.23</span> predicted; <span class="vendor">{short}</span> nothing is faster, '
-    "so that fmm leaves it to {base}; empty: beyond what was measured."
+    "so that fmm leaves it to {base}; empty: more than twice as large as what was measured."
 )
 LEGEND_UNTRIED = " Untried: more is predicted by another plan, which this tuning did not try."
 FIRST = " *"

@@ -148,7 +148,7 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
     certain = meaning([measured, replace(measured, side=8192, kind="predicted", speedup=1.3)])
     assert "fmm.matmul is faster than" in certain and "from a side of about 4096 (float64) on" in certain
-    assert "1.10 times as fast as measured (float64, 4096) and 1.30 as predicted (float64, 8192)." in certain
+    assert "1.10 times as fast as certified (float64, 4096) and 1.30 as predicted (float64, 8192)." in certain
     between = meaning(gains, {"float64": 3100}, "NumPy's product")
     assert "than NumPy's product on square matrices from a side of about 3100 (float64) on," in between
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
