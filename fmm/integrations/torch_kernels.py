@@ -94,8 +94,6 @@ def install_on_host() -> Undo:
 
 def install_at(key: str, compiled: bool = True) -> Undo:
     """At this key of the dispatcher, with the hook in C++ if it can be had; CannotInstallError, and nothing changed."""
-    import fmm.runtime.tensors.graph_operator  # noqa: F401  # torch.ops.fmm.matmul is there, too
-
     kernels = own_kernels(key)
     hook = compiled_hook.loaded_hook() if compiled else None
     answers = Answers(_HookedDevice(kernels) if key == "CUDA" else _HookedHost(kernels), hook)

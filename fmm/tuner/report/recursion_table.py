@@ -22,10 +22,10 @@ HEAD = (
 FACTOR = recursion_point(1.0, WINOGRAD)
 ABOUT = (
     f"As in D'Alberto and Nicolau's Table 3, by their Equation 3 n1 = {FACTOR:g} alpha / pi for Winograd's variant "
-    "(22 in the paper, for 18 sums and 4 copies): the side from which one level of recursion pays. Measured is the least "
-    "square from which on all that were timed "
-    "gained by one level: above n1 as a rule, since Equation 3 knows neither the start of a product nor that smaller "
-    "products are slower. epsilon is what must be added to alpha / pi so that Equation 2 says what was measured. tau1, "
+    "(22 in the paper, for 18 sums and 4 copies): the side from which one level of recursion pays. Measured is the "
+    "least square from which on all that were timed gained by one level: above n1 as a rule, since Equation 3 knows "
+    "neither the start of a product nor that smaller products are slower. epsilon is what must be added to alpha / pi "
+    "so that Equation 2 says what was measured. tau1, "
     "tau2, tau3: the sides from which on the whole model, which knows these too, predicts a gain of 2 % by one, two, "
     "three levels (Li, Ranka and Sahni)."
 )
