@@ -114,12 +114,9 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     tuned = tuning_in_force(problem.dtype, device)
     # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
     entry = certified_entry(problem, limits, tuned, device.threads > 0) if tuned and not problem.kept else None
+    if tuned and entry is not None:
+        return (_surpassing(entry, problem, limits, tuned, device) if not device.threads else None) or entry
     measured = tuned_calibration(tuned, device) if tuned else None
-    if entry is not None:
-        better = surpassing_choice(entry.plan, problem, limits, tuned, measured) if tuned and measured else None
-        if better is not None:
-            environment.log_once(f"a tuning of {device.identity.name} for {problem.dtype} is old: {better.reason}")
-        return better or entry
     if measured is None:
         _log_untuned(problem, tuned, device)
     calibration = measured or untuned_calibration(problem, limits, device)
@@ -172,6 +169,15 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
         return None
     why = f"measured on this device: {entry.text}"
     return Decision(plan, problem, why, (), f"{entry.origin} entry", on_cpu=on_cpu)
+
+
+def _surpassing(entry: Decision, problem: Problem, limits: Limits, tuned: Tuned, device: Device) -> Decision | None:
+    """What comes before a GPU's certified entry. (On a CPU a calibration has no rates but those that were measured.)"""
+    measured = tuned_calibration(tuned, device)
+    better = surpassing_choice(entry.plan, problem, limits, tuned, measured) if measured else None
+    if better is not None:
+        environment.log_once(f"a tuning of {device.identity.name} for {problem.dtype} is old: {better.reason}")
+    return better
 
 
 @lru_cache(maxsize=4096)

@@ -67,6 +67,7 @@ WEIGHTS = {"sums": 0.1, "products": 0.1}
 # times as long as the vendor's product is nobody's choice there, and counts less.
 WORTH_FITTING = 1.5
 EXACT = 0.01  # no time is taken for better known than to this share of it: two points are no proof of a line
+UNSEEN = 1e-12  # the share of the best seen direction's slope below which a direction of the parameters was not seen
 PRIOR = 0.002  # the weight of staying near the start, which decides only what the measurements leave open
 
 
@@ -217,8 +218,10 @@ class Solver:
 
         more = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
         spread = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / more, EXACT**2)
-        covariance = np.linalg.pinv(solved.jac.T @ solved.jac) * spread
-        return tuple(float(x) for x in t.ppf(0.975, more) * np.sqrt(np.diag(covariance)))
+        _, found, directions = np.linalg.svd(solved.jac, full_matrices=False)
+        found = np.maximum(found, UNSEEN * np.max(found, initial=1.0))  # nothing was seen along the others
+        variances = np.sum((directions / found[:, None]) ** 2, axis=0) * spread
+        return tuple(float(x) for x in t.ppf(0.975, more) * np.sqrt(variances))
 
     def intervals(self, found: Solution) -> dict[str, tuple[float, float]]:
         """By the parameters' names."""
