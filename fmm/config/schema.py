@@ -201,7 +201,8 @@ _LATER = frozenset({"doubts", "blocks", "failed"})  # fields that older configs 
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), POSITIVE),
-    **dict.fromkeys(("overlap", "margin", "tiled_margin"), bounded_number(0, 1)),
+    **dict.fromkeys(("margin", "tiled_margin"), bounded_number(0, 1)),
+    "overlap": bounded_number(-1, 1),
 }
 # Terms that the model once had: configs that tell of them stay valid too.
 _RETIRED: Mapping[str, Check] = dict.fromkeys(("frayed", "rough"), anything)

@@ -21,7 +21,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import predicted_seconds
+from fmm.perfmodel.predict import overlap_with, predicted_seconds
 from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.work.estimate import estimated_work, estimated_workspace
 from fmm.perfmodel.work.product_work import level_footprint
@@ -51,14 +51,16 @@ class Above:
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
+    beside: float = 0.0  # of these seconds, those that a second lane may hide: the end says what share
     held: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
     lanes: int = 1
     tables: bool = False  # are there step tables?
 
     def beaten_by(self, other: Above) -> bool:
-        """Is the other one at least as good in everything?"""
-        better = other.seconds <= self.seconds and other.held <= self.held and other.lanes <= self.lanes
+        """Is the other one at least as good in everything, whatever share of the sums is hidden?"""
+        faster = other.seconds <= self.seconds and other.seconds - other.beside <= self.seconds - self.beside
+        better = faster and other.held <= self.held and other.lanes <= self.lanes
         return better and other.error_growth <= self.error_growth and other.tables <= self.tables
 
 
@@ -68,6 +70,7 @@ class End(NamedTuple):
     plan: Plan
     seconds: float
     sums: float  # of these seconds, those that a second lane may hide
+    overlap: float  # the share of such sums that is hidden
     held: float
     error_growth: float
 
@@ -103,7 +106,7 @@ def composed_plans(
                 for above in alike:
                     growth = above.error_growth * end.error_growth
                     if above.held + above.lanes * end.held <= room.workspace and growth <= ABOUT * room.error_growth:
-                        found.append(Composition(_seconds(above, end, calibration), len(found), above, end))
+                        found.append(Composition(_seconds(above, end), len(found), above, end))
     fitting = (x for c in sorted(found) if (x := _joined(c, problem, room)))
     return list(islice(fitting, FINALISTS))
 
@@ -118,12 +121,13 @@ def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Cal
         if f is not None and min(f.sides) >= calibration.least:
             traffic = sum(f.moved) * problem.itemsize / (calibration.sequential if f.sequential else 1.0)
             each = (traffic + calibration.small * f.passes) / calibration.stream + calibration.launch * f.passes
-            hidden = calibration.overlap if above.lanes > 1 else 0.0
-            seconds = above.seconds + above.products * each * (1 - hidden)
+            seconds = above.products * each
+            beside = above.beside + (seconds if above.lanes > 1 else 0.0)
             held = above.held + above.lanes * sum(f.held) * problem.itemsize
             lanes = max(above.lanes, level.lanes)
             tables = above.tables or (level.cut is not None and level.cut.ordered)
-            yield Above(levels, f.sides, above.products * f.products, seconds, held, growth, lanes, tables)
+            products, seconds = above.products * f.products, above.seconds + seconds
+            yield Above(levels, f.sides, products, seconds, beside, held, growth, lanes, tables)
 
 
 @depends_on_rows
@@ -156,14 +160,14 @@ def _ends(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> 
             work = estimated_work(plan, problem)
             if not plan.levels or work.smallest >= calibration.least:
                 found = predicted_seconds(plan, problem, work, calibration)
-                sums = min(found.products, found.sums)
+                sums, overlap = min(found.products, found.sums), overlap_with(plan, problem.dtype, calibration)
                 growth = expected_growth(plan, problem.dtype)
-                yield End(plan, found.seconds, sums, estimated_workspace(plan, problem), growth)
+                yield End(plan, found.seconds, sums, overlap, estimated_workspace(plan, problem), growth)
 
 
-def _seconds(above: Above, end: End, calibration: Calibration) -> float:
-    hidden = calibration.overlap * end.sums if above.lanes > 1 else 0.0
-    return above.seconds + above.products * (end.seconds - hidden)
+def _seconds(above: Above, end: End) -> float:
+    beside = above.beside + (above.products * end.sums if above.lanes > 1 else 0.0)
+    return above.seconds + above.products * end.seconds - end.overlap * beside
 
 
 def _joined(found: Composition, problem: Problem, room: Room) -> Plan | None:

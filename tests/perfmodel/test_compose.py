@@ -159,6 +159,15 @@ def test_the_choice_is_near_the_best_of_some(n: int) -> None:
         assert worst[0] <= NEAR, worst
 
 
+@pytest.mark.parametrize("n", [32768, 65536])
+def test_ends_that_hide_nothing_are_near_the_best_too(n: int) -> None:
+    """By the leaf of three float16 products, beside which no sum is hidden, as much as is beside the others."""
+    problem, known = Problem(n, n, n, "float32"), replace(KNOWN, overlap=0.6)
+    ranked = ranked_candidates(problem, known, space(ABOVE[:3], 2, ("vendor", "f16x3")))
+    worst = max(losses(problem, known, ranked, (0.2, 0.7, 2.0), 16.0))
+    assert worst[0] <= NEAR, worst
+
+
 # ---- large products on a card of 139 GiB, with the limit that a call without one has
 
 

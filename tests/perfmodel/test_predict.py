@@ -134,6 +134,25 @@ def test_sums_launches_and_overlap() -> None:
     assert found.dominant in str(found)
 
 
+def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:
+    """Of sums below an overlapped level half is hidden by the vendor's products and our tiles, none by f16x3."""
+    problem, known = Problem(8192, 8192, 8192, "float32"), replace(datasheet("h200"), overlap=0.5)
+    hidden = {}
+    for leaf in ("vendor", "tile", "f16x3"):
+        plan = Plan.parse(f"strassen.overlapped.pad16 > strassen^2.batched.pad16 > {leaf}")
+        hidden[leaf] = predict(plan, problem, known).hidden
+    assert hidden["vendor"] == hidden["tile"] > 0 == hidden["f16x3"]
+
+
+def test_sums_may_be_in_the_way_of_products() -> None:
+    work = Work(((100, 100, 100, 6, 3),), 5000, 4, overlapped=0.25)
+    beside, apart = (
+        predicted_seconds(VENDOR, Problem(100, 100, 100), work, replace(SIMPLE, overlap=o)) for o in (-0.2, 0.0)
+    )
+    assert beside.seconds - apart.seconds == pytest.approx(0.2 * min(apart.sums / 4, apart.products))
+    assert "in each other's way" in str(beside) and "hidden" not in str(beside)
+
+
 @pytest.mark.parametrize(
     ("plan", "n", "slower"),
     [

@@ -90,7 +90,7 @@ PARAMETERS = (
     Parameter("deep", "", 0.1, 10.0, SUMS, 1.0),
     Parameter("launch", TIME, 1e-8, 1e-2, SUMS, 0.0),  # where `small` says it all
     Parameter("host", TIME, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    Parameter("overlap", "", 0.0, 1.0, PLANS, linear=True),
+    Parameter("overlap", "", -1.0, 1.0, PLANS, linear=True),  # below 0: sums and products are in each other's way
     Parameter("idle", TIME, 1e-5, 1.0, PLANS),
     Parameter("spin", TIME, 1e-5, 1.0, PLANS),
     Parameter("apart", "", 0.1, 10.0, SUMS, 1.0),
