@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,21 +17,12 @@ import pytest
 import fmm
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.support import ROOT
-from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
+from tests.support.torch_plans import LEVEL, N, drawn, same
 
 torch: Any = pytest.importorskip("torch")
 from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
 
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return usable(request.param)
-
-
-@pytest.fixture(autouse=True)
-def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    with plans_for_all(monkeypatch) as run:
-        yield run
+pytestmark = pytest.mark.usefixtures("plans_run")
 
 
 def test_a_plain_product_runs_a_plan(device: str, plans_run: list[Plan]) -> None:
