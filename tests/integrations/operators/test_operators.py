@@ -16,7 +16,7 @@ from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from tests.support import ROOT
-from tests.support.torch_plans import LEVEL, N, drawn, same
+from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
 
 torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
@@ -370,21 +370,11 @@ def test_threads_multiply_side_by_side(device: str, asked: list[Any], plans_run:
 def test_each_process_multiplies_its_part_of_sharded_tensors(
     asked: list[Any], device: str, plans_run: list[Plan], tmp_path: Any
 ) -> None:
-    distributed = pytest.importorskip("torch.distributed")
-    if device == "cuda" or not distributed.is_available():
+    if device == "cuda":
         pytest.skip("one process, on the host")
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     a = drawn(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-        try:
-            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
-            left, right = (distribute_tensor(a, mesh, [Shard(0)]) for _ in range(2))
-            c = (left @ right).full_tensor()
-        finally:
-            distributed.destroy_process_group()
+    with shards_of_one_process(a, tmp_path) as (left, right):
+        c = (left @ right).full_tensor()
     assert plans_run == [LEVEL]
     same(c, fmm.matmul(a, a, plan=VENDOR))
 
