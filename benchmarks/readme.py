@@ -12,9 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks import distributed_tables, everywhere_tables, measured, residue_tables, shortest_tables
 from benchmarks.held_out import IEEE
-from benchmarks.measured import Row, digits, load, times
+from benchmarks.tables import (
+    calls,
+    cpu,
+    emulated,
+    everywhere,
+    gpu,
+    host_time,
+    residues,
+    several_gpus,
+    shortest,
+    structured,
+    tunings,
+)
+from benchmarks.tables.markdown import Row, digits, load, loaded, paired, space, table, times
 
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -66,26 +78,25 @@ def shortlist(results: Path) -> Iterator[str]:
     for e, row in _on_cpu(results):
         where = f"{e['processor']}, {e['blas_threads']} threads"
         rows.append(_short_row(where, row, row["vendor"], row["candidate"]))
-    yield from measured.table(columns, iter(rows))
+    yield from table(columns, iter(rows))
 
 
 def _short_row(where: str, row: Row, theirs: Sequence[float], ours: Sequence[float]) -> Sequence[object]:
     unit, scale = ("s", 1.0) if median(theirs) > 1 else ("ms", 1e3)
     both = (f"{digits(scale * median(x))} {unit}" for x in (theirs, ours))
-    speedup = f"**{measured.paired(theirs, ours):.2f}**"
-    return where, row["dtype"], times(row["size"]), *both, speedup, measured.space(row["workspace"])
+    speedup = f"**{paired(theirs, ours):.2f}**"
+    return where, row["dtype"], times(row["size"]), *both, speedup, space(row["workspace"])
 
 
 def _on_gpu(results: Path) -> Iterator[tuple[Row, Row]]:
     """Environment and default call of each product of the list."""
-    for path in sorted(results.glob("*/calls.json")):
-        environment, rows = load(path)
+    for _, environment, rows in loaded(results, "*/calls.json"):
         found = {(row["dtype"], str(row["size"])): row for row in rows if row["seconds"] and not row["failure"]}
         yield from ((environment, found[dtype, str(size)]) for dtype, size in ON_GPU if (dtype, str(size)) in found)
 
 
 def _on_cpu(results: Path) -> Iterator[tuple[Row, Row]]:
-    for folder in measured.cpu_folders(results):
+    for folder in cpu.cpu_folders(results):
         environment, rows = load(folder / "speed.json")
         yield from ((environment, row) for row in rows if (row["dtype"], row["size"]) in ON_CPU)
 
@@ -94,12 +105,10 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
     "example": example,
     "shortlist": shortlist,
     **{make.__name__: make for make in (
-        measured.cpu, measured.gpu, measured.no_workspace, measured.own_kernel, measured.host, measured.tuned,
-        measured.held_out, measured.calls, measured.large, measured.emulation, measured.halves,
-        measured.complex_products, measured.structured, measured.integers,
-        residue_tables.residues, distributed_tables.several_gpus, everywhere_tables.gained, everywhere_tables.outside,
-        shortest_tables.minplus_products, shortest_tables.shortest_paths, shortest_tables.paths_on_cpu,
-        shortest_tables.whole_calls,
+        cpu.cpu, gpu.gpu, gpu.no_workspace, gpu.own_kernel, host_time.host, tunings.tuned, tunings.held_out,
+        calls.calls, calls.large, calls.integers, emulated.emulation, structured.halves, structured.complex_products,
+        structured.structured, residues.residues, several_gpus.several_gpus, everywhere.gained, everywhere.outside,
+        shortest.minplus_products, shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_calls,
     )},
 }  # fmt: skip
 

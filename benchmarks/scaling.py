@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fmm.distributed
-from benchmarks.measured import table
+from benchmarks.tables.markdown import table
 from fmm.config.locate import SHIPPED
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.decisions.sharing import SharedDecision

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.kinds import type_name
-from fmm.arrays.numpy_library import NUMPY
-from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
-from fmm.runtime import matmul as library_matmul
 from fmm.runtime import routes
 from fmm.runtime.arguments.gemm import checked_gemm
 from fmm.runtime.arguments.gram import checked_gram
@@ -20,15 +17,11 @@ from fmm.runtime.arguments.numbers import checked_flag, checked_side
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
-from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 from fmm.runtime.semirings.path_request import Method, PathRequest
 from fmm.runtime.short_way import with_short_half, with_short_update, with_short_way
 
-ndarray = np.ndarray  # asked for at each call
-PLAIN_OUT = ndarray, type(None)
 WISHED = "plan", "max_error_growth", "workspace"
 OF_GRAM = "rows", "fill", "alpha", "beta"
 OF_GEMM = "alpha", "beta", "transpose_a", "transpose_b"
@@ -73,13 +66,6 @@ def matmul(
     progress
         With device: show a bar on stderr if that will take ten seconds or more.
     """
-    usual_plan = plan is None and max_error_growth is None and workspace is None and not componentwise
-    if usual_plan and device is None and not more and type(a) is type(b) is ndarray and type(out) in PLAIN_OUT:
-        # NumPy's options on the shortest way. (Calls without any are answered before they come here.)
-        if small_enough_for_numpy(a, b):
-            return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
-        library = NUMPY.with_options(given_options(casting, order, dtype, more))
-        return library_matmul.product(library, a, b, out, NO_WISHES)
     wishes = checked_wishes(plan, max_error_growth, workspace, componentwise)
     options = given_options(casting, order, dtype, more)
     if device is None:

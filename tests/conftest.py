@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.running import host_run
 from tests.support import ROOT
 from tests.support.cuda_device import no_device
+from tests.support.torch_plans import DEVICES, plans_for_all, usable
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
 os.environ["FMM_TUNING_MODE"] = "off"
@@ -123,6 +125,19 @@ def host_plans(eager: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     monkeypatch.setattr(host_run, "run_call", run_call)
     monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 32)
     return plans
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Where torch's tensors lie."""
+    return usable(request.param)
+
+
+@pytest.fixture
+def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
+    """The plans that products of torch's tensors ran by: all run by plans."""
+    with plans_for_all(monkeypatch) as run:
+        yield run
 
 
 @pytest.fixture(autouse=True)

@@ -63,12 +63,6 @@ class CupyLibrary(NumpyLike):
             raise two_devices(a, b)
         return matmul(a, b)
 
-    def lacks(self, x: Any) -> bool:
-        return False
-
-    def watched(self) -> bool:
-        return False
-
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         if self.options or out is not None:
             return matmul(a, b, out=out, **self.options)

@@ -57,12 +57,6 @@ class NumpyLibrary(NumpyLike):
     def quick_vendor(self, a: Any, b: Any) -> Any:
         return matmul(a, b)
 
-    def lacks(self, x: Any) -> bool:
-        return False
-
-    def watched(self) -> bool:
-        return False
-
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return matmul(a, b, out=out, **self.options)
 

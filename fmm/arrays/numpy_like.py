@@ -17,6 +17,12 @@ class NumpyLike(ABC):
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         """Its own product."""
 
+    def lacks(self, x: Any) -> bool:
+        return False
+
+    def watched(self) -> bool:
+        return False
+
     # ---- other arrays of an array
 
     def transposed(self, x: Any) -> Any:

@@ -43,11 +43,11 @@ class Place:
 
 
 PLACES = {
-    "torch": Place("torch", "fmm.integrations.torch_kernels", "install_on_cuda"),
-    "torch-cpu": Place("torch", "fmm.integrations.torch_kernels", "install_on_host"),
-    "torch-inductor": Place("torch", "fmm.integrations.inductor"),
-    "cupy": Place("cupy", "fmm.integrations.cupy_functions"),
-    "numpy": Place("numpy", "fmm.integrations.numpy_functions"),
+    "torch": Place("torch", "fmm.integrations.operators.install", "install_on_cuda"),
+    "torch-cpu": Place("torch", "fmm.integrations.operators.install", "install_on_host"),
+    "torch-inductor": Place("torch", "fmm.integrations.operators.inductor"),
+    "cupy": Place("cupy", "fmm.integrations.functions.cupy_functions"),
+    "numpy": Place("numpy", "fmm.integrations.functions.numpy_functions"),
 }
 USUAL = "torch", "cupy", "numpy"
 _lock = threading.RLock()

@@ -78,6 +78,8 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
 
 def unwrapped(a: Any, b: Any, wishes: Wishes) -> tuple[Any, Any, Wishes]:
     """The arrays of prepared operands, and what is kept of one of them."""
+    if not isinstance(a, PreparedOperand) and not isinstance(b, PreparedOperand):
+        return a, b, wishes
     arrays, kept = [], None
     for x, side, other in ((a, "left", b), (b, "right", a)):
         if isinstance(x, PreparedOperand):

@@ -1,4 +1,4 @@
-"""The shortest ways of products: plain arrays of one library, and nothing else asked.
+"""The shortest ways of products: plain arrays of one library, and nothing else asked but numpy.matmul's own options.
 
 Products of small matrices take ten microseconds or less, so that to look at each of a call's options would be a part
 of what they take. They are looked at only if there are any.
@@ -6,7 +6,7 @@ of what they take. They are looked at only if there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import NoneType
 from typing import Any, ParamSpec
@@ -17,6 +17,7 @@ from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.runtime import matmul as library_matmul
+from fmm.runtime.arguments.wishes import given_options
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
 from fmm.runtime.decisions.limits import NO_WISHES
@@ -25,26 +26,50 @@ from fmm.runtime.routes import known_half_product, plain_product
 from fmm.runtime.small_half import small_half
 
 P = ParamSpec("P")
+USUAL: Mapping[str, Any] = {"casting": "same_kind", "order": "K", "dtype": None}  # options of numpy.matmul's
+USUAL_OR_WISHES = frozenset((*USUAL, "plan", "max_error_growth", "workspace"))
 ndarray = np.ndarray  # asked for at each call
 FULL = HALVES[0]  # the very string, as Python has but one of what programs spell out
 FEW_NUMBERS = SMALLEST_EXACT_SIDE**2  # in A: one of its sides is so small that no plan makes the product faster
 
 
 def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
-    """A decorator of fmm.matmul: calls with two operands alone are answered here if their types are known."""
+    """A decorator of fmm.matmul: calls with two operands of one known type are answered here, if nothing else is asked
+    or, of NumPy's arrays, numpy.matmul's own options alone."""
 
     @wraps(product)
     def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
-        if (kind := type(a)) is type(b) and not options and (out is None or type(out) is kind):
+        if (kind := type(a)) is type(b) and (out is None or type(out) is kind):
             if kind is ndarray:
-                if a.size < FEW_NUMBERS or small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
-                    return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out)
-                return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
-            if (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
+                if not options:
+                    if a.size < FEW_NUMBERS or small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
+                        return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out)
+                    return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
+                if (asked := numpy_options(options)) is not None:
+                    return product_with_options(a, b, out, asked)
+            elif not options and (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
                 return plain_product(known, a, b, out)
         return product(a, b, out, **options)
 
     return matmul  # type: ignore[return-value]
+
+
+def numpy_options(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Those of numpy.matmul's options that are given; None where something else is asked for too."""
+    if options.keys() <= USUAL.keys():
+        return options
+    if not options.keys() <= USUAL_OR_WISHES:
+        return None
+    nothing_wished = options.get("plan") is options.get("max_error_growth") is options.get("workspace") is None
+    return {name: value for name, value in options.items() if name in USUAL} if nothing_wished else None
+
+
+def product_with_options(a: Any, b: Any, out: Any, options: Mapping[str, Any]) -> Any:
+    """The product of two plain arrays of NumPy's with some of numpy.matmul's options."""
+    if a.size < FEW_NUMBERS or small_enough_for_numpy(a, b):
+        return numpy_matmul(a, b, out, **options)
+    library = NUMPY.with_options(given_options(**{**USUAL, **options}, more={}))
+    return library_matmul.product(library, a, b, out, NO_WISHES)
 
 
 def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:

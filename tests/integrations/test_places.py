@@ -16,8 +16,8 @@ import pytest
 import fmm
 from fmm.config import environment
 from fmm.integrations import on_import, places
+from fmm.integrations.functions.replaced import Replaced, names_of, put
 from fmm.integrations.places import CannotInstallError, Place
-from fmm.integrations.replaced import Replaced, names_of, put
 from tests.support.threads import at_once
 
 np: Any = numpy
@@ -117,7 +117,7 @@ def test_what_the_environment_names_is_installed(
 def test_an_install_that_cannot_work_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    absent = Place("no_such_library", "fmm.integrations.numpy_functions")
+    absent = Place("no_such_library", "fmm.integrations.functions.numpy_functions")
     refusing = Place("numpy", "refusing", "get_in")
     another = Place("numpy", "refusing", "get_into_another")
 
@@ -256,7 +256,9 @@ def test_a_library_half_loaded_by_its_own_import_is_left_alone_until_then(tmp_pa
 
 def test_a_library_that_may_not_be_imported_is_absent(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "forbidden_library", None)
-    monkeypatch.setitem(places.PLACES, "forbidden", Place("forbidden_library", "fmm.integrations.numpy_functions"))
+    monkeypatch.setitem(
+        places.PLACES, "forbidden", Place("forbidden_library", "fmm.integrations.functions.numpy_functions")
+    )
     with caplog.at_level(logging.WARNING, "fmm"):
         fmm.install("forbidden")
     assert [r.getMessage() for r in caplog.records] == [

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu import small_hermitian
 from fmm.kernels.cuda.target import ALIGNED
+from fmm.runtime import short_way
 from fmm.runtime.decisions.left_to_vendor import product_key
 from tests.support.own_calls import own_calls
 
@@ -59,7 +61,8 @@ def test_torchs_small_products_are_asked_for_their_bytes_alone() -> None:
     fmm.matmul(small, small)  # torch is known from now on
     shortest = ["matmul", "plain_product", "calls_are_seen"]
     assert own_functions(lambda: fmm.matmul(small, small)) == shortest
-    assert own_functions(lambda: fmm.matmul(small, small, torch.empty(4, 4))) == shortest
+    apart = ["vendor", "product_into", "_lies_on", "_lies_on"]  # does `out` lie on a factor?
+    assert own_functions(lambda: fmm.matmul(small, small, torch.empty(4, 4))) == [*shortest, *apart]
     assert own_functions(lambda: fmm.matmul(half, half)) == [*shortest, "left_to_vendor"]
     large = torch.ones(1024, 1024)
     TORCH.calls[product_key(TORCH, large, large)] = float("inf")
@@ -76,8 +79,9 @@ def test_what_lies_elsewhere_is_played_by_a_list_of_its_own() -> None:
 
 
 def own_functions(call: Callable[[], object]) -> list[str]:
-    """Of fmm's, that it runs, by name."""
-    return [name.rpartition(".")[2] for name in own_calls(call)]
+    """Of fmm's, that it runs, by name. (Comprehensions are functions up to Python 3.11.)"""
+    names = [name.rpartition(".")[2] for name in own_calls(call)]
+    return [name for name in names if name != "<dictcomp>"]
 
 
 def test_small_products_of_numpys_are_answered_before_options_are_looked_at() -> None:
@@ -86,6 +90,44 @@ def test_small_products_of_numpys_are_answered_before_options_are_looked_at() ->
         assert own_functions(call) == ["matmul"]
     thin, wide = np.ones((3000, 7)), np.ones((7, 40))
     assert own_functions(lambda: fmm.matmul(thin, wide)) == ["matmul", "small_enough_for_numpy"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": np.float64},
+        {"casting": "no", "order": "F"},
+        {"plan": None},
+        {"dtype": None, "plan": None, "max_error_growth": None, "workspace": None},
+    ],
+)
+def test_numpys_options_and_wishes_for_nothing_are_answered_there_too(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, out = np.ones((3, 4)), np.empty((3, 3))
+    shortest = ["matmul", "numpy_options", "product_with_options"]
+    assert own_functions(lambda: fmm.matmul(x, x.T, **options)) == shortest
+    assert fmm.matmul(x, x.T, out, **options) is out and (out == 4).all()
+    monkeypatch.setattr(short_way, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(short_way, "small_enough_for_numpy", lambda a, b: False)
+    libraries = []
+
+    def product(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> str:
+        libraries.append(library)
+        return "multiplied"
+
+    monkeypatch.setattr("fmm.runtime.matmul.product", product)
+    assert fmm.matmul(x, x.T, **options) == "multiplied"
+    asked = {name: value for name, value in options.items() if value is not None}
+    assert libraries[0].options == asked and (libraries[0] is NUMPY) is not bool(asked)
+
+
+@pytest.mark.parametrize("options", [{"plan": "vendor"}, {"subok": True}, {"dtype": None, "workspace": 0}])
+def test_what_else_is_asked_is_looked_at(options: dict[str, Any]) -> None:
+    x = np.ones((3, 4))
+    names = own_functions(lambda: fmm.matmul(x, x.T, **options))
+    assert "checked_wishes" in names and "product_with_options" not in names
+    assert (fmm.matmul(x, x.T, **options) == 4).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,21 +17,12 @@ import pytest
 import fmm
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.support import ROOT
-from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
+from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
 
 torch: Any = pytest.importorskip("torch")
 from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
 
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return usable(request.param)
-
-
-@pytest.fixture(autouse=True)
-def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    with plans_for_all(monkeypatch) as run:
-        yield run
+pytestmark = pytest.mark.usefixtures("plans_run")
 
 
 def test_a_plain_product_runs_a_plan(device: str, plans_run: list[Plan]) -> None:
@@ -437,24 +428,11 @@ def test_tensors_of_another_kind_are_torchs(plans_run: list[Plan]) -> None:
 
 
 def test_distributed_tensors_are_torchs(plans_run: list[Plan], tmp_path: Any) -> None:
-    """One process is a group of its own."""
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available():
-        pytest.skip("this torch knows no other processes")
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     a = drawn("cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-        try:
-            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
-            left, right = (distribute_tensor(a, mesh, [Shard(0)]) for _ in range(2))
-            c = fmm.matmul(left, right)
-            assert type(c) is type(left)
-            same(c.full_tensor(), a @ a)
-        finally:
-            distributed.destroy_process_group()
+    with shards_of_one_process(a, tmp_path) as (left, right):
+        c = fmm.matmul(left, right)
+        assert type(c) is type(left)
+        same(c.full_tensor(), a @ a)
     assert not plans_run
 
 

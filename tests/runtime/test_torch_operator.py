@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import fmm
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
+from tests.support.torch_plans import LEVEL, N, drawn, same
 
 torch: Any = pytest.importorskip("torch")
 from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
 
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return usable(request.param)
-
-
-@pytest.fixture(autouse=True)
-def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    with plans_for_all(monkeypatch) as run:
-        yield run
+pytestmark = pytest.mark.usefixtures("plans_run")
 
 
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -67,3 +69,22 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     yield run
     for library in (TORCH, TORCH_ON_HOST):
         library.calls.clear()
+
+
+@contextmanager
+def shards_of_one_process(a: Any, folder: Path) -> Iterator[tuple[Any, Any]]:
+    """The tensor twice, sharded over a group of one process, which meets itself in this folder."""
+    distributed: Any = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("this torch knows no other processes")
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+        try:
+            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+            left, right = (distribute_tensor(a, mesh, [Shard(0)]) for _ in range(2))
+            yield left, right
+        finally:
+            distributed.destroy_process_group()

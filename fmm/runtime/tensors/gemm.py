@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fmm.arrays.torch_calls import NOT_PLAIN, plain_call, without_marks
-from fmm.arrays.torch_library import TORCH, torch_library_of, torch_update
+from fmm.arrays.torch_library import TORCH, torch_library_of
+from fmm.arrays.torch_products import torch_update
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime.calls.prepare import prepared

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm.integrations import cupy_functions
-from fmm.integrations.contraction import contraction
-from fmm.integrations.cupy_functions import CupyFunctions, can_be_changed
-from fmm.integrations.replaced import put
+from fmm.integrations.functions import cupy_functions
+from fmm.integrations.functions.contraction import contraction
+from fmm.integrations.functions.cupy_functions import CupyFunctions, can_be_changed
+from fmm.integrations.functions.replaced import put
 from fmm.integrations.report import begin_report, end_report
 
 

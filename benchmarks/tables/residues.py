@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measured import Row, digits, heading, table
+from benchmarks.tables.markdown import Row, digits, heading, table
 
 NONE = "-"
 

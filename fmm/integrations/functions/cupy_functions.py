@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fmm.api import matmul
-from fmm.integrations.contraction import contraction
-from fmm.integrations.replaced import Replaced, names_of, put
+from fmm.integrations.functions.contraction import contraction
+from fmm.integrations.functions.replaced import Replaced, names_of, put
 from fmm.integrations.report import noted
 from fmm.runtime.decisions.left_to_vendor import small_enough_for_vendor
 

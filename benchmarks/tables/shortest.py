@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measured import Row, digits, load, table
+from benchmarks.tables.markdown import Row, digits, load, table
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.products.semirings.minplus import RINGS

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measured
 from benchmarks.held_out import FILE
 from benchmarks.readme import shortlist
+from benchmarks.tables import calls, tunings
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -25,11 +25,11 @@ def a_call(**more: Any) -> dict[str, Any]:
 def test_default_calls_are_shown_as_they_were_measured(tmp_path: Path) -> None:
     rows = [a_call(), a_call(dtype="float64", failure="out of memory")]
     write_rows(tmp_path / "a-card" / "calls.json", rows)
-    (found,) = [line for line in measured.calls(tmp_path) if "float" in line]
+    (found,) = [line for line in calls.calls(tmp_path) if "float" in line]
     assert "6000 ms | 1500 ms | **4.00** | 0.50 | 1.00 GiB | calibrated model | `f16x3` |" in found
     assert any("4.00" in line and "a card" in line for line in shortlist(tmp_path)), "README's list has it"
     write_rows(tmp_path / "a-card" / "large.json", [a_call(taken=2 / 3)])
-    assert any("| 67% |" in line for line in measured.large(tmp_path))
+    assert any("| 67% |" in line for line in calls.large(tmp_path))
 
 
 def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
@@ -42,4 +42,4 @@ def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
         {**row, "seconds": seconds},
     ]
     (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    assert list(measured.held_out(tmp_path))[-1] == "| float64 | thin | 1 | 0 | entry | 80.0%, 80.0% | 2.00, 2.00 | 1 |"
+    assert list(tunings.held_out(tmp_path))[-1] == "| float64 | thin | 1 | 0 | entry | 80.0%, 80.0% | 2.00, 2.00 | 1 |"

@@ -12,7 +12,8 @@ from typing import Any
 
 from fmm.arrays.torch_calls import without_marks
 from fmm.arrays.torch_library import torch_library_of
-from fmm.integrations.torch_kernels import own_product, plain_operands, takes
+from fmm.integrations.operators.operands import plain_operands, takes
+from fmm.integrations.operators.own_kernels import own_product
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import NO_WISHES
 

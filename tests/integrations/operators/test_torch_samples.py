@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from tests.support.torch_plans import DEVICES, plans_for_all, usable
+from tests.support.torch_plans import plans_for_all
 
 torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
-from fmm.integrations import torch_kernels  # noqa: E402, TID253 - which loads torch
+from fmm.integrations.operators import answers  # noqa: E402, TID253 - which loads torch
+from fmm.integrations.operators.install import install_at  # noqa: E402, TID253
+from fmm.integrations.operators.own_kernels import own_kernels_answer  # noqa: E402, TID253
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NAMES = (
@@ -36,17 +38,12 @@ NAMES = (
 DTYPES = ("float32", "float64", "complex128", "int64")
 
 
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return usable(request.param)
-
-
 @pytest.fixture
 def run(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     """Every product of more than a few numbers by a plan."""
-    monkeypatch.setattr(torch_kernels, "small_enough", lambda m, k, n, itemsize: m * k * n < 8)
+    monkeypatch.setattr(answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 8)
     with plans_for_all(monkeypatch) as plans:
-        undo = torch_kernels.install_at("CUDA" if device == "cuda" else "CPU", compiled=False)
+        undo = install_at("CUDA" if device == "cuda" else "CPU", compiled=False)
         try:
             yield plans
         finally:
@@ -99,20 +96,14 @@ def tensors(sample: Any) -> Iterator[Any]:
 
 
 def own_answer(op: Any, sample: Any) -> Any:
-    torch_kernels._passing.on = True
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            return answer(op, sample)
-    finally:
-        torch_kernels._passing.on = False
+    with own_kernels_answer(), torch.autograd.set_multithreading_enabled(False):
+        return answer(op, sample)
 
 
 def own_error(op: Any, sample: Any) -> str:
-    torch_kernels._passing.on = True
     try:
-        op(sample.input, *sample.args, **sample.kwargs)
+        with own_kernels_answer():
+            op(sample.input, *sample.args, **sample.kwargs)
     except Exception as error:
         return str(error)
-    finally:
-        torch_kernels._passing.on = False
     return "none"

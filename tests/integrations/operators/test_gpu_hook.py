@@ -52,7 +52,7 @@ def seconds_of_a_call(call: Callable[[], Any], calls: int = 300) -> float:
 @pytest.mark.timed
 def test_declined_products_cost_the_host_next_to_nothing() -> None:
     """The least of many rounds of each, in turn: others may use the machine."""
-    from fmm.integrations import compiled_hook
+    from fmm.integrations.operators import compiled_hook
 
     if compiled_hook.loaded_hook() is None:
         pytest.skip("no C++ compiler")

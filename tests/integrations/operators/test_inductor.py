@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import fmm
 from fmm.kernels.plans.plan import Plan
-from tests.support.torch_plans import DEVICES, drawn, plans_for_all, usable
+from tests.support.torch_plans import drawn
 
 torch: Any = pytest.importorskip("torch")
 
 
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return usable(request.param)
-
-
-@pytest.fixture(autouse=True)
-def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    with plans_for_all(monkeypatch) as run:
-        yield run
+pytestmark = pytest.mark.usefixtures("plans_run")
 
 
 @pytest.mark.slow

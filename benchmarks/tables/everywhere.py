@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measured import digits, load, paired, table
 from benchmarks.outside import SUITES
+from benchmarks.tables.markdown import digits, load, loaded, paired, table
 
 GAINED = ("what", "where", "as it is", "with fmm", "gained")
 OUTSIDE = ("tests of", "which", "every product by", "passed, skipped, failed", "with fmm", "fail only with fmm")
@@ -23,8 +23,7 @@ def gained(results: Path) -> Iterator[str]:
 
 
 def _sharded(results: Path) -> Iterator[Sequence[object]]:
-    for path in sorted(results.glob("*/distributed.json")):
-        environment, rows = load(path)
+    for _, environment, rows in loaded(results, "*/distributed.json"):
         for row in rows:
             plain, hooked = (row["seconds"].get(who) for who in ("torch", "hook"))
             if plain and hooked:
@@ -48,8 +47,7 @@ def _within(run: dict[str, Any]) -> str:
 
 def _added(results: Path) -> Iterator[Sequence[object]]:
     """Products with a bias, as nn.Linear has it."""
-    for path in sorted(results.glob("*/added.json")):
-        environment, rows = load(path)
+    for _, environment, rows in loaded(results, "*/added.json"):
         for row in rows:
             if row["added"] == "row":
                 what = f"`torch.addmm` of a bias, {row['dtype']} {row['n']}"
@@ -57,8 +55,7 @@ def _added(results: Path) -> Iterator[Sequence[object]]:
 
 
 def _declined(results: Path) -> Iterator[Sequence[object]]:
-    for path in sorted(results.glob("*/host-declined.json")):
-        environment, rows = load(path)
+    for _, environment, rows in loaded(results, "*/host-declined.json"):
         for row in rows:
             plain, ours = median(row["without"]), median(row["with"])
             what = f"a small `torch.{row['operator']}`, which is torch's own, the host's time"

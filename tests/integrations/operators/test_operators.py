@@ -16,17 +16,16 @@ from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from tests.support import ROOT
-from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
+from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
 
 torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
-from fmm.integrations import compiled_hook, torch_kernels  # noqa: E402, TID253 - which load torch
+from fmm.integrations.operators import answers, compiled_hook, dispatcher, install  # noqa: E402, TID253 - load torch
+from fmm.integrations.operators.operator_table import OPERATORS  # noqa: E402
+from fmm.integrations.operators.own_kernels import own_kernels_answer  # noqa: E402, TID253
 
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return usable(request.param)
+pytestmark = pytest.mark.usefixtures("plans_run")
 
 
 @pytest.fixture(params=["python", pytest.param("compiled", marks=pytest.mark.slow)])
@@ -40,29 +39,23 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return True
 
 
-@pytest.fixture(autouse=True)
-def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    with plans_for_all(monkeypatch) as run:
-        yield run
-
-
 @pytest.fixture
 def asked(
     device: str, compiled: bool, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[tuple[int, ...]]]:
     """Installed at the device's key; of which left operands Python was asked."""
     questions: list[tuple[int, ...]] = []
-    own = torch_kernels.Answers._answer
+    own = answers.Answers._answer
 
     def answer(self: Any, a: Any, *rest: Any) -> Any:
         questions.append(tuple(a.shape))
         return own(self, a, *rest)
 
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
-        monkeypatch.setattr(torch_kernels, name, 16**3)
-    monkeypatch.setattr(torch_kernels, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
-    monkeypatch.setattr(torch_kernels.Answers, "_answer", answer)
-    undo = torch_kernels.install_at("CUDA" if device == "cuda" else "CPU", compiled)
+        monkeypatch.setattr(dispatcher, name, 16**3)
+    monkeypatch.setattr(answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
+    monkeypatch.setattr(answers.Answers, "_answer", answer)
+    undo = install.install_at("CUDA" if device == "cuda" else "CPU", compiled)
     try:
         yield questions
     finally:
@@ -109,22 +102,12 @@ def test_every_operator_runs_plans(
     calls = products(device, kind)
     found = [(call(None), call(torch.empty_like(call(None)))) for _, call in calls]
     assert len(plans_run) == 3 * len(calls)
-    with passing():
+    with own_kernels_answer():
         expected = [call(None) for _, call in calls]
     assert len(plans_run) == 3 * len(calls)
     for (_, _), (new, written), theirs in zip(calls, found, expected, strict=True):
         for ours in (new, written):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3 if dtype == "float32" else 1e-9)
-
-
-class passing:  # noqa: N801 - read like a word
-    """What torch itself answers, though fmm is installed."""
-
-    def __enter__(self) -> None:
-        torch_kernels._passing.on = True
-
-    def __exit__(self, *error: object) -> None:
-        torch_kernels._passing.on = False
 
 
 def test_nothing_is_added_of_what_is_ignored(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
@@ -182,7 +165,7 @@ def test_conjugates_are_multiplied_as_such(device: str, asked: list[Any], plans_
     z = drawn(device, dtype=torch.complex128)
     found = torch.mm(z.mH, z), torch.mm(z.conj(), z.conj())
     assert plans_run == [LEVEL] * 2
-    with passing():
+    with own_kernels_answer():
         same(found[0], z.mH @ z)
         same(found[1], z.conj() @ z.conj())
 
@@ -200,7 +183,7 @@ def test_unchanged_programs_have_fast_forward_and_backward_passes(
 
     ours = gradients()
     assert len(plans_run) == 3  # the product, and both of its gradients
-    with passing():
+    with own_kernels_answer():
         theirs = gradients()
     for mine, its in zip(ours, theirs, strict=True):
         same(mine, its)
@@ -232,7 +215,7 @@ def test_training_goes_as_without(device: str, asked: list[Any], plans_run: list
     assert len(plans_run) >= 4 * 6
     torch.manual_seed(1)
     count = len(plans_run)
-    with passing(), torch.autograd.set_multithreading_enabled(False):
+    with own_kernels_answer(), torch.autograd.set_multithreading_enabled(False):
         theirs = losses()
     assert device == "cuda" or len(plans_run) == count
     assert ours == pytest.approx(theirs, rel=1e-9)
@@ -295,7 +278,7 @@ def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list
         lambda: torch.mm(a, a, out=torch.zeros(N, N, device=device, dtype=a.dtype).requires_grad_()),
     ]
     for call in wrong:
-        with passing(), pytest.raises(Exception) as theirs:
+        with own_kernels_answer(), pytest.raises(Exception) as theirs:
             call()
         with pytest.raises(type(theirs.value)) as ours:
             call()
@@ -387,21 +370,11 @@ def test_threads_multiply_side_by_side(device: str, asked: list[Any], plans_run:
 def test_each_process_multiplies_its_part_of_sharded_tensors(
     asked: list[Any], device: str, plans_run: list[Plan], tmp_path: Any
 ) -> None:
-    distributed = pytest.importorskip("torch.distributed")
-    if device == "cuda" or not distributed.is_available():
+    if device == "cuda":
         pytest.skip("one process, on the host")
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     a = drawn(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-        try:
-            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
-            left, right = (distribute_tensor(a, mesh, [Shard(0)]) for _ in range(2))
-            c = (left @ right).full_tensor()
-        finally:
-            distributed.destroy_process_group()
+    with shards_of_one_process(a, tmp_path) as (left, right):
+        c = (left @ right).full_tensor()
     assert plans_run == [LEVEL]
     same(c, fmm.matmul(a, a, plan=VENDOR))
 
@@ -417,14 +390,14 @@ def test_uninstalled_all_is_as_it_was(device: str, compiled: bool, plans_run: li
     def registered() -> list[str]:
         return [
             line
-            for row in torch_kernels.OPERATORS
+            for row in OPERATORS
             for line in torch._C._dispatch_dump(f"aten::{row.name}").splitlines()
             if line.startswith((f"{key}:", "name", "schema"))
         ]
 
     before, a = registered(), drawn(device)
     for _ in range(3):
-        undo = torch_kernels.install_at(key, compiled)
+        undo = install.install_at(key, compiled)
         assert registered() != before
         undo()
         assert registered() == before
@@ -438,8 +411,8 @@ def test_others_may_multiply_while_it_comes_and_goes(
 ) -> None:
     """A thread may be in a kernel that is taken out."""
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
-        monkeypatch.setattr(torch_kernels, name, 16**3)
-    monkeypatch.setattr(torch_kernels, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
+        monkeypatch.setattr(dispatcher, name, 16**3)
+    monkeypatch.setattr(answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
     a, b, wrong, done = drawn(device), drawn(device, 16, 16), [], threading.Event()
     expected = torch.mm(a, a), torch.mm(b, b)
 
@@ -454,7 +427,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
         thread.start()
     try:
         for _ in range(100):
-            undo = torch_kernels.install_at("CUDA" if device == "cuda" else "CPU", compiled)
+            undo = install.install_at("CUDA" if device == "cuda" else "CPU", compiled)
             time.sleep(0.002)
             undo()
     finally:
@@ -466,7 +439,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
 
 def test_torch_on_the_host_is_a_place(plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_hook, "loaded_hook", lambda: None)
-    monkeypatch.setattr(torch_kernels, "small_enough", lambda m, k, n, itemsize: False)
+    monkeypatch.setattr(answers, "small_enough", lambda m, k, n, itemsize: False)
     a = drawn("cpu")
     with fmm.installed("torch-cpu"):
         torch.mm(a, a)
@@ -489,26 +462,26 @@ def test_installing_touches_no_device(monkeypatch: pytest.MonkeyPatch, caplog: p
     """A process that only starts others is not to have a context there; what is not there is said."""
     environment.log_once.cache_clear()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch_kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(install, "find_spec", lambda name: None)
     with fmm.installed("torch"):
         pass
     assert "nothing is installed for torch: fmm's kernels need CuPy" in caplog.text
-    monkeypatch.setattr(torch_kernels, "find_spec", lambda name: "found")
+    monkeypatch.setattr(install, "find_spec", lambda name: "found")
     monkeypatch.setattr(compiled_hook, "loaded_hook", lambda: None)
     initialized = torch.cuda.is_initialized()
     if torch.backends.cuda.is_built():
-        undo = torch_kernels.install_on_cuda()
+        undo = install.install_on_cuda()
         undo()
     else:
         with pytest.raises(CannotInstallError, match="no kernel for CUDA"):
-            torch_kernels.install_on_cuda()
+            install.install_on_cuda()
     assert torch.cuda.is_initialized() == initialized
 
 
 def test_a_torch_that_hands_out_no_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
     with pytest.raises(CannotInstallError, match="does not hand out its kernels"):
-        torch_kernels.install_at("CPU")
+        install.install_at("CPU")
 
 
 def test_without_a_compiler_python_stands_in_front(

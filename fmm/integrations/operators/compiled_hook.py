@@ -16,12 +16,12 @@ import torch
 
 from fmm.config.environment import log, log_once
 
-SOURCE = Path(__file__).with_name("torch_kernels.cpp")
+SOURCE = Path(__file__).with_suffix(".cpp")
 PATIENCE = 300  # seconds
 
 
 class CompiledHook:
-    """The functions of torch_kernels.cpp."""
+    """The functions of compiled_hook.cpp."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))

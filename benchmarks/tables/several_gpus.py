@@ -1,4 +1,4 @@
-"""The table of products that several GPUs shared, from results/*/distributed.json, for benchmarks.readme."""
+"""The table of products that several GPUs shared, from results/*/distributed.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measured import digits, load, paired, table
+from benchmarks.tables.markdown import digits, loaded, paired, table
 
 WHO = {
     "torch": "torch's own product",
@@ -26,8 +26,7 @@ def several_gpus(results: Path) -> Iterator[str]:
 
 
 def _rows(results: Path) -> Iterator[tuple[object, ...]]:
-    for path in sorted(results.glob("*/distributed.json")):
-        environment, rows = load(path)
+    for _, environment, rows in loaded(results, "*/distributed.json"):
         where = f"{environment['gpus']} x {environment['device']}"
         for row in rows:
             taken = {who: seconds for who, seconds in row["seconds"].items() if seconds}

@@ -14,7 +14,7 @@ import numpy as np
 
 from fmm.api import matmul
 from fmm.arrays.numpy_library import NAMES
-from fmm.integrations.replaced import Replaced, names_of, put
+from fmm.integrations.functions.replaced import Replaced, names_of, put
 from fmm.integrations.report import noted
 from fmm.kernels.cpu.numpy_products import dot as numpy_dot
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul

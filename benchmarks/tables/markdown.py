@@ -1,0 +1,72 @@
+"""Results as lines of Markdown: a heading, a table, and numbers as tables have them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fmm.kernels.plans.old_names import todays_plan
+
+Row = dict[str, Any]
+PLAN = re.compile("`([^`]+)`")
+LONG = 0.1  # milliseconds from which a random product counts as long
+
+
+def load(path: Path) -> tuple[Row, list[Row]]:
+    """The environment of a result and its rows."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["environment"], content["rows"]
+
+
+def loaded(results: Path, pattern: str) -> Iterator[tuple[Path, Row, list[Row]]]:
+    """Every result of such a name, device by device: where it is, its environment and its rows."""
+    for path in sorted(results.glob(pattern)):
+        yield path, *load(path)
+
+
+def heading(path: Path, environment: Row) -> Iterator[str]:
+    """Which device, and where the samples are; apart from a table before it."""
+    yield ""
+    yield f"**{environment['device']}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit'][:12]})"
+    yield ""
+
+
+def table(columns: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[str]:
+    """A Markdown table; plans are spelled as they are today, whenever they were measured."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    lines = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    yield from (PLAN.sub(lambda named: f"`{todays_plan(named[1])}`", line) for line in lines)
+
+
+# ---- numbers in words
+
+
+def times(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def digits(number: float) -> str:
+    """Three significant digits, never as a power of ten."""
+    return f"{float(f'{number:.3g}'):g}"
+
+
+def space(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"
+
+
+def paired(other: Sequence[float], own: Sequence[float]) -> float:
+    """The median of the ratios of each round: above 1 where `own` is faster."""
+    return float(median(o / x for o, x in zip(other, own, strict=True)))
+
+
+def range_of_ratios(rows: Sequence[Row], those: str) -> str:
+    """Of random shapes: the least and the largest ratio, and the least of `those` that take long."""
+    ratios = [row["ratio"] for row in rows]
+    long = [row["ratio"] for row in rows if median(row["vendor"]) > LONG]
+    spread = f"median ratios from {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{spread}; of {those} over {LONG} ms ({len(long)}) from {min(long, default=1):.2f}"

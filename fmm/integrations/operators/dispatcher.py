@@ -1,0 +1,86 @@
+"""Kernels of ours in torch's dispatcher, at one key: behind the hook in C++, or alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fmm.integrations.operators.answers import Answers
+from fmm.integrations.operators.operator_table import OPERATORS, Operator
+from fmm.integrations.operators.own_kernels import own_kernels
+from fmm.integrations.places import CannotInstallError, Undo
+from fmm.integrations.report import reporting
+from fmm.runtime.decisions.left_to_vendor import SMALL, SMALL_HALF, SMALL_UNALIGNED
+
+# ---- behind the hook in C++
+
+
+_answering: dict[str, Answers] = {}  # by key: whom the hook asks
+_questions: list[Any] = []  # the library fmm_hook, once it is defined
+_asked_at: set[str] = set()  # the keys at which it is
+
+
+def install_compiled(answers: Answers, key: str) -> Undo:
+    """Python answers what the hook does not decline by itself."""
+    hook = answers.hook
+    _define_questions(key)
+    _answering[key] = answers
+    hook.least_work(*((0, 0, 0) if reporting() else (SMALL, SMALL_HALF, SMALL_UNALIGNED)))
+    if failure := hook.install(key == "CUDA", [(row.name, row.first) for row in OPERATORS]):
+        raise CannotInstallError(failure)
+
+    def undo() -> None:
+        hook.uninstall(key == "CUDA")
+        _answering.pop(key, None)
+
+    return undo
+
+
+def _define_questions(key: str) -> None:
+    """What the hook asks, defined once in a process: a thread may ask when it has just been taken out."""
+    if not _questions:
+        _questions.append(torch.library.Library("fmm_hook", "DEF"))
+        for row in OPERATORS:
+            _questions[0].define(row.question)
+    if key not in _asked_at:
+        for row in OPERATORS:
+            _questions[0].impl(row.question.partition("(")[0], _question(row, key), key)
+        _asked_at.add(key)
+
+
+def _question(row: Operator, key: str) -> Callable[..., Any]:
+    def asked(*operands: Any) -> Any:
+        answers = _answering.get(key)
+        return None if answers is None else answers.answer(row)(*operands)
+
+    return asked
+
+
+# ---- without it
+
+
+# Kernels of ours that ever stood in the dispatcher: a thread may still be in one when it is taken out.
+_ever_installed: list[Any] = []
+
+
+def install_python(answers: Answers, key: str) -> Undo:
+    """Python is asked about every product, and calls torch's own kernel if it declines."""
+    library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel replaces another one is what is asked for
+        for row in OPERATORS:
+            library.impl(row.name, _python_kernel(row, answers.answer(row), kernels[row.name]), key, with_keyset=True)
+    _ever_installed.extend(own_kernels(key).values())
+    return library._destroy  # type: ignore[no-any-return]
+
+
+def _python_kernel(row: Operator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
+    def kernel(keys: Any, *operands: Any, **options: Any) -> Any:
+        rest = (options.get("beta", 1), options.get("alpha", 1)) if row.first else ()
+        found = answer(*operands, *rest, options.get("out"))
+        return own.call_boxed(keys, *operands, **options) if found is None else found
+
+    return kernel
