@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fmm.runtime.out_of_core.machine import Machine
 
 _NUMPYS = tuple(NAMES.values())
+_NOT_NUMPYS = "bfloat16", "tf32", "complex32", "float4", "float8"  # names begin so of types that torch alone has
 
 
 # ---- products
@@ -205,7 +206,7 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     on_cpu = device == "cpu"
     number = blas_threads() if on_cpu else devices.cuda_index(device)
     if dtype not in (_NUMPYS if on_cpu else DTYPES):
-        who, whose = ("NumPy", "NumPy's") if on_cpu else ("the vendor", "its")
+        who, whose = (_who_has(dtype), f"{_who_has(dtype)}'s") if on_cpu else ("the vendor", "its")
         if wishes.plan not in (None, VENDOR):
             raise PlanError(f"the plan {wishes.plan} cannot run here: {dtype} products are {whose} own")
         return Decision(VENDOR, None, f"{who} answers: {dtype} products are {whose} own")
@@ -217,6 +218,11 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
     limits = Limits(room, growth, emulation_allowed(), entries)
     return matmul.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
+
+
+def _who_has(dtype: str) -> str:
+    """The library that multiplies numbers of this type on the host."""
+    return "torch" if dtype.startswith(_NOT_NUMPYS) else "NumPy"
 
 
 def _device(device: str | int, number: int) -> devices.Device:
