@@ -73,7 +73,7 @@ def matmul(
     progress
         With device: show a bar on stderr if that will take ten seconds or more.
     """
-    usual_plan = plan is None and max_error_growth is None and workspace is None and not componentwise
+    usual_plan = plan is None and max_error_growth is None and workspace is None and componentwise is False
     if usual_plan and device is None and not more and type(a) is type(b) is ndarray and type(out) in PLAIN_OUT:
         # NumPy's options on the shortest way. (Calls without any are answered before they come here.)
         if small_enough_for_numpy(a, b):

@@ -6,6 +6,7 @@ The modules that few programs need, and those that load torch or CuPy, are loade
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.problem import Operation, Problem, Shape
+from fmm.problem import OPERATIONS, Operation, Problem, Shape
 from fmm.runtime import devices, matmul
 from fmm.runtime.arguments.gemm import AskedGemm
 from fmm.runtime.arguments.gram import AskedGram
@@ -28,7 +29,7 @@ from fmm.runtime.decisions.left_to_vendor import SMALL_BYTES, left_to_vendor, sm
 from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.gemm import gemm_explained, gemm_product
 from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
-from fmm.runtime.prepared_operand import side_note, unwrapped
+from fmm.runtime.prepared_operand import side_note, unwrapped, wrong_side
 from fmm.runtime.semirings.path_request import PathRequest
 
 if TYPE_CHECKING:
@@ -102,6 +103,9 @@ def product_explained(
     device: str | int | None, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes
 ) -> Decision:
     """What `any_product` would do, or with a device `product_on`, and why."""
+    if told := wrong_side(a, b):
+        found = product_explained(device, *unwrapped(a, b, wishes)[:2], out, options, wishes)
+        return replace(found, reason=f"{found.reason}; {told}")
     out = single(out)
     a, b, wishes = unwrapped(a, b, wishes)
     machine = None if device is None else _machine_for(device, a, b, out)
@@ -119,7 +123,7 @@ def product_explained(
 
 def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
     """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
-    on_cpu = device == "cpu"
+    on_cpu = _is_cpu(device)
     number = 0 if on_cpu else devices.cuda_index(device)
     library = library_of(a, b, out)
     if library is NUMPY:
@@ -203,7 +207,9 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, wishes: Wishes) -> Decision:
     """The decision for arrays that lie row by row on a device."""
-    on_cpu = device == "cpu"
+    if not isinstance(op, str):
+        raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
+    on_cpu = _is_cpu(device)
     number = blas_threads() if on_cpu else devices.cuda_index(device)
     if dtype not in (_NUMPYS if on_cpu else DTYPES):
         who, whose = (_who_has(dtype), f"{_who_has(dtype)}'s") if on_cpu else ("the vendor", "its")
@@ -218,6 +224,11 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
     limits = Limits(room, growth, emulation_allowed(), entries)
     return matmul.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
+
+
+def _is_cpu(device: object) -> bool:
+    """(What is not a text may not be compared with one: arrays are compared number by number.)"""
+    return isinstance(device, str) and device == "cpu"
 
 
 def _who_has(dtype: str) -> str:

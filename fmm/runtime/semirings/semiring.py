@@ -110,7 +110,7 @@ def _host_semiring(domain: Domain, greatest: bool, work: int) -> Semiring:
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
     """The lengths of the shortest paths between all nodes, and if asked the nodes before their ends."""
-    if request.method not in METHODS:
+    if not isinstance(request.method, str) or request.method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {request.method!r}")
     with _placed(d=d, out=out) as place:
         graph = _graph_of(place, d)
@@ -119,6 +119,8 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
             raise ValueError("graph should have two dimensions")
         if given.shape[0] != given.shape[1]:
             raise ValueError("graph should be a square array")
+        if given.dtype.kind not in "biufcO":
+            raise TypeError(f"fmm.shortest_paths takes lengths that are numbers, not {given.dtype}")
         dtype = np.dtype(given.dtype.name if given.dtype.name in TYPES else np.float64)
         back = d if out is None and request.overwrite and _can_be_written(d, given, dtype) else out
         target = None if back is None else _target(place, back, given.shape, dtype)
