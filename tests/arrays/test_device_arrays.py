@@ -130,7 +130,7 @@ def test_two_devices_are_an_error_that_names_both() -> None:
     assert "a is a CuPy array on cuda:1, b is a CuPy array on cuda:0" in str(two_devices(CUPY, other))
 
 
-@pytest.mark.parametrize("pair", [(MATRIX, [[1.0]]), (ON_HOST, MATRIX), (np.matrix(MATRIX), MATRIX)])
+@pytest.mark.parametrize("pair", [(MATRIX, [[1.0]]), (ON_HOST, MATRIX), (np.ma.masked_array(MATRIX), MATRIX)])
 def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
     assert library_of(*pair) is NUMPY
 
