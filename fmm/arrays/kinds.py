@@ -76,12 +76,20 @@ def type_name(dtype: Any) -> str:
 
 def two_devices(a: Any, b: Any, out: Any = None) -> ValueError:
     """The error for arrays on different devices, all of them named."""
-    return ValueError(f"{_named(a, b, out)}: fmm.matmul moves nothing between devices")
+    return ValueError(f"{_named(a=a, b=b, out=out)}: fmm.matmul moves nothing between devices")
 
 
-def mixed_kinds(a: Any, b: Any, out: Any) -> TypeError:
-    """The error for arrays of different kinds, all of them named."""
-    return TypeError(f"{_named(a, b, out)}: fmm.matmul moves nothing between host and device, or between libraries")
+def mixed_kinds(**arrays: Any) -> TypeError:
+    """The error for arrays of different kinds, all of them named; None is none."""
+    words = "fmm moves nothing between host and device, or between libraries"
+    return TypeError(f"{_named(**arrays)}: {words}{_how_to_mend(*arrays.values())}")
+
+
+def _how_to_mend(*given: Any) -> str:
+    """What makes arrays of one library of NumPy's and torch's on the host."""
+    tensors = any(kind_of(x) == "torch" and not on_device(x) for x in given)
+    both = tensors and any(isinstance(x, np.ndarray) for x in given)
+    return " (torch.from_numpy(x) makes a tensor of an array, x.numpy() an array of a tensor)" if both else ""
 
 
 def check_dense(function: str, *arrays: Any) -> None:
@@ -91,9 +99,8 @@ def check_dense(function: str, *arrays: Any) -> None:
             raise TypeError(f"{function} takes dense matrices, not a {type(x).__name__}")
 
 
-def _named(a: Any, b: Any, out: Any) -> str:
-    named = {"a": a, "b": b} | ({} if out is None else {"out": out})
-    return ", ".join(f"{name} is {array_in_words(x)}" for name, x in named.items())
+def _named(**arrays: Any) -> str:
+    return ", ".join(f"{name} is {array_in_words(x)}" for name, x in arrays.items() if x is not None)
 
 
 def array_in_words(x: Any) -> str:

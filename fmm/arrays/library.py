@@ -205,7 +205,7 @@ class Library(Protocol):
         ...
 
     def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """The array, broadcast to this shape in its own memory."""
+        """The array, broadcast to this shape in its own memory; None if its numbers are not all there is to it."""
         ...
 
     @property

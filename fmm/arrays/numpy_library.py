@@ -26,6 +26,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 SYRK = "b is a transposed in place: NumPy calls syrk, which does half the work"
 
 ndarray = np.ndarray
+PLAIN = ndarray, np.memmap  # of which nothing but numbers is wanted; others have masks, or results of their own kind
 
 
 class NumpyLibrary(NumpyLike):
@@ -165,6 +166,16 @@ class NumpyLibrary(NumpyLike):
         for axis in reversed([*axes, *range(batch.ndim, len(shape))]):
             strides[axis], step = step, step * shape[axis]
         return Operand(shape, tuple(strides), dtype)
+
+    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return np.broadcast_to(x, shape) if type(x) in PLAIN else None
+
+    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
+        if type(x) in PLAIN:
+            return super().copied(x, shape, like)
+        made = np.empty_like(x, like.dtype, shape=shape)  # masked where x is; a matrix, if x is one
+        made[...] = x
+        return made
 
     def pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.kinds import array_in_words, kind_of, mixed_kinds, on_device
+from fmm.arrays.kinds import array_in_words, kind_of, mixed_kinds
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
@@ -16,32 +16,28 @@ PLAIN_TYPES: dict[type, Library] = {}
 _known: dict[type, Library] = {np.ndarray: NUMPY}
 
 
-def library_of(a: Any, b: Any, out: Any = None) -> Library:
-    """The library whose arrays these are; NumPy for what is on the host and of no other. TypeError for a mixture."""
+def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
+    """The library whose arrays these are; NumPy for what is on the host and of no other. TypeError for a mixture, which
+    calls `out` by the name `third`."""
     cls = type(a)
     known = _known.get(cls)
     if known is not None and type(b) is cls and (out is None or type(out) is cls):
         return known
-    found = _judged(a, b, out)
+    found = _judged(a, b, out, third)
     if found is not NUMPY and type(b) is cls and kind_of(a) in ("cupy", "torch"):
         _known[cls] = found
     return found
 
 
-def _judged(a: Any, b: Any, out: Any) -> Library:
+def _judged(a: Any, b: Any, out: Any, third: str) -> Library:
     given = (a, b) if out is None else (a, b, out)
     kinds = {kind_of(x) for x in given}
     if kinds == {"host"}:
         return NUMPY
-    if "torch" not in kinds:
-        if any(isinstance(x, np.ndarray) for x in given):
-            raise mixed_kinds(a, b, out)
-        return _cupy_for(a, b)
-    if kinds == {"torch"} or not any(isinstance(x, np.ndarray) or kind_of(x) in ("cupy", "other") for x in given):
-        return _torch()
-    if any(on_device(x) for x in given):
-        raise mixed_kinds(a, b, out)
-    return NUMPY  # torch's host tensors among NumPy's arrays: NumPy reads both
+    # (Lists and the like are whatever the library takes them for.)
+    if any(isinstance(x, np.ndarray) for x in given) or ("torch" in kinds and kinds - {"torch", "host"}):
+        raise mixed_kinds(a=a, b=b, **{third: out})
+    return _torch() if "torch" in kinds else _cupy_for(a, b)
 
 
 def _cupy_for(a: Any, b: Any) -> Library:

@@ -74,7 +74,29 @@ def _modes_but_devices() -> bool:
     return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
 
 
-NOT_PLAIN = "this call is its own (see fmm.matmul)"
+def torchs_own(a: Any, b: Any, out: Any = None) -> str:
+    """Why a call that is not plain (`plain_call`) is left to torch."""
+    return f"this call is torch's own: {_what_is_not_plain(a, b, out)}"
+
+
+def _what_is_not_plain(a: Any, b: Any, out: Any) -> str:
+    if calls_are_watched():
+        return "somebody records torch's calls, or compiles them"
+    given = {"a": a, "b": b} | ({} if out is None else {"out": out})
+    for name, x in given.items():
+        if type(x) not in PLAIN:
+            return f"{name} is a {type(x).__name__}, not a plain tensor"
+        if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
+            return f"{name} is a {x.layout} tensor on {x.device}".replace("torch.", "")
+    if transform() is not None or forward_ad._current_level >= 0 or dispatch_modes():
+        return "a transform, forward gradients or a mode is in force"
+    if any(x.device != a.device for x in given.values()):
+        return f"the tensors are on {' and '.join(dict.fromkeys(str(x.device) for x in given.values()))}"
+    if out is not None and not writable(out, a):
+        return "out requires gradients, overlaps itself or cannot be written"
+    if autocast_somewhere() and torch.is_autocast_enabled(a.device.type):
+        return "autocast chooses the types of products"
+    return "deterministic algorithms are asked for" if deterministic() else "its tensors are not plain ones"
 
 
 def plain_call(a: Any, b: Any, out: Any) -> bool:

@@ -242,8 +242,12 @@ class TorchHostLibrary(_TorchTensors):
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
         arrays = [x for x in (a, b, out) if x is not None]
-        if a.dtype not in HOST_TYPES or min(a.dim(), b.dim()) < 2 or any(x.dtype is not a.dtype for x in arrays):
-            return Setting(number, refusal="NumPy has no products of these types or vectors")
+        types = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in arrays)
+        if len(types) > 1:
+            return Setting(number, refusal=f"torch casts no operands or results, which are {' and '.join(types)}")
+        if a.dtype not in HOST_TYPES or min(a.dim(), b.dim()) < 2:
+            whose = "of vectors" if a.dtype in HOST_TYPES else f"of {', '.join(types)} on the host"
+            return Setting(number, refusal=f"products {whose} are torch's own")
         better = ""
         if _same_memory_transposed(a, b):
             better = "b is a transposed in place, of which its own product may make use"

@@ -14,9 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fmm.config.environment import log_once
 from fmm.integrations.on_import import after_import, is_loaded
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
 
 Undo = Callable[[], None]
 VARIABLE = "FMM_INSTALL"
@@ -75,9 +79,14 @@ def uninstall(*names: str) -> None:
             _settle(place)
 
 
-@contextmanager
-def installed(*names: str) -> Iterator[None]:
+def installed(*names: str) -> _GeneratorContextManager[None]:
     """The same for a `with` statement, in all threads while it is executed."""
+    _check_names(names)  # now, not only where it is entered
+    return _installed_meanwhile(*names)
+
+
+@contextmanager
+def _installed_meanwhile(*names: str) -> Iterator[None]:
     held: list[Place] = []
     try:
         for place in _named(names):  # which may take seconds, in which somebody may press Ctrl-C
@@ -103,10 +112,14 @@ def install_as_told() -> None:
         log_once(f"{VARIABLE}: {error}")
 
 
-def _named(names: tuple[str, ...]) -> list[Place]:
-    unknown = [name for name in names if name not in PLACES]
+def _check_names(names: tuple[object, ...]) -> None:
+    unknown = [name for name in names if not isinstance(name, str) or name not in PLACES]
     if unknown:
         raise ValueError(f"fmm knows no {', '.join(map(repr, unknown))} to install for; valid: {', '.join(PLACES)}")
+
+
+def _named(names: tuple[str, ...]) -> list[Place]:
+    _check_names(names)
     return [PLACES[name] for name in dict.fromkeys(names or usual_here())]
 
 

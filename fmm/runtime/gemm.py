@@ -134,7 +134,7 @@ def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, .
     if library.processor == "cuda" and (library.pointer(c) % READABLE or not _on_one_device(library, a, c)):
         return None
     found = library.expanded(c, shape)
-    return found if library.operand(found).strides is not None else None
+    return found if found is not None and library.operand(found).strides is not None else None
 
 
 def _on_one_device(library: Library, a: Any, c: Any) -> bool:
@@ -167,6 +167,8 @@ def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, upda
     shape = product_shape(tuple(found.a.shape), tuple(found.b.shape))
     if not update.beta or c is None or shape is None or (out is not None and _same_array(library, c, out)):
         return found
+    if library.expanded(c, shape) is None:  # it is copied, and its copy is where the product goes
+        return found._replace(target=c)
     return found._replace(added=readable_there(library, found.a, found.b, c, shape))
 
 

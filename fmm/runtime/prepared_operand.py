@@ -59,7 +59,7 @@ class PreparedOperand:
 
 def prepare_operand(x: Any, side: Side) -> PreparedOperand:
     """The copy, with what is kept behind it where there is a device that has use for it."""
-    if side not in ("left", "right"):
+    if not isinstance(side, str) or side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
     if getattr(x, "requires_grad", False):
         raise ValueError("a prepared operand gets no gradients: prepare x.detach()")
@@ -93,8 +93,15 @@ def unwrapped(a: Any, b: Any, wishes: Wishes) -> tuple[Any, Any, Wishes]:
 
 def side_note(a: Any, b: Any) -> str:
     """What may be meant where a prepared operand stands on the other side, and does not fit there."""
+    note = wrong_side(a, b)
+    return "" if note and _inner_sides_fit(a, b) else note
+
+
+def wrong_side(a: Any, b: Any) -> str:
+    """Which operand was prepared for the other side, and what to write instead; empty if neither was. (Where it fits,
+    the product is right, and nothing that it keeps is made use of.)"""
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
-        if isinstance(x, PreparedOperand) and x.side != side and not _inner_sides_fit(a, b):
+        if isinstance(x, PreparedOperand) and x.side != side:
             call = "fmm.matmul(x, p)" if x.side == "right" else "fmm.matmul(p, x)"
             return f"{name} was prepared for the other side, {call}; for this one: fmm.prepare(..., side={side!r})"
     return ""

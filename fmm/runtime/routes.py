@@ -6,19 +6,20 @@ The modules that few programs need, and those that load torch or CuPy, are loade
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fmm.arrays.kinds import array_in_words, on_device
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
-from fmm.arrays.pick import cupy_library, library_of
+from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
 from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.problem import Operation, Problem, Shape
+from fmm.problem import OPERATIONS, Operation, Problem, Shape
 from fmm.runtime import devices, matmul
 from fmm.runtime.arguments.gemm import AskedGemm
 from fmm.runtime.arguments.gram import AskedGram
@@ -28,13 +29,14 @@ from fmm.runtime.decisions.left_to_vendor import SMALL_BYTES, left_to_vendor, sm
 from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.gemm import gemm_explained, gemm_product
 from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
-from fmm.runtime.prepared_operand import side_note, unwrapped
+from fmm.runtime.prepared_operand import side_note, unwrapped, wrong_side
 from fmm.runtime.semirings.path_request import PathRequest
 
 if TYPE_CHECKING:
     from fmm.runtime.out_of_core.machine import Machine
 
 _NUMPYS = tuple(NAMES.values())
+_NOT_NUMPYS = "bfloat16", "tf32", "complex32", "float4", "float8"  # names begin so of types that torch alone has
 
 
 # ---- products
@@ -75,7 +77,9 @@ def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wi
 def _product_of_arrays(a: Any, b: Any, wishes: Wishes, out: Any, options: Mapping[str, Any]) -> Any:
     library = library_of(a, b, out).with_options(options)
     if library.watched():
-        return _recorded_product(a, b, out, wishes)
+        # (The first of all calls comes here; those after it do not, and torch.jit.trace compares where they went.)
+        plain = wishes is NO_WISHES and not options and type(a) is type(b) in PLAIN_TYPES
+        return plain_product(library, a, b, out) if plain else _recorded_product(a, b, out, wishes)
     if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
         return library.vendor(a, b, out)
     if library.differentiable:
@@ -101,6 +105,9 @@ def product_explained(
     device: str | int | None, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes
 ) -> Decision:
     """What `any_product` would do, or with a device `product_on`, and why."""
+    if told := wrong_side(a, b):
+        found = product_explained(device, *unwrapped(a, b, wishes)[:2], out, options, wishes)
+        return replace(found, reason=f"{found.reason}; {told}")
     out = single(out)
     a, b, wishes = unwrapped(a, b, wishes)
     machine = None if device is None else _machine_for(device, a, b, out)
@@ -118,7 +125,7 @@ def product_explained(
 
 def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
     """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
-    on_cpu = device == "cpu"
+    on_cpu = _is_cpu(device)
     number = 0 if on_cpu else devices.cuda_index(device)
     library = library_of(a, b, out)
     if library is NUMPY:
@@ -202,10 +209,12 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, wishes: Wishes) -> Decision:
     """The decision for arrays that lie row by row on a device."""
-    on_cpu = device == "cpu"
+    if not isinstance(op, str):
+        raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
+    on_cpu = _is_cpu(device)
     number = blas_threads() if on_cpu else devices.cuda_index(device)
     if dtype not in (_NUMPYS if on_cpu else DTYPES):
-        who, whose = ("NumPy", "NumPy's") if on_cpu else ("the vendor", "its")
+        who, whose = (_who_has(dtype), f"{_who_has(dtype)}'s") if on_cpu else ("the vendor", "its")
         if wishes.plan not in (None, VENDOR):
             raise PlanError(f"the plan {wishes.plan} cannot run here: {dtype} products are {whose} own")
         return Decision(VENDOR, None, f"{who} answers: {dtype} products are {whose} own")
@@ -217,6 +226,16 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
     limits = Limits(room, growth, emulation_allowed(), entries)
     return matmul.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
+
+
+def _is_cpu(device: object) -> bool:
+    """(What is not a text may not be compared with one: arrays are compared number by number.)"""
+    return isinstance(device, str) and device == "cpu"
+
+
+def _who_has(dtype: str) -> str:
+    """The library that multiplies numbers of this type on the host."""
+    return "torch" if dtype.startswith(_NOT_NUMPYS) else "NumPy"
 
 
 def _device(device: str | int, number: int) -> devices.Device:

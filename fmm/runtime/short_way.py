@@ -17,6 +17,7 @@ from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.runtime import matmul as library_matmul
+from fmm.runtime.arguments.operands_by_position import NOT_GIVEN, missing_operands
 from fmm.runtime.arguments.wishes import given_options
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
@@ -38,7 +39,7 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
     or, of NumPy's arrays, numpy.matmul's own options alone."""
 
     @wraps(product)
-    def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
+    def matmul(a: Any = NOT_GIVEN, b: Any = NOT_GIVEN, /, out: Any = None, **options: Any) -> Any:
         if (kind := type(a)) is type(b) and (out is None or type(out) is kind):
             if kind is ndarray:
                 if not options:
@@ -49,6 +50,8 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
                     return product_with_options(a, b, out, asked)
             elif not options and (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
                 return plain_product(known, a, b, out)
+        if b is NOT_GIVEN:
+            raise missing_operands("matmul", ("a", "b"), (a, b), options)
         return product(a, b, out, **options)
 
     return matmul  # type: ignore[return-value]
@@ -77,7 +80,9 @@ def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
     were made a moment ago."""
 
     @wraps(product)
-    def gram(a: Any, b: Any = None, /, out: Any = None, *, rows: Any = False, fill: Any = FULL, **options: Any) -> Any:
+    def gram(
+        a: Any = NOT_GIVEN, b: Any = None, /, out: Any = None, *, rows: Any = False, fill: Any = FULL, **options: Any
+    ) -> Any:
         if b is None and not options and (rows is True or rows is False):
             c = None
             if (kind := type(a)) is ndarray:
@@ -88,6 +93,8 @@ def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
                 c = known_half_product(known)(known, a, out, rows, fill)  # type: ignore[arg-type]
             if c is not None:
                 return c
+        if a is NOT_GIVEN:
+            raise missing_operands("gram", ("a",), (a,), options)
         return product(a, b, out, rows=rows, fill=fill, **options)
 
     return gram  # type: ignore[return-value]
@@ -97,13 +104,15 @@ def with_short_update(product: Callable[P, Any]) -> Callable[P, Any]:
     """A decorator of fmm.gemm: the plain product of two small matrices of NumPy's is answered here."""
 
     @wraps(product)
-    def gemm(a: Any, b: Any, c: Any = None, /, *, out: Any = None, **options: Any) -> Any:
+    def gemm(a: Any = NOT_GIVEN, b: Any = NOT_GIVEN, c: Any = None, /, *, out: Any = None, **options: Any) -> Any:
         if c is None and not options and type(a) is ndarray is type(b) and a.ndim == 2 == b.ndim:
             known = (dtype := a.dtype) is b.dtype and dtype in BLAS_TYPES
             fits = out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1]))
             fits = fits and a.shape[1] == len(b)
             if known and fits and (a.size < FEW_NUMBERS or small_enough_for_numpy(a, b)):
                 return numpy_matmul(a, b, out)
+        if b is NOT_GIVEN:
+            raise missing_operands("gemm", ("a", "b"), (a, b), options)
         return product(a, b, c, out=out, **options)
 
     return gemm  # type: ignore[return-value]

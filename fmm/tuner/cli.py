@@ -15,9 +15,9 @@ CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
     try:
+        options = _parser().parse_args(arguments)
+        run: Callable[[argparse.Namespace], int] = options.run
         code = run(options)
         sys.stdout.flush()
         return code

@@ -39,7 +39,9 @@ def test_an_option_is_an_error_as_it_is_of_torch(side: int, options: dict[str, A
 def test_types_of_torch_that_have_no_plans() -> None:
     torch = pytest.importorskip("torch")
     for dtype, device, said in (
-        (torch.bfloat16, "cpu", "NumPy answers: bfloat16 products are NumPy's own"),
+        (torch.bfloat16, "cpu", "torch answers: bfloat16 products are torch's own"),
+        (torch.float8_e4m3fn, "cpu", "torch answers: float8_e4m3fn products are torch's own"),
+        (torch.float16, "cpu", "NumPy answers: float16 products are NumPy's own"),
         (torch.float8_e4m3fn, 0, "the vendor answers: float8_e4m3fn products are its own"),
     ):
         assert fmm.plan(9, 9, 9, dtype=dtype, device=device).reason == said
@@ -53,3 +55,58 @@ def test_a_precision_of_float32_says_nothing_of_float64(precision: str, monkeypa
     for name, emulates in (("float32", precision == "none"), ("complex64", precision == "none"), ("float64", True)):
         x = torch.ones((2, 2), dtype=getattr(torch, name))
         assert torch_library.TorchLibrary().setting(x, x, None).emulation is emulates, name
+
+
+HALF_FLOATS = "torch.ones(9, 9, dtype=torch.float16)"
+DOUBLES, SINGLES = HALF_FLOATS.replace("16", "64"), HALF_FLOATS.replace("16", "32")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    ("a", "b", "out", "why"),
+    [
+        (HALF_FLOATS, None, None, "products of float16 on the host are torch's own"),
+        ("torch.ones(9, 9, dtype=torch.bfloat16)", None, None, "products of bfloat16 on the host are torch's own"),
+        ("torch.ones(9, 9, dtype=torch.int64)", None, None, "products of int64 on the host are torch's own"),
+        ("torch.ones(9)", None, None, "products of vectors are torch's own"),
+        (DOUBLES, None, SINGLES, "torch casts no operands or results, which are float64 and float32"),
+        ("torch.eye(9).to_sparse()", None, None, "this call is torch's own: a is a sparse_coo tensor on cpu"),
+        (SINGLES, "torch.ones(9, 9, device='meta')", None, "this call is torch's own: b is a strided tensor on meta"),
+        (SINGLES, "[[1.0] * 9] * 9", None, "this call is torch's own: b is a list, not a plain tensor"),
+        (SINGLES, None, "torch.ones(1, 1).expand(9, 9)", "this call is torch's own: out requires gradients, overlaps"),
+    ],
+)
+def test_reasons_speak_of_torch(a: str, b: str | None, out: str | None, why: str) -> None:
+    """And not of NumPy, whose view of its tensors plans work on."""
+    torch = pytest.importorskip("torch")
+    made = [None if x is None else eval(x, {"torch": torch}) for x in (a, b or a, out)]
+    found = fmm.explain(*made)
+    assert found.reason.startswith(f"torch answers: {why}") and "NumPy" not in str(found)
+    with pytest.raises((fmm.PlanError, RuntimeError, TypeError)) as caught:
+        fmm.matmul(*made, plan="strassen > vendor")
+    assert "NumPy" not in str(caught.value)
+    if isinstance(caught.value, fmm.PlanError):
+        assert why in str(caught.value)
+
+
+def test_what_torch_does_to_a_call_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.ones(9, 9)
+    single, double = a, a.double()
+
+    def told(ask: Any) -> str:
+        found: str = ask().reason
+        return found.removeprefix("torch answers: this call is torch's own: ")
+
+    with torch.autocast("cpu"):
+        assert told(lambda: fmm.explain(a, a)) == "autocast chooses the types of products"
+        assert told(lambda: fmm.explain_gram(a)) == "autocast chooses the types of products"
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert told(lambda: fmm.explain(a, a)) == "deterministic algorithms are asked for"
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told(lambda: fmm.explain_gemm(single, single, double, beta=1)) == "c is of torch.float64, a of torch.float32"
+    assert told(lambda: fmm.explain_gemm(a, a, a.to_sparse(), beta=1)) == "c is a sparse_coo tensor on cpu"
+    with pytest.raises(fmm.PlanError, match="own: a transform, forward gradients or a mode is in force"):
+        torch.vmap(lambda x: fmm.matmul(x, a, plan="strassen > vendor"))(a[None])

@@ -64,6 +64,29 @@ def test_nested_and_kept() -> None:
     assert np.matmul is MATMUL
 
 
+@pytest.mark.parametrize("function", [fmm.install, fmm.uninstall, fmm.installed], ids=lambda f: str(f.__name__))
+@pytest.mark.parametrize("value", ["foo", "NumPy", "", None, 3, ["numpy"], numpy])
+def test_what_fmm_does_not_know_is_an_error_at_once(function: Any, value: Any) -> None:
+    """Not only where a `with` statement enters it; and nothing is installed for the others that are named."""
+    with pytest.raises(ValueError) as caught:
+        function("numpy", value)
+    assert str(caught.value).startswith(f"fmm knows no {value!r} to install for; valid: torch, ")
+    assert np.matmul is MATMUL
+
+
+def test_installed_waits_until_it_is_entered_and_decorates_functions() -> None:
+    prepared = fmm.installed("numpy")
+    assert np.matmul is MATMUL
+    with prepared:
+        assert np.matmul is not MATMUL
+
+    @fmm.installed("numpy")
+    def work() -> bool:
+        return np.matmul is not MATMUL
+
+    assert work() and np.matmul is MATMUL and work()
+
+
 def test_ctrl_c_while_something_is_being_installed_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may take a compiler's seconds to get in."""
 

@@ -784,7 +784,7 @@ def test_a_given_plan_is_explained_without_arrays() -> None:
     ("plan", "dtype", "message"),
     [
         ("winograd > vendor", "i8", "winograd > vendor cannot run here: vendor multiplies .* there, not int64"),
-        ("winograd > vendor", "bfloat16", "cannot run here: bfloat16 products are NumPy's own"),
+        ("winograd > vendor", "bfloat16", "cannot run here: bfloat16 products are torch's own"),
         ("strassen > lt3", "f4", "cannot run here: lt3 is a product on a GPU"),
         ("winograd", "f4", "a plan ends in its leaf"),
         (3.5, "f4", "a plan is a text"),
@@ -811,7 +811,7 @@ def test_plans_of_every_problem_can_be_printed(size: tuple[int, int, int], dtype
 @pytest.mark.parametrize("dtype", ["bfloat16", "tf32"])
 def test_types_of_a_gpu_are_no_error_on_a_cpu(dtype: str) -> None:
     found = fmm.plan(5000, 5000, 5000, dtype=dtype)
-    assert found.plan == VENDOR and found.reason == f"NumPy answers: {dtype} products are NumPy's own"
+    assert found.plan == VENDOR and found.reason == f"torch answers: {dtype} products are torch's own"
 
 
 def test_what_runs_is_said() -> None:

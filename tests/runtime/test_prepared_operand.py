@@ -271,6 +271,17 @@ def test_who_gives_it_on_the_wrong_side_is_told_so() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
+def test_an_explanation_tells_who_gives_it_on_the_wrong_side_where_it_fits() -> None:
+    """The product is right there, and only not as fast as it could be."""
+    a = np.arange(16.0).reshape(4, 4)
+    p, q = fmm.prepare(a), fmm.prepare(a, side="left")
+    for right, wrong, name, call in ((q, p, "a", "fmm.matmul(x, p)"), (p, q, "b", "fmm.matmul(p, x)")):
+        pair = (lambda x: (x, a)) if name == "a" else (lambda x: (a, x))
+        told = f"; {name} was prepared for the other side, {call}; for this one: fmm.prepare(..., side={right.side!r})"
+        assert fmm.explain(*pair(wrong)).reason == fmm.explain(*pair(right)).reason + told
+        np.testing.assert_array_equal(fmm.matmul(*pair(wrong)), a @ a)
+
+
 def test_a_device_reads_it_as_it_reads_the_array() -> None:
     """Where there is none that is the error, not what the operand is."""
     a = np.ones((4, 4))

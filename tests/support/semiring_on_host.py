@@ -79,7 +79,7 @@ def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     found, place = HostDevice(), semiring._Place(NumpyAsCupy(), np.asarray, lambda x: x)
 
     @contextmanager
-    def placed(*_: Any) -> Iterator[Any]:
+    def placed(**_: Any) -> Iterator[Any]:
         yield place
 
     monkeypatch.setattr(semiring, "_placed", placed)

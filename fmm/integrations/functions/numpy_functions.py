@@ -44,7 +44,7 @@ def _modules() -> Iterator[Any]:
 
 
 def matmul_answer(*operands: Any, **options: Any) -> Any:
-    if len(operands) >= 2 and type(operands[0]) is ndarray and type(operands[1]) is ndarray:
+    if 1 < len(operands) < 4 and type(operands[0]) is ndarray and type(operands[1]) is ndarray:
         noted("numpy.matmul", *operands[:2])
         return matmul(*operands, **options)
     return numpy_matmul(*operands, **options)

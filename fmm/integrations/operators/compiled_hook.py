@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from fmm.config.environment import log, log_once
+from fmm.config.environment import log_once
+from fmm.kernels.long_waits import said_if_long
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 PATIENCE = 300  # seconds
@@ -59,8 +60,8 @@ def loaded_hook() -> CompiledHook | None:
             if compiler is None:
                 log_once("no C++ compiler is found: each small product of torch waits some microseconds for Python")
                 return None
-            log.info("fmm: compiling the hook for torch %s, once", torch.__version__)
-            _compile(command, path)
+            with said_if_long(f"the hook for torch {torch.__version__} is being compiled, once for this version"):
+                _compile(command, path)
         return CompiledHook(path)
     except (OSError, subprocess.SubprocessError) as error:
         log_once(f"the hook for torch cannot be compiled; each small product waits for Python ({error})")

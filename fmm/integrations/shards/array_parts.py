@@ -66,7 +66,7 @@ def explained(a: Any, b: Any, laid: ArrayLayout, wanted: Wanted) -> SharedDecisi
 def _check_parts(a: Any, b: Any) -> None:
     """Errors for what are no two matrices of one type, library and device."""
     if kind_of(a) != kind_of(b):
-        raise mixed_kinds(a, b, None)
+        raise mixed_kinds(a=a, b=b)
     for x in (a, b):
         plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_OF
         if not plain:

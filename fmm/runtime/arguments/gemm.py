@@ -66,7 +66,7 @@ def _arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, Any, 
     """The library whose arrays these are, and the arrays."""
     check_dense("fmm.gemm", a, b, c)
     out = single(out)
-    library = library_of(a, b, out if c is None else c)
+    library = library_of(a, b, out) if c is None else library_of(a, b, c, "c")
     check_place(library, out)
     if c is not None and out is not None:
         library_of(a, b, out)

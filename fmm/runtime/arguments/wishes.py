@@ -17,14 +17,16 @@ def checked_wishes(
     plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any, componentwise: bool = False
 ) -> Wishes:
     """What the caller asks of a plan."""
-    if plan is None and max_error_growth is None and workspace is None and not componentwise:
+    if plan is None and max_error_growth is None and workspace is None and componentwise is False:
         return NO_WISHES
+    entries = checked_flag("componentwise", componentwise)
     growth = None if max_error_growth is None else checked_growth(max_error_growth)
     nbytes = None if workspace is None else checked_workspace(workspace)
     given = given_plan(plan)
     if given is not None and any(given.conjugates):
         raise PlanError(f"{given} multiplies conjugates: of fmm.gemm, transpose_a and transpose_b ask for them")
-    return Wishes(given, growth, nbytes, componentwise=checked_flag("componentwise", componentwise))
+    wishes = Wishes(given, growth, nbytes, componentwise=entries)
+    return NO_WISHES if wishes == NO_WISHES else wishes
 
 
 def given_plan(plan: Plan | Decision | str | None) -> Plan | None:

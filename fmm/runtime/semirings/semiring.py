@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.kinds import check_dense, kind_of, on_device
+from fmm.arrays.kinds import check_dense, kind_of, mixed_kinds, on_device
 from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.pick import cupy_library
 from fmm.kernels.cpu.semirings import semiring_compiled
@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 def minplus_product(a: Any, b: Any, out: Any, greatest: bool, argbest: bool) -> Any:
     """The smallest (or greatest) of all sums a[i, k] + b[k, j]; with `argbest` also the first k that it comes from."""
     check_dense("fmm.minplus", a, b)
-    with _placed(a, b, out) as place:
+    with _placed(a=a, b=b, out=out) as place:
         x, y = place.adopt(_readable(a)), place.adopt(_readable(b))
         dtype = _product_type(x, y)
         x, y = (_without_masked(_converted(place.xp, v, dtype, greatest), of, greatest) for v, of in ((x, a), (y, b)))
@@ -110,15 +110,17 @@ def _host_semiring(domain: Domain, greatest: bool, work: int) -> Semiring:
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
     """The lengths of the shortest paths between all nodes, and if asked the nodes before their ends."""
-    if request.method not in METHODS:
+    if not isinstance(request.method, str) or request.method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {request.method!r}")
-    with _placed(d, out) as place:
+    with _placed(d=d, out=out) as place:
         graph = _graph_of(place, d)
         given = graph.lengths
         if given.ndim != 2:
             raise ValueError("graph should have two dimensions")
         if given.shape[0] != given.shape[1]:
             raise ValueError("graph should be a square array")
+        if given.dtype.kind not in "biufcO":
+            raise TypeError(f"fmm.shortest_paths takes lengths that are numbers, not {given.dtype}")
         dtype = np.dtype(given.dtype.name if given.dtype.name in TYPES else np.float64)
         back = d if out is None and request.overwrite and _can_be_written(d, given, dtype) else out
         target = None if back is None else _target(place, back, given.shape, dtype)
@@ -231,13 +233,14 @@ def _error_class() -> type[NegativeCycleError]:
 
 
 @contextmanager
-def _placed(*arrays: Any) -> Iterator[_Place]:
+def _placed(**arrays: Any) -> Iterator[_Place]:
     """Where these arrays are; on a device, that device and its library's stream are current meanwhile."""
-    given = [x for x in arrays if x is not None]
+    given = [x for x in arrays.values() if x is not None]
     kinds = {kind_of(x) for x in given}
     apart = {on_device(x) for x in given}
-    if len(apart) > 1 or len(kinds - {"host"}) > 1:
-        raise TypeError(f"arrays of one library and device, not of {', '.join(sorted(kinds))} on several")
+    among_tensors = "torch" in kinds and any(isinstance(x, np.ndarray) for x in given)
+    if len(apart) > 1 or len(kinds - {"host"}) > 1 or among_tensors:
+        raise mixed_kinds(**arrays)
     if apart != {True}:
         host = kinds <= {"host"}
         yield _Place(np, np.asarray if host else _numpy_of_torch, (lambda x: x) if host else _torch().from_numpy)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fmm.arrays.torch_calls import NOT_PLAIN, plain_call, without_marks
+from fmm.arrays.torch_calls import plain_call, torchs_own, without_marks
 from fmm.arrays.torch_library import TORCH, torch_library_of
 from fmm.arrays.torch_products import torch_update
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -25,7 +25,7 @@ def gemm(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> An
     """alpha op(a) op(b) + beta c, which gradients may be asked of."""
     if not _plain(a, b, c, out):
         if wishes.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {wishes.plan} cannot run here: {NOT_PLAIN}")
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {_why_not(a, b, c, out)}")
         return _by_torch(a, b, c, out, update)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
         return _differentiable(a, b, c, out, update, wishes)
@@ -35,7 +35,7 @@ def gemm(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> An
 def explained(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
     """What `gemm` would do, and why."""
     if not _plain(a, b, c, out):
-        return Decision(VENDOR, None, f"torch answers: {NOT_PLAIN}", kernels=(TORCH.gemm_name,))
+        return Decision(VENDOR, None, f"torch answers: {_why_not(a, b, c, out)}", kernels=(TORCH.gemm_name,))
     a, b, update = _without_marks(a, b, update)
     return gemm_explained(torch_library_of(a), a, b, c, out, update, wishes)
 
@@ -43,6 +43,14 @@ def explained(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) 
 def _plain(a: Any, b: Any, c: Any, out: Any) -> bool:
     """What fmm can do; of other types than a's, torch says itself that they cannot be added."""
     return plain_call(a, b, out) and (c is None or (plain_call(a, c, out) and c.dtype == a.dtype))
+
+
+def _why_not(a: Any, b: Any, c: Any, out: Any) -> str:
+    if not plain_call(a, b, out):
+        return torchs_own(a, b, out)
+    if plain_call(a, c, out):
+        return f"this call is torch's own: c is of {c.dtype}, a of {a.dtype}"
+    return torchs_own(a, c, out).replace(": b is", ": c is")
 
 
 def _product(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fmm.arrays.library import Library
-from fmm.arrays.torch_calls import NOT_PLAIN, plain_call, refused_out, without_marks
+from fmm.arrays.torch_calls import plain_call, refused_out, torchs_own, without_marks
 from fmm.arrays.torch_library import TORCH, torch_library_of
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as gram_module
@@ -29,7 +29,7 @@ def product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
         if wishes.plan not in (None, VENDOR):
             refused = out is not None and refused_out(out)
             TORCH.vendor(a, b, out if refused else None)  # torch's own exception, if it rejects the call
-            raise PlanError(f"the plan {wishes.plan} cannot run here: {NOT_PLAIN}")
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {torchs_own(a, b, out)}")
         return TORCH.vendor(a, b, out)
     a, b = without_marks(a, b)
     library = torch_library_of(a)
@@ -42,8 +42,8 @@ def explained(a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
     """What `product` would do, and why."""
     if not plain_call(a, b, out):
         if wishes.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {wishes.plan} cannot run here: {NOT_PLAIN}")
-        return Decision(VENDOR, None, f"torch answers: {NOT_PLAIN}", kernels=(TORCH.vendor_name,))
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {torchs_own(a, b, out)}")
+        return Decision(VENDOR, None, f"torch answers: {torchs_own(a, b, out)}", kernels=(TORCH.vendor_name,))
     a, b = without_marks(a, b)
     return matmul.explained(torch_library_of(a), a, b, out, wishes)
 
@@ -74,7 +74,7 @@ def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> An
 def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     """By torch's own functions, which it may trace, transform or record: of compiled functions, modes and the like."""
     if out is not None or wishes.plan not in (None, VENDOR):
-        raise TypeError(f"fmm.gram takes neither out nor plan here: {NOT_PLAIN}")
+        raise TypeError(f"fmm.gram takes neither out nor plan here: {torchs_own(a, a if b is None else b, out)}")
     left, right = (a, b) if b is not None else (a, a.mH) if request.rows else (a.mH, a)
     c = TORCH.vendor(left, right) * request.alpha
     if request.fill == "full":
@@ -84,9 +84,10 @@ def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishe
 
 def gram_explained(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
     """What `gram` would do, and why."""
-    if not plain_call(a, a if b is None else b, out):
-        return Decision(VENDOR, None, f"torch answers: {NOT_PLAIN}", kernels=(TORCH.vendor_name,))
-    a, other = without_marks(a, a if b is None else b)
+    other = a if b is None else b
+    if not plain_call(a, other, out):
+        return Decision(VENDOR, None, f"torch answers: {torchs_own(a, other, out)}", kernels=(TORCH.vendor_name,))
+    a, other = without_marks(a, other)
     found: Decision = gram_module.gram_explained(
         torch_library_of(a), a, None if b is None else other, out, request, wishes
     )

@@ -14,6 +14,7 @@ import fmm
 from fmm.config import environment
 from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import begin_report, end_report
+from fmm.kernels import long_waits
 from fmm.kernels.plans.plan import VENDOR, Plan
 from tests.support import ROOT
 from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
@@ -92,6 +93,27 @@ def addmm(x: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Callable[[Any], Any]
 
 def baddbmm(x: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Callable[[Any], Any]:
     return lambda out: torch.baddbmm(x, a, b, beta=beta, alpha=alpha, out=out)
+
+
+def test_operands_may_have_torchs_names(device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]) -> None:
+    a, b, out = drawn(device, N, 48), drawn(device, 48, 80), drawn(device, N, 80)
+    s, t, x = drawn(device, 3, N, 48), drawn(device, 3, 48, 80), drawn(device, 80)
+    calls: list[Callable[[], Any]] = [
+        lambda: torch.mm(input=a, mat2=b),
+        lambda: torch.mm(a, mat2=b, out=out),
+        lambda: torch.matmul(input=a, other=b),
+        lambda: a.matmul(other=b),
+        lambda: torch.bmm(input=s, mat2=t),
+        lambda: torch.addmm(input=x, mat1=a, mat2=b, beta=2),
+        lambda: torch.baddbmm(input=x, batch1=s, batch2=t),
+        lambda: torch.nn.functional.linear(input=a, weight=b.mT, bias=x),
+    ]
+    found = [call().clone() for call in calls]
+    assert len(plans_run) == len(calls)
+    with own_kernels_answer():
+        expected = [call().clone() for call in calls]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
@@ -482,6 +504,26 @@ def test_a_torch_that_hands_out_no_kernels_is_left_alone(monkeypatch: pytest.Mon
     monkeypatch.delattr(torch.library, "get_kernel")
     with pytest.raises(CannotInstallError, match="does not hand out its kernels"):
         install.install_at("CPU")
+
+
+def test_a_compiler_that_takes_long_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(long_waits, "PATIENCE", 0.01)
+    monkeypatch.setattr(long_waits, "_said", set())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    slow = tmp_path / "compiler"
+    slow.write_text("#!/bin/sh\nsleep 1; exit 1\n")
+    slow.chmod(0o700)
+    monkeypatch.setenv("CXX", str(slow))
+    environment.log_once.cache_clear()
+    compiled_hook.loaded_hook.cache_clear()
+    try:
+        assert compiled_hook.loaded_hook() is None
+    finally:
+        compiled_hook.loaded_hook.cache_clear()
+    said = f"fmm: the hook for torch {torch.__version__} is being compiled, once for this version"
+    assert caplog.messages[0] == said and len(caplog.messages) == 2
 
 
 def test_without_a_compiler_python_stands_in_front(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,51 @@ def test_who_reads_the_head_alone_sees_no_traceback(arguments: list[str]) -> Non
         child.stdout.close()  # as head does
         assert child.stderr.read() == ""
     assert child.returncode == cli.CUT_OFF
+
+
+@pytest.mark.parametrize("loaded", ["numpy", "fmm", "fmm.tuner.commands"])
+def test_ctrl_c_while_it_is_loaded_is_one_line(loaded: str, tmp_path: Path) -> None:
+    """Which takes a second where nothing is in the disk's cache; whoever is loaded then may not let an exception by."""
+    begins = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["fmm-tune"]
+    module, function = begins.split(":")
+    pressed = f"""
+import importlib.abc, os, signal, sys
+
+class Pressed(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {loaded!r}:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(10**6):
+                    pass
+            except BaseException as error:
+                raise ImportError("as extension modules have it") from error
+
+sys.meta_path.insert(0, Pressed())
+from {module} import {function}
+sys.exit({function}())
+"""
+    command = [sys.executable, "-c", pressed, "--version"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "fmm-tune: interrupted; nothing was begun\n"
+
+
+def test_who_ignores_ctrl_c_still_does_and_afterwards_it_is_an_exception(tmp_path: Path) -> None:
+    code = """
+import signal, sys
+from fmm.tuner import cli
+from fmm_tune import main
+cli.main = lambda: print(signal.getsignal(signal.SIGINT) is {0}) or 0
+signal.signal(signal.SIGINT, {0})
+sys.exit(main())
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for handler in ("signal.SIG_IGN", "signal.default_int_handler"):
+        command = [sys.executable, "-c", code.format(handler)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_help_measures_and_imports_nothing_large() -> None:

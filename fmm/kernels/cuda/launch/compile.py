@@ -13,9 +13,13 @@ from cupy_backends.cuda.libs import nvrtc
 
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch.code_cache import cached_code
+from fmm.kernels.long_waits import said_if_long
 
 THREADS = 8  # that compile at a time
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+COMPILING = "kernels are being compiled for this device; they are kept on disk, and found there the next time"
+_ready: set[tuple[int, Kernel]] = set()  # that compile_all need not ask for again
 
 
 class LoadedKernel(NamedTuple):
@@ -73,8 +77,13 @@ def compile_all(device: int, kernels: Collection[Kernel]) -> None:
         with cupy.cuda.Device(device):
             compiled_kernel(device, kernel)
 
-    if len(kernels) == 1:
-        compile_one(next(iter(kernels)))
-    elif kernels:
-        with ThreadPoolExecutor(min(len(kernels), THREADS)) as pool:
-            list(pool.map(compile_one, kernels))
+    new = {kernel for kernel in kernels if (device, kernel) not in _ready}
+    if not new:
+        return
+    with said_if_long(COMPILING):
+        if len(new) == 1:
+            compile_one(next(iter(new)))
+        else:
+            with ThreadPoolExecutor(min(len(new), THREADS)) as pool:
+                list(pool.map(compile_one, new))
+    _ready.update((device, kernel) for kernel in new)
