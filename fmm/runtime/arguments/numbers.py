@@ -41,25 +41,27 @@ def checked_growth(growth: Any) -> float:
 
 def checked_real(name: str, value: Any) -> float:
     """A real number as Python has it, of which whole ones stay exact. (An array without axes is one.)"""
-    value = _without_axes(value, "iuf")
     if isinstance(value, bool) or not isinstance(value, Real) or not is_float(value):
+        if _has_no_axes(value, "iuf"):
+            return checked_real(name, value.item())
         raise ValueError(f"{name} must be a real number, not {in_words(value)}")
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def checked_scalar(name: str, value: Any) -> complex:
     """A number as Python has it: it never changes the type of what it multiplies. (An array without axes is one.)"""
-    value = _without_axes(value, "iufc")
     if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not is_float(value):
+        if _has_no_axes(value, "iufc"):
+            return checked_scalar(name, value.item())
         raise ValueError(f"{name} must be a number, not {in_words(value)}")
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else complex(value)
 
 
-def _without_axes(value: Any, kinds: str) -> Any:
-    """The number in an array without axes; all else as it is."""
-    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in kinds else value
+def _has_no_axes(value: Any, kinds: str) -> bool:
+    """Is it an array of one number, of one of these kinds?"""
+    return isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in kinds
 
 
 def is_float(value: Complex) -> bool:

@@ -19,14 +19,14 @@ def checked_wishes(
     """What the caller asks of a plan."""
     if plan is None and max_error_growth is None and workspace is None and componentwise is False:
         return NO_WISHES
-    entries = checked_flag("componentwise", componentwise)
+    if componentwise is not False and not checked_flag("componentwise", componentwise):
+        return checked_wishes(plan, max_error_growth, workspace)
     growth = None if max_error_growth is None else checked_growth(max_error_growth)
     nbytes = None if workspace is None else checked_workspace(workspace)
     given = given_plan(plan)
     if given is not None and any(given.conjugates):
         raise PlanError(f"{given} multiplies conjugates: of fmm.gemm, transpose_a and transpose_b ask for them")
-    wishes = Wishes(given, growth, nbytes, componentwise=entries)
-    return NO_WISHES if wishes == NO_WISHES else wishes
+    return Wishes(given, growth, nbytes, componentwise=bool(componentwise))
 
 
 def given_plan(plan: Plan | Decision | str | None) -> Plan | None:

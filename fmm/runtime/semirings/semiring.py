@@ -237,13 +237,14 @@ def _placed(**arrays: Any) -> Iterator[_Place]:
     """Where these arrays are; on a device, that device and its library's stream are current meanwhile."""
     given = [x for x in arrays.values() if x is not None]
     kinds = {kind_of(x) for x in given}
+    if kinds <= {"host"}:
+        yield _Place(np, np.asarray, lambda x: x)
+        return
     apart = {on_device(x) for x in given}
-    among_tensors = "torch" in kinds and any(isinstance(x, np.ndarray) for x in given)
-    if len(apart) > 1 or len(kinds - {"host"}) > 1 or among_tensors:
+    if len(apart) > 1 or len(kinds - {"host"}) > 1 or any(isinstance(x, np.ndarray) for x in given):
         raise mixed_kinds(**arrays)
-    if apart != {True}:
-        host = kinds <= {"host"}
-        yield _Place(np, np.asarray if host else _numpy_of_torch, (lambda x: x) if host else _torch().from_numpy)
+    if apart == {False}:
+        yield _Place(np, _numpy_of_torch, _torch().from_numpy)
         return
     cupy_library()
     import cupy
