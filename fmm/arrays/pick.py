@@ -30,6 +30,8 @@ def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
 
 
 def _judged(a: Any, b: Any, out: Any, third: str) -> Library:
+    if out is None and kind_of(a) == "host" == kind_of(b):
+        return NUMPY
     given = (a, b) if out is None else (a, b, out)
     kinds = {kind_of(x) for x in given}
     if kinds == {"host"}:

@@ -67,7 +67,7 @@ def plain_product(library: Library, a: Any, b: Any, out: Any = None) -> Any:
 def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
     """The product of any arrays with any options."""
     try:
-        return _product_of_arrays(*unwrapped(a, b, wishes), single(out), options)
+        return _product_of_arrays(*unwrapped(a, b, wishes), out if out is None else single(out), options)
     except (ValueError, RuntimeError) as error:  # the library's own, for shapes that do not match
         if note := side_note(a, b):
             error.add_note(note)
@@ -125,7 +125,7 @@ def product_explained(
 
 def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
     """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
-    on_cpu = _is_cpu(device)
+    on_cpu = isinstance(device, str) and device == "cpu"  # (arrays are compared number by number)
     number = 0 if on_cpu else devices.cuda_index(device)
     library = library_of(a, b, out)
     if library is NUMPY:
@@ -211,7 +211,7 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     """The decision for arrays that lie row by row on a device."""
     if not isinstance(op, str):
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
-    on_cpu = _is_cpu(device)
+    on_cpu = isinstance(device, str) and device == "cpu"  # (arrays are compared number by number)
     number = blas_threads() if on_cpu else devices.cuda_index(device)
     if dtype not in (_NUMPYS if on_cpu else DTYPES):
         who, whose = (_who_has(dtype), f"{_who_has(dtype)}'s") if on_cpu else ("the vendor", "its")
@@ -226,11 +226,6 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
     limits = Limits(room, growth, emulation_allowed(), entries)
     return matmul.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
-
-
-def _is_cpu(device: object) -> bool:
-    """(What is not a text may not be compared with one: arrays are compared number by number.)"""
-    return isinstance(device, str) and device == "cpu"
 
 
 def _who_has(dtype: str) -> str:

@@ -56,7 +56,7 @@ def _update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update
 
 def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) -> None:
     """Real matrices have no complex multiples."""
-    if any(isinstance(x, complex) for x in update[:2]):
+    if complex in (type(update.alpha), type(update.beta)):
         given = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
         if not any(library.is_complex(x) for x in given):
             raise TypeError("alpha and beta must be real numbers for real matrices")

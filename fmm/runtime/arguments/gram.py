@@ -53,7 +53,7 @@ def _request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest
 def _arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
     """The library whose arrays these are, and the arrays; what NumPy makes arrays of, as such."""
     check_dense("fmm.gram", a, b)
-    out = single(out)
+    out = out if out is None else single(out)
     library: Library = library_of(a, a if b is None else b, out)
     check_place(library, out)
     if library is NUMPY:
