@@ -14,7 +14,8 @@ from typing import Any
 
 from tests.support import noting_driver
 from tests.support.interrupts import AtStep, watched
-from tests.support.noting_driver import Functions, Note, fails, log, modes, sizes, words_at
+from tests.support.library_functions import Functions
+from tests.support.noting_driver import Note, fails, log, modes, noted_call, sizes, words_at
 
 noting_driver.install()
 
@@ -43,7 +44,7 @@ class SizedCall(kernel_call.KernelCall):
 
 
 def patch() -> None:
-    functions = Functions()
+    functions = Functions(noted_call)
     for module, name, value in (
         (kernel_call, "compiled_kernel", loaded),
         (player, "compile_all", lambda device, kernels: None),
@@ -74,6 +75,7 @@ FILES = (
     "graph_cache.py",
     "interrupted_player.py",
     "noting_driver.py",
+    "library_functions.py",
 )
 LISTS = [
     ("strassen.batched.pad16 > vendor", "float32"),

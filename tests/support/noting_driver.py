@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -39,26 +40,14 @@ def set_mode(handle: int, mode: int) -> None:
     note("mode", handle, mode)
 
 
-class Function:
-    """Of a library that is called through ctypes."""
+def noted_call(name: str) -> Callable[..., int]:
+    """A function of a library: notes its arguments, but for arrays."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.argtypes = name, list[Any]()
-
-    def __call__(self, *given: Any) -> int:
-        note(self.name, *(x.value if hasattr(x, "value") else x for x in given if not isinstance(x, ctypes.Array)))
+    def call(*given: Any) -> int:
+        note(name, *(x.value if hasattr(x, "value") else x for x in given if not isinstance(x, ctypes.Array)))
         return 0
 
-
-class Functions:
-    def __init__(self) -> None:
-        self.made: dict[str, Function] = {}
-
-    def __getattr__(self, name: str) -> Function:
-        return self[name]
-
-    def __getitem__(self, name: str) -> Function:
-        return self.made.setdefault(name, Function(name))
+    return call
 
 
 class Numbered:
