@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import cupy
 
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment
-from benchmarks.tile import RIGHT, Case, compile_ahead, compiled, launcher, off, operands, plain
+from benchmarks.this_gpu import environment
+from benchmarks.tile import RIGHT, operands
+from benchmarks.tile_errors import off
+from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plain
 from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes
 from fmm.kernels.cuda.products.tiles.tiled import TileOp
 from fmm.kernels.cuda.products.tiles.tiled_source import TileKernel, adding_epilogue

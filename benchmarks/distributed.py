@@ -215,7 +215,7 @@ def about(mesh: Any) -> dict[str, Any]:
     """Where and with what it was measured."""
     if DEVICE == "cpu":
         return {**host_environment(sys.argv), "torch": torch.__version__, "processes": mesh.size()}
-    from benchmarks.gpu import environment
+    from benchmarks.this_gpu import environment
 
     return {**environment(), "torch": torch.__version__, "nccl": str(torch.cuda.nccl.version()), "gpus": mesh.size()}
 

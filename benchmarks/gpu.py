@@ -19,7 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -27,117 +27,20 @@ from statistics import median
 from typing import Any
 
 import cupy
-import numpy as np
 
+from benchmarks.gpu_cases import CASES, S1, S2, Case, chosen, merged, one
+from benchmarks.gpu_rows import LT, Row, table
+from benchmarks.this_gpu import environment, results_folder
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
 from fmm.tuner.devices.cuda import event_milliseconds
 from fmm.tuner.devices.cuda_operands import Operands, random_normal
-from fmm.tuner.trials.environment import source_commit
 
-ROOT = Path(__file__).parents[1]
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
-
-
-def one(scheme: str, leaf: str = "vendor") -> str:
-    """All levels in one pass, their products as one batch."""
-    return f"{scheme}.batched.pad16 > {leaf}"
-
-
-def two(outer: str, inner: str, leaf: str = "vendor") -> str:
-    """An outer step whose products run two at a time, below it one pass."""
-    return f"{outer}.overlapped.pad16 > {one(inner, leaf)}"
-
-
-S1, S2, S3 = "strassen", "strassen^2", "strassen^3"
-W1, W2 = "winograd", "winograd^2"
-ALIGNED = "aligned.pad16 > vendor"
-LT = tuple(f"lt{i}" for i in range(8))  # cuBLASLt's own candidates for the whole product: the vendor at its best
 LONG = 1 << 43  # multiply-adds from which only the first few candidates are tried
 KEPT = 3  # plans, and candidates of cuBLASLt, that are measured in full, after one run of each
-
-
-@dataclass(frozen=True)
-class Case:
-    dtype: str
-    size: tuple[int, int, int]
-    plans: tuple[str, ...]
-    graph: bool = False  # also as a CUDA graph
-    quick: bool = False
-
-    @property
-    def name(self) -> str:
-        return named(self.dtype, self.size)
-
-
-def named(dtype: str, size: Sequence[int]) -> str:
-    return f"{dtype} {' x '.join(map(str, size))}"
-
-
-def cube(n: int) -> tuple[int, int, int]:
-    return n, n, n
-
-
-CASES = (
-    Case("float32", cube(8192), (one(S3), two(S1, S3)), quick=True),
-    Case("float64", cube(8192), (one(S3), one(W2)), quick=True),
-    Case("bfloat16", cube(16384), tuple(one(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6", "lt7")), quick=True),
-    Case("float32", cube(1536), (one(S1), one(S1, "vendor.outer"), one(W1, "vendor.outer")), graph=True, quick=True),
-    Case("float32", cube(2048), (one(S2), one(S2, "vendor.outer"), one(S2, "lt0")), graph=True),
-    Case("float32", cube(4096), (one(S3), one(S2, "lt1")), graph=True, quick=True),
-    Case("bfloat16", cube(8191), (one(S1), ALIGNED), quick=True),
-    Case("float32", cube(16384), (two(S1, S3), two(S2, S3))),
-    Case("float32", cube(32768), (two(S2, S3),)),
-    Case("float64", cube(4096), (one(S2), one(W2)), graph=True),
-    Case("float64", cube(16384), (two(S1, W2), two(S2, W2), two(S2, S2), two(S1, S3))),
-    Case("float64", cube(24576), (two(S2, S2), two(S2, W2))),
-    Case("bfloat16", cube(4096), ("tile",)),
-    Case("bfloat16", cube(8192), (one(S1), one(S1, "tile"), "tile")),
-    Case("bfloat16", cube(32768), tuple(one(S3, leaf) for leaf in ("vendor", "lt1", "tile"))),
-    Case("bfloat16", cube(49152), (one(S3), one(S3, "lt1"), one(S3, "tile"))),
-    Case("bfloat16", cube(10007), (one(S1), ALIGNED)),
-    Case("float16", cube(8192), (one(S1),)),
-    Case("float16", cube(16384), tuple(one(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6"))),
-    Case("float16", cube(32768), tuple(one(S3, leaf) for leaf in ("vendor", "lt1", "lt2"))),
-    Case("float16", cube(8191), (one(S1), ALIGNED)),
-    Case("float16", cube(10007), (one(S1), ALIGNED)),
-    Case("tf32", cube(16384), (one(S2, "lt2.inner"), one(W2, "lt2.inner"), one(S2, "tile.inner"))),
-    Case("tf32", cube(32768), ("winograd^2.pad16 > vendor", one(S2, "lt0.inner"))),
-    Case("float64", cube(8191), (one(S3), one(W2))),
-    Case("float64", cube(10007), (one(S3), one(W2))),
-    Case("float32", (16384, 4096, 16384), (one(S3),)),
-    Case("float32", (8192, 32768, 8192), (one(S3), two(S1, S3))),
-    Case("float32", (65536, 4096, 4096), (one(S3),)),
-)
-
-
-@dataclass
-class Row:
-    """One plan on one case: paired samples in milliseconds, against the vendor's of the same rounds."""
-
-    dtype: str
-    size: tuple[int, int, int]
-    plan: str
-    graph: bool
-    workspace: int
-    candidate: list[float] = field(default_factory=list)
-    vendor: list[float] = field(default_factory=list)
-    error: float = float("nan")  # relative, in the Frobenius norm
-    vendor_error: float = float("nan")
-    largest: float = float("nan")  # the largest absolute error
-    vendor_largest: float = float("nan")
-    failure: str = ""
-
-    @property
-    def speedup(self) -> float:
-        return self.against(self.vendor)
-
-    def against(self, other: list[float]) -> float:
-        """The median of the paired ratios to another row of the same rounds."""
-        pairs = zip(other, self.candidate, strict=True)
-        return median(v / c for v, c in pairs) if self.candidate else float("nan")
 
 
 # ---- timing
@@ -244,69 +147,7 @@ def overhead() -> dict[str, float]:
     return found
 
 
-# ---- report
-
-
-def results_folder() -> Path:
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
-    name: str = properties["name"].decode()
-    return ROOT / "results" / name.lower().replace(" ", "-")
-
-
-def device_count() -> int:
-    return int(cupy.cuda.runtime.getDeviceCount())
-
-
-def environment() -> dict[str, Any]:
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
-    return {
-        "device": properties["name"].decode(),
-        "compute_capability": f"{properties['major']}.{properties['minor']}",
-        "multiprocessors": properties["multiProcessorCount"],
-        "memory": properties["totalGlobalMem"],
-        "driver": cupy.cuda.runtime.driverGetVersion(),
-        "cuda": cupy.cuda.runtime.runtimeGetVersion(),
-        "cublas": cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()),
-        "cupy": cupy.__version__,
-        "numpy": np.__version__,
-        "python": sys.version.split()[0],
-        "commit": source_commit() or "unknown",
-        "command": " ".join([f"python -m {_module()}", *sys.argv[1:]]),
-        "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-    }
-
-
-def _module() -> str:
-    """The benchmark that was started."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name if spec else Path(sys.argv[0]).stem
-
-
-def table(rows: list[Row]) -> Iterator[str]:
-    """Every plan against cuBLAS as it comes and the best of cuBLASLt's candidates; errors over the vendor's."""
-    yield (
-        f"{'type':9}{'m x k x n':22}{'ms':>9}{'vendor':>9}{'speedup':>9}{'/ Lt':>7}{'error':>7}{'max':>6}{'GiB':>7}"
-        "  plan"
-    )
-    for row in rows:
-        size = " x ".join(map(str, row.size))
-        if row.failure:
-            yield f"{row.dtype:9}{size:22}{row.failure[:90]}  {row.plan}"
-            continue
-        if row.plan == "vendor" and not row.graph:
-            continue
-        name = row.plan.replace(".batched.pad16 > vendor", "").replace(".pad16", "") + (" graph" if row.graph else "")
-        yield (
-            f"{row.dtype:9}{size:22}{median(row.candidate):9.3f}{median(row.vendor):9.3f}{row.speedup:9.3f}"
-            f"{row.against(peer(row, rows)):7.3f}{row.error / row.vendor_error:7.2f}"
-            f"{row.largest / row.vendor_largest:6.1f}{row.workspace / 2**30:7.2f}  {name}"
-        )
-
-
-def peer(row: Row, rows: list[Row]) -> list[float]:
-    """The samples of the fastest of cuBLASLt's candidates on the row's case."""
-    same = [r for r in rows if (r.dtype, r.size) == (row.dtype, row.size) and r.plan in LT and r.candidate]
-    return min((r.candidate for r in same), key=median, default=row.vendor)
+# ---- the command
 
 
 def main(arguments: list[str]) -> int:
@@ -342,14 +183,6 @@ def keep(options: argparse.Namespace, content: dict[str, Any]) -> None:
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
-    """The cases that the command line asks for, with its plans."""
-    first, _, step = options.part.partition("/")
-    found = [c for c in cases if options.only in c.name and (c.quick or not options.quick)][int(first) - 1 :: int(step)]
-    plans = tuple(p.strip() for p in options.plans.split(",")) if options.plans else ()
-    return [replace(case, plans=plans) if plans else case for case in found]
 
 
 def measured(
@@ -391,22 +224,6 @@ def launch_lists(case: Case) -> Iterator[LaunchList]:
             yield recorded_for_device(Plan.parse(text), Problem(*case.size, case.dtype))
         except PlanError:  # becomes a row when it is measured
             continue
-
-
-def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What one run would have written; all parts must be of one kind of device and one commit."""
-    environments = [part["environment"] for part in parts]
-    for key in ("device", "driver", "cublas", "commit"):
-        if len({env[key] for env in environments}) > 1:
-            raise SystemExit(
-                f"parts that do not belong together: {key} is {', '.join(str(e[key]) for e in environments)}"
-            )
-    commands = "; ".join(env["command"] for env in environments)
-    order = {case.name: i for i, case in enumerate(CASES)}
-    rows = [row for part in parts for row in part["rows"]]
-    rows.sort(key=lambda row: order.get(named(row["dtype"], row["size"]), len(order)))
-    skipped = [name for part in parts for name in part["skipped"]]
-    return {"environment": {**environments[0], "command": commands}, "skipped": skipped, "rows": rows}
 
 
 if __name__ == "__main__":

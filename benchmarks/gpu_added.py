@@ -21,7 +21,7 @@ import torch
 
 import fmm
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment
+from benchmarks.this_gpu import environment
 
 CASES = "float32:2048,float32:4096,float32:8192,bfloat16:8192,bfloat16:16384,float64:4096"
 LEAST = 2e-3  # seconds of a sample

@@ -29,9 +29,10 @@ import numpy as np
 
 import fmm
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment, results_folder
 from benchmarks.held_out import IEEE, OWN, Size, paired
-from benchmarks.regret import Gpu, element_type
+from benchmarks.this_gpu import environment, results_folder
+from benchmarks.timed_machines import Gpu
+from benchmarks.tried_plans import element_type
 from fmm.runtime.decisions.limits import LIFETIME, SHARE
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 

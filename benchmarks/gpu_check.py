@@ -164,7 +164,7 @@ def arguments_of(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str
 
 
 def main(arguments: list[str]) -> int:
-    from benchmarks.gpu import device_count, environment, results_folder
+    from benchmarks.this_gpu import device_count, environment, results_folder
 
     options, others = arguments_of(arguments)
     os.environ.update(with_cache(os.environ))

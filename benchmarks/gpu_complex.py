@@ -24,7 +24,7 @@ import numpy as np
 
 import fmm
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment, results_folder
+from benchmarks.this_gpu import environment, results_folder
 
 ROUNDS, QUICK_ROUNDS = 11, 5
 LEAST = 10.0  # milliseconds of a sample

@@ -31,7 +31,7 @@ import numpy as np
 import fmm
 from benchmarks import gemmul8, gpu_random
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment, results_folder
+from benchmarks.this_gpu import environment, results_folder
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device

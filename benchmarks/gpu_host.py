@@ -30,7 +30,7 @@ from cupy import cublas
 
 import fmm
 from benchmarks.clock import elapsed, spin
-from benchmarks.gpu import environment, results_folder
+from benchmarks.this_gpu import environment, results_folder
 from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
 from fmm.kernels.cuda.launch.graph_cache import REPEATS

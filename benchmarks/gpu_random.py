@@ -23,7 +23,7 @@ import cupy
 
 import fmm
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment, results_folder
+from benchmarks.this_gpu import environment, results_folder
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 LARGEST, ASPECT = 20000, 64

@@ -25,8 +25,8 @@ import numpy as np
 import fmm
 from benchmarks import gemmul8
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment, results_folder
 from benchmarks.gpu_complex import paired_samples, speedup
+from benchmarks.this_gpu import environment, results_folder
 from fmm.kernels.cuda.launch.player import Addresses
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.plans.levels.residue_room import PRODUCTS

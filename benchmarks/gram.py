@@ -26,7 +26,7 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks.gpu import environment, results_folder
+from benchmarks.this_gpu import environment, results_folder
 from fmm.tuner.devices.cuda import event_milliseconds
 
 Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]

@@ -17,19 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 import fmm
 from benchmarks.held_out import (
@@ -40,217 +36,27 @@ from benchmarks.held_out import (
     LARGEST,
     LEAST,
     LEAST_LARGE,
-    OWN,
     TYPES,
     Row,
-    Size,
     config_number,
     drawn_shapes,
     recorded_rows,
     summaries,
 )
+from benchmarks.timed_machines import Cpu, Gpu, Machine, Shape
+from benchmarks.tried_plans import element_type, tried_plans
 from fmm.config import environment as settings
 from fmm.config import files, locate
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.candidates import candidate_plans, half_candidates
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, usual_growth
-from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.work.estimate import estimated_work
-from fmm.problem import Problem
-from fmm.runtime.decisions.decide import Decision, decide
-from fmm.runtime.devices import cuda_device
-from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 from fmm.tuner.trials.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
-SMALLEST_LEAF = 256  # the shortest side of the products of plans that are tried
 SAMPLE = 3e-3  # seconds of a sample, at least
 WARM = 4  # calls before short products are timed: by then a recurring one is a graph
 CLOSE = 1.15  # a plan that takes so many times as long as the best in the first round is measured no more
-MORE = 2  # plans of the first family
-FAR = 1.35  # times the least predicted time: beyond, a plan is not tried
-PATIENCE = 4.0  # seconds of first calls, which compile, after which no other plan is tried on a shape
 COMPILING = 25.0  # seconds that are waited for compilers before anything is measured, unless told
-ROOM = 32 << 30  # bytes of workspace that a plan may need whose kernels are compiled
-AHEAD = 240  # shapes for which they work: more are not measured in a minute
 SHORTER = 4 ** (-1 / 3)  # sides of complex products that are as much work as real ones
 DIGITS = 5  # of the seconds that are kept
-
-Shape = tuple[str, str, Size]  # type, kind, sides
-
-
-# ---- machines
-
-
-class Machine(Protocol):
-    """Where products are timed."""
-
-    def as_type(self, dtype: str) -> AbstractContextManager[object]:
-        """Meanwhile numbers are of this type."""
-
-    patience: float  # seconds of first calls after which no other plan is tried on a shape
-    most: int  # plans that are tried on a shape
-
-    def operands(self, size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-        """Random normal matrices, and the product of the library that they belong to."""
-
-    def place(self, a: Any, b: Any) -> Mapping[str, Any]:
-        """Where every call is to put its result, if that is not to be a new array."""
-
-    def seconds(self, call: Callable[[], object], repeats: int) -> float:
-        """Of one of so many calls."""
-
-    def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
-        """Compile what will be called on these shapes, for so long at most."""
-
-    def forget(self) -> None:
-        """Give memory back."""
-
-
-class Cpu:
-    patience, most = math.inf, 4  # nothing is compiled; a product can take many seconds
-
-    def as_type(self, dtype: str) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def operands(self, size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-        rng, (m, k, n) = np.random.default_rng(list(size)), size
-        real: Any = DTYPES[dtype].real or dtype
-        parts = 2 if DTYPES[dtype].is_complex else 1
-        a, b = (rng.standard_normal((rows, parts * cols), dtype=real).view(dtype) for rows, cols in ((m, k), (k, n)))
-        return a, b, np.matmul
-
-    def place(self, a: Any, b: Any) -> Mapping[str, Any]:
-        """One array for all: on a virtual machine fresh pages can take as long as the product."""
-        return {"out": np.zeros((len(a), b.shape[1]), a.dtype)}
-
-    def seconds(self, call: Callable[[], object], repeats: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) / repeats
-
-    def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
-        pass
-
-    def forget(self) -> None:
-        """What is kept is used again: fresh pages take as long as a product."""
-
-
-class Gpu:
-    """CuPy's arrays, and torch's tensors for bfloat16."""
-
-    patience, most = PATIENCE, 1000
-
-    @contextmanager
-    def as_type(self, dtype: str) -> Iterator[None]:
-        import cupy
-
-        before = os.environ.get("FMM_EMULATION")
-        try:
-            cupy._core.set_compute_type(cupy.float32, 7 if dtype == "tf32" else 1)
-            os.environ["FMM_EMULATION"] = "0" if dtype.endswith(OWN) else "1"
-            yield
-        finally:
-            cupy._core.set_compute_type(cupy.float32, 1)
-            os.environ.pop("FMM_EMULATION")
-            if before is not None:
-                os.environ["FMM_EMULATION"] = before
-
-    def operands(self, size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-        m, k, n = size
-        if dtype == "bfloat16":
-            import torch
-
-            a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
-            return a, b, torch.matmul
-        import cupy
-
-        kind = "float64" if element_type(dtype) == "float64" else "float32"
-        a, b = (cupy.random.standard_normal(shape, dtype=kind) for shape in ((m, k), (k, n)))
-        return a, b, cupy.matmul
-
-    def place(self, a: Any, b: Any) -> Mapping[str, Any]:
-        return {}
-
-    def seconds(self, call: Callable[[], object], repeats: int) -> float:
-        from benchmarks.clock import elapsed
-
-        return elapsed(call, repeats)
-
-    def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
-        calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)
-        for dtype, _, size in wanted[:AHEAD]:
-            limits = Limits(ROOM, device.error_growth, emulation=not dtype.endswith(OWN))
-            with self.as_type(dtype):
-                decision = decide(Problem(*size, element_type(dtype)), limits, device)
-            tried = tried_plans("cuda", size, dtype, decision, whole)
-            calls += [(element_type(dtype), plan, size) for plan in tried]
-        with working_ahead(0, list(call_jobs(calls))) as ahead:
-            ahead.wait_for_all(seconds)
-
-    def forget(self) -> None:
-        import cupy
-
-        from fmm.runtime.running.device_run import GRAPHS
-
-        GRAPHS.clear()  # a program that calls so many plans would no longer replay those of the last shapes
-        cupy.get_default_memory_pool().free_all_blocks()
-
-
-def element_type(dtype: str) -> str:
-    return dtype.removesuffix(OWN)
-
-
-# ---- which plans are tried
-
-
-@lru_cache(maxsize=1024)
-def whole_list(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
-    """Everything that is ever compared there, but for plans of tiny products, other types and large errors."""
-    found, kind, most = [], element_type(dtype), usual_growth(processor != "cpu")
-    for plan in candidate_plans(processor):
-        with suppress(PlanError):
-            work = estimated_work(plan, Problem(*size, kind))
-            possible = plan.considered_for(kind) and (not plan.levels or work.smallest >= SMALLEST_LEAF)
-            if (
-                possible
-                and expected_growth(plan, kind) <= most
-                and not (dtype.endswith(OWN) and plan.leaf_use.leaf.error.emulates)
-            ):
-                found.append(plan)
-    return tuple(found)
-
-
-def family(plan: Plan) -> tuple[object, ...]:
-    """Plans of one family make as many products at each level, by the same leaf."""
-    return (*(step.products for step in plan.levels), plan.leaf)
-
-
-def shortlist(chosen: Plan, predicted: Mapping[Plan, float], everything: Sequence[Plan]) -> list[Plan]:
-    """The chosen plan, two more of the first one's family, and the first of every other family: in the order of the
-    predicted times, then those of which the model says nothing."""
-    times = {plan: predicted[plan] for plan in everything if plan in predicted}
-    least = min(times.values(), default=0.0)
-    liked = sorted((plan for plan in times if times[plan] <= FAR * least), key=lambda plan: times[plan])
-    ordered = [p for p in (*liked, *(p for p in everything if p not in times)) if p != VENDOR]
-    firsts = {family(p): p for p in reversed(ordered)}
-    more = [p for p in ordered if family(p) == family(ordered[0])][: MORE + 1] if ordered else []
-    wanted = {*firsts.values(), *more, chosen}
-    return [p for p in dict.fromkeys([chosen, *ordered]) if p in wanted and p != VENDOR]
-
-
-def tried_plans(
-    processor: str, size: Size, dtype: str, decision: Decision, whole: bool, half: bool = False
-) -> list[Plan]:
-    """The plans that are tried on a shape beside the vendor's product."""
-    among: Sequence[Plan] = whole_list(processor, size, dtype)
-    if half:
-        among = [plan for plan in half_candidates(processor) if plan.considered_for(dtype)]
-    if whole:
-        return [plan for plan in among if plan != VENDOR]
-    return shortlist(decision.plan, {c.plan: c.time for c in decision.considered}, among)
 
 
 # ---- measuring
@@ -406,7 +212,7 @@ def _write(file: Any, what: Mapping[str, Any]) -> None:
 def _folder(processor: str) -> Path:
     if processor == "cpu":
         return ROOT / "results" / device_folder()
-    from benchmarks.gpu import results_folder
+    from benchmarks.this_gpu import results_folder
 
     return results_folder()
 
@@ -414,7 +220,7 @@ def _folder(processor: str) -> Path:
 def _environment(processor: str) -> Mapping[str, Any]:
     if processor == "cpu":
         return environment(["python -m benchmarks.regret", *sys.argv[1:]])
-    from benchmarks.gpu import environment as of_gpu
+    from benchmarks.this_gpu import environment as of_gpu
 
     return of_gpu()
 

@@ -20,9 +20,9 @@ import cupy
 from cupy import cublas
 
 import fmm
-from benchmarks.gpu import environment, results_folder
 from benchmarks.gpu_random import LARGEST, SECONDS, compared, operands, paired_samples, write_rows
 from benchmarks.structured_shapes import COUNT, QUICK_COUNT, random_sides, summary
+from benchmarks.this_gpu import environment, results_folder
 
 HALVES, COMPLEX = ("float32", "float64", "bfloat16"), {"complex64": "float32", "complex128": "float64"}
 KINDS = (*(f"half {t}" for t in HALVES), *(f"x @ x.T {t}" for t in HALVES), *COMPLEX)

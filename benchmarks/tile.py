@@ -13,35 +13,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
-from cupy_backends.cuda.api import driver
 
 from benchmarks.clock import elapsed
-from benchmarks.gpu import environment
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from benchmarks.this_gpu import environment
+from benchmarks.tile_errors import checked, off
+from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plain
 from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, pointer_words
-from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, tiled_source
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
+from fmm.kernels.cuda.products.tiles.tiled_source import Access, TileKernel
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
-ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
 BATCHED = tuple(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile"))
 USUAL = {
     "float32": (
@@ -75,27 +70,8 @@ LI = (
     "li-fig23 > li-fig13 > tile",
 )
 SHORTEST = 2e-3  # seconds of one sample at least
-SAMPLED = 64  # rows that are compared with more precise ones
 RIGHT = 1e-4  # relative errors are smaller
-PROCESSES = 16  # that compile
 MUCH = 100  # roundoffs: of how many is wrong
-
-
-class Case(NamedTuple):
-    """Products of one size, some at a time."""
-
-    m: int
-    k: int
-    n: int
-    times: int = 1
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.m * self.k * self.n * self.times
-
-    def __str__(self) -> str:
-        sides = str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
-        return sides if self.times == 1 else f"{sides} x{self.times}"
 
 
 CASES = (Case(512, 512, 512, 49), *(Case(n, n, n) for n in (1536, 2048, 2560, 4096, 8192)))
@@ -129,155 +105,11 @@ DOUBLES = (  # as Solo: other instructions, more stages, longer tiles, larger on
 CANDIDATES = {"float32": STRATEGIES, "float64": (*DOUBLE, *map(strategy, DOUBLES))}  # timed if none is named
 
 
-@lru_cache(maxsize=256)
-def compiled(kernel: TileKernel, access: Access) -> Any:
-    function = cupy.RawModule(code=tiled_source(kernel, access), options=OPTIONS).get_function(ENTRY)
-    function.max_dynamic_shared_size_bytes = kernel.shared
-    return function
-
-
-def compile_ahead(kernels: Iterable[TileKernel], accesses: Sequence[Access] = ("vector",)) -> None:
-    """Side by side into CuPy's cache on disk; as processes, for the compiler takes turns in one."""
-    jobs = list(dict.fromkeys(product(kernels, accesses)))
-    count = min(len(jobs), os.cpu_count() or 1, PROCESSES)
-    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
-        list(pool.map(_compile, jobs))
-
-
-def _compile(job: tuple[TileKernel, Access]) -> None:
-    compiled(*job)
-
-
-def launcher(op: TileOp, access: Access, bases: dict[str, int]) -> Callable[[], None]:
-    """A call of the driver with everything filled in."""
-    words = np.frombuffer(op.parameters, np.int64).copy()
-    for i, piece in zip(pointer_words(op), op.pieces, strict=True):
-        words[i] = bases[piece.base] + piece.offset
-    pointer = np.array([words.ctypes.data], np.int64)
-    function = compiled(op.kernel, access)
-
-    def launch(kept: Any = (words, pointer)) -> None:
-        stream = cupy.cuda.get_current_stream().ptr
-        threads = op.kernel.strategy.threads
-        driver.launchKernel(
-            function.kernel.ptr, *op.grid, threads, 1, 1, op.kernel.shared, stream, kept[1].ctypes.data, 0
-        )
-
-    return launch
-
-
-class Scale(NamedTuple):
-    """C = alpha A B + beta C."""
-
-    alpha: float = 1
-    beta: float = 0
-
-
-class Spread(NamedTuple):
-    """So many numbers behind every row, and before the first."""
-
-    gap: int = 0
-    shift: int = 0
-
-
-PLAIN, DENSE = Scale(), Spread()
-
-
-def plain(s: TileSizes, case: Case, scale: Scale = PLAIN, spread: Spread = DENSE, dtype: str = "float32") -> TileOp:
-    """C = alpha A B + beta C, row by row."""
-    (m, k, n, count), (gap, shift) = case, spread
-    first = shift * np.dtype(dtype).itemsize
-    lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
-    a, b = (Piece(x, first, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
-    c = Piece("C", first, m, n, *scale)
-    return TileOp(TileKernel(s, dtype), (a,), (b,), (c,), lines, m, n, k, count)
-
-
-# ---- right?
-
-
-@lru_cache(maxsize=1)
-def _dot() -> Any:
-    """Dot products of float64 as if in twice its precision (Ogita, Rump, Oishi 2005: Dot2), rounded at the end."""
-    return cupy.RawKernel(
-        r"""
-extern "C" __global__ void dot(const double* a, const double* b, double* c, int k, int n) {
-    const int col = blockIdx.x * blockDim.x + threadIdx.x;
-    if (col >= n) return;
-    a += (long long)blockIdx.y * k;
-    double sum = 0, lost = 0;  // what rounding took from the products and from their sum
-    for (int i = 0; i < k; ++i) {
-        const double x = a[i], y = b[(long long)i * n + col];
-        const double product = __dmul_rn(x, y), next = __dadd_rn(sum, product), part = __dsub_rn(next, sum);
-        lost = __dadd_rn(lost, __dadd_rn(__dsub_rn(sum, __dsub_rn(next, part)), __dsub_rn(product, part)));
-        lost = __dadd_rn(lost, __fma_rn(x, y, -product));
-        sum = next;
-    }
-    c[(long long)blockIdx.y * n + col] = sum + lost;
-}
-""",
-        "dot",
-    )
-
-
-def exact(a: Any, b: Any) -> Any:
-    """The product of two matrices, or of each pair, more precise than their type."""
-    if a.dtype != np.float64:
-        return a.astype(np.float64) @ b.astype(np.float64)
-    if a.ndim > 2:
-        return cupy.stack([exact(x, y) for x, y in zip(a, b, strict=True)])
-    (m, k), n = a.shape, b.shape[1]
-    a, b, c = cupy.ascontiguousarray(a), cupy.ascontiguousarray(b), cupy.empty((m, n))
-    _dot()((-(-n // 128), m), (128,), (a, b, c, np.int32(k), np.int32(n)))
-    return c
-
-
-def error(s: TileSizes, case: Case, access: Access, spread: Spread, dtype: str) -> float:
-    """Relative to the product of absolute values, in units of the type's roundoff; infinite if a gap was touched."""
-    op, shift = plain(s, case, Scale(0.5, 2.0), spread, dtype), spread.shift
-    rng = cupy.random.default_rng(7)
-    sizes = [rows * x.leading + shift for rows, x in zip((case.m, case.k, case.m), op.lines, strict=True)]
-    memory = {name: cupy.full(size + 64, cupy.nan, dtype) for name, size in zip("ABC", sizes, strict=True)}
-    whole = {}
-    for (name, x), lines, piece in zip(memory.items(), op.lines, op.pieces, strict=True):
-        rows = x[shift : shift + piece.rows * lines.leading].reshape(piece.rows, lines.leading)
-        whole[name] = rows[:, : piece.cols]
-        whole[name][...] = rng.standard_normal(whole[name].shape, np.dtype(dtype).type)
-    a, b, c = (x.copy() for x in whole.values())
-    beside = int(cupy.isnan(memory["C"]).sum())
-    launcher(op, access, {name: x.data.ptr for name, x in memory.items()})()
-    wide = c.astype(np.float64)
-    expected, scale = 0.5 * exact(a, b) + 2 * wide, 0.5 * exact(abs(a), abs(b)) + 2 * abs(wide)
-    worst = float((abs(whole["C"] - expected) / scale).max() / (np.finfo(dtype).eps / 2))
-    return worst if int(cupy.isnan(memory["C"]).sum()) == beside else float("inf")
-
-
-def checked(s: TileSizes, dtype: str) -> float:
-    """The worst error over odd sizes, gaps and shifts, both kinds of access."""
-    worst = 0.0
-    for m, k, n in ODD:
-        spreads = [Spread(*x) for x in product((0, 3), (0, 1))]
-        worst = max(worst, *(error(s, Case(m, k, n), "scalar", spread, dtype) for spread in spreads))
-        fours = Case(m, -(-k // 4) * 4, -(-n // 4) * 4)
-        worst = max(worst, *(error(s, fours, "vector", Spread(gap, 4), dtype) for gap in (0, 4)))
-    return worst
-
-
-# ---- fast?
-
-
 def operands(case: Case, dtype: str = "float32") -> tuple[Any, Any, Any]:
     rng = cupy.random.default_rng(1)
     shapes = ((case.m, case.k), (case.k, case.n), (case.m, case.n))
     a, b, c = (rng.standard_normal((case.times, *shape), np.dtype(dtype).type) for shape in shapes)
     return a, b, c
-
-
-def off(a: Any, b: Any, c: Any) -> float:
-    """Relative Frobenius error of some rows from the first to the last."""
-    rows = cupy.linspace(0, a.shape[-2] - 1, SAMPLED).astype(np.int64)
-    expected = exact(a[..., rows, :], b)
-    return float(cupy.linalg.norm((c[..., rows, :] - expected).ravel()) / cupy.linalg.norm(expected.ravel()))
 
 
 def replayed(plan: str, case: Case, bases: dict[str, int], dtype: str) -> Callable[[], None]:

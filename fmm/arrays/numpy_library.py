@@ -143,7 +143,7 @@ class NumpyLibrary(NumpyLike):
         return blas_threads()
 
     def operand(self, x: Any) -> Operand:
-        """Another byte order is another type."""
+        """The array as plans see it. Numbers in another byte order count as another type."""
         item, dtype = x.itemsize, x.dtype
         whole = x.flags.aligned and not any(step % item for step in x.strides)
         name = NAMES.get(dtype) or dtype.str
@@ -159,7 +159,8 @@ class NumpyLibrary(NumpyLike):
             return turned._replace(shape=shape, strides=turned.strides and turned.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous(shape, dtype)
-        # NumPy keeps the stack's axes in their order in memory; an elementwise result of one entry an item has it too.
+        # NumPy lays the stack's axes out as it would those of an elementwise result: one of an entry of each item tells
+        # their order in memory.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
         strides, step = [0] * len(shape), 1
@@ -212,12 +213,13 @@ class NumpyLibrary(NumpyLike):
         return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
 
     def returned(self, c: Any) -> Any:
-        """Of two vectors, a number, as NumPy returns it."""
+        """The product of two vectors is a number, as NumPy returns it."""
         return c if c.ndim else c[()]
 
 
 def _laid_out(x: Array) -> tuple[Any, ...]:
-    """(NumPy has types that are equal and not the same: `long long` has a number of its own.)"""
+    """What a prepared call depends on of an array. (Types of NumPy can be equal and not the same: `long long` has
+    a number of its own.)"""
     return x.shape, x.strides, x.dtype, x.dtype.num, x.flags.aligned
 
 
@@ -232,8 +234,8 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
 
 
 def read_in_place(x: Array) -> bool:
-    """Does NumPy's BLAS read the matrix, or a stack's, where it is? Of others NumPy makes copies, a second one of the
-    same matrix's transpose, and no longer sees that they are each other's."""
+    """Can NumPy's BLAS read the matrix, or those of a stack, where they lie? If not, NumPy copies both operands, and no
+    longer notices that one is the transpose of the other."""
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
     by_rows = right == item and down >= cols * item and down % item == 0
     by_columns = down == item and right >= rows * item and right % item == 0
@@ -241,7 +243,7 @@ def read_in_place(x: Array) -> bool:
 
 
 class _TensorMemory:
-    """What NumPy makes an array of, which keeps this and so the tensor."""
+    """A tensor's memory, of which NumPy makes an array. The array keeps this object alive, and so the tensor."""
 
     def __init__(self, tensor: Any) -> None:
         itemsize = tensor.element_size()

@@ -55,12 +55,12 @@ _to_be_written: set[Path] = set()
 
 
 def expect_config(path: Path) -> None:
-    """This process is about to write this file: that there is none, or what is wrong with it, is not to be told now."""
+    """This process is about to write this file: until then nobody is told that it is missing or damaged."""
     _to_be_written.add(path)
 
 
 class Configs:
-    """The config files as they were read. Equal only to itself, so that decisions can be kept by it."""
+    """The config files as they were read. Decisions are kept by this object: it is equal to no other one."""
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
         self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
@@ -81,8 +81,8 @@ class Configs:
         return self._tuned[key]
 
     def _find(self, identity: Identity, dtype: str) -> Tuned | None:
-        """Of the first file that knows the type; where its model is not trusted, with that of the next whose is: an
-        interrupted tuning is not to be worse than none."""
+        """What the first file that knows the type says. If its model is not trusted, the model comes from the next file
+        whose model is: an interrupted tuning is not to be worse than none."""
         first: Tuned | None = None
         for found in self._sections(identity, dtype):
             if first is None:
@@ -114,7 +114,7 @@ class Configs:
 
 
 def is_named(name: str, raw: Raw) -> bool:
-    """Is a section of a device of that name? Cards of several names may have one key, and other memory."""
+    """Is the section about a device of that name? Cards with other names, and other memory, may have the same key."""
     conditions = raw.get("conditions") if isinstance(raw, dict) else None
     return isinstance(conditions, dict) and conditions.get("device") == name
 
@@ -160,7 +160,7 @@ def _configs_of(paths: tuple[Path, ...], stamps: tuple[object, ...], required: b
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """What a file that was written anew has another one of; None if there is no file."""
+    """What changes when the file is written anew: its time, size and number. None if there is no file."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -29,7 +29,7 @@ def cpu_identity(threads: int) -> Identity:
     return Identity(cpu_key(threads), processor_name(), MappingProxyType(versions))
 
 
-# Who does the sums of plans on a CPU: a tuning with compiled ones says nothing of NumPy's, which take longer.
+# On a CPU, what computes the sums of plans: a tuning with compiled sums says nothing of NumPy's, which take longer.
 SUMS, COMPILED = "sums", "llvmlite"
 
 

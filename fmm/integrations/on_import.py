@@ -39,7 +39,8 @@ def after_import(module: str, act: Act) -> bool:
 
 
 def _next_acts(module: str) -> list[Act]:
-    """Who waits for a module that has been loaded; if nobody does, whoever comes is told so."""
+    """The calls that wait for a module, now that it is loaded. Once there are none, it is noted as loaded:
+    whoever comes later is told so at once."""
     with _lock:
         acts = _waiting.pop(module, [])
         if not acts:

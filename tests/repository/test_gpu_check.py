@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import gpu_cases
 from benchmarks.compile_ahead import processes, with_cache
 from benchmarks.gpu_check import LEFT, Checks, arguments_of, batches, chosen, code_digest, joined, run_steps, told
 from benchmarks.gpu_steps import FEW, GATED, SEVERAL, TIMED, Places, Step, several_steps, side_by_side, steps
@@ -302,15 +303,16 @@ def part(*rows: str, **changed: str) -> dict[str, Any]:
 
 
 def test_parts_of_the_benchmark_are_all_of_it_and_join_in_order() -> None:
-    gpu = pytest.importorskip("benchmarks.gpu", exc_type=ImportError)
     options = argparse.Namespace(only="", quick=False, plans="", part="1/1")
-    halves = [gpu.chosen(gpu.CASES, argparse.Namespace(**{**vars(options), "part": f"{i}/2"})) for i in (1, 2)]
-    assert sorted(case.name for half in halves for case in half) == sorted(case.name for case in gpu.CASES)
+    halves = [
+        gpu_cases.chosen(gpu_cases.CASES, argparse.Namespace(**{**vars(options), "part": f"{i}/2"})) for i in (1, 2)
+    ]
+    assert sorted(case.name for half in halves for case in half) == sorted(case.name for case in gpu_cases.CASES)
     assert abs(len(halves[0]) - len(halves[1])) <= 1
-    first, second = gpu.CASES[0], gpu.CASES[1]
+    first, second = gpu_cases.CASES[0], gpu_cases.CASES[1]
     texts = [f"{case.dtype} {case.size[0]}" for case in (first, second)]
-    joined = gpu.merged([part(texts[1]), part(texts[0])])
+    joined = gpu_cases.merged([part(texts[1]), part(texts[0])])
     assert [row["dtype"] for row in joined["rows"]] == [first.dtype, second.dtype]
     assert joined["environment"]["command"] == "run; run"
     with pytest.raises(SystemExit, match="commit"):
-        gpu.merged([part(), part(commit="d")])
+        gpu_cases.merged([part(), part(commit="d")])

@@ -24,9 +24,11 @@ from benchmarks.held_out import (
     summary,
     told_rows,
 )
-from benchmarks.regret import SAMPLE, WARM, Cpu, family, first_samples, shortlist, whole_list
+from benchmarks.regret import SAMPLE, WARM, first_samples
 from benchmarks.replay import limits_of, replayed, tuned_model
 from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
+from benchmarks.timed_machines import Cpu
+from benchmarks.tried_plans import family, shortlist, whole_list
 from fmm.config.locate import SHIPPED
 from fmm.kernels import Plan
 from fmm.kernels.cpu.threads.thread_pool import blas_threads

@@ -6,110 +6,18 @@ every` (every so many steps), on a driver that only notes what it is told; it pr
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
+from tests.support import noting_driver
 from tests.support.interrupts import AtStep, watched
+from tests.support.library_functions import Functions
+from tests.support.noting_driver import Note, fails, log, modes, noted_call, sizes, words_at
 
-Note = tuple[Any, ...]
-log: list[Note] = []  # what the driver was told, in order
-fails: list[int] = []  # after how many more calls one fails
-modes: dict[int, int] = {}  # of cuBLAS's handles
-
-
-def note(*what: Any) -> None:
-    log.append(what)
-    if fails:
-        fails[0] -= 1
-        if not fails[0]:
-            fails.clear()
-            raise RuntimeError("for the test")
-
-
-def launch_kernel(function: int, *shape_and_more: int) -> None:
-    """Reads its parameters as the driver does: now."""
-    *_, stream, pointers, _ = shape_and_more
-    note("kernel", function, stream, words_at(pointers, sizes[function]))
-
-
-def words_at(pointers: int, size: int) -> bytes:
-    return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)
-
-
-def set_mode(handle: int, mode: int) -> None:
-    modes[handle] = mode
-    note("mode", handle, mode)
-
-
-class Function:
-    """Of a library that is called through ctypes."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.argtypes = name, list[Any]()
-
-    def __call__(self, *given: Any) -> int:
-        note(self.name, *(x.value if hasattr(x, "value") else x for x in given if not isinstance(x, ctypes.Array)))
-        return 0
-
-
-class Functions:
-    def __init__(self) -> None:
-        self.made: dict[str, Function] = {}
-
-    def __getattr__(self, name: str) -> Function:
-        return self[name]
-
-    def __getitem__(self, name: str) -> Function:
-        return self.made.setdefault(name, Function(name))
-
-
-class Numbered:
-    """A stream or an event."""
-
-    count = 100
-
-    def __init__(self, **options: Any) -> None:
-        Numbered.count += 1
-        self.ptr = Numbered.count
-
-    def begin_capture(self) -> None:
-        pass
-
-    def end_capture(self) -> None:
-        pass
-
-
-def install() -> None:
-    """In the place of CuPy and its driver, before our modules are loaded."""
-    cupy, runtime, driver, cublas = MagicMock(), MagicMock(), MagicMock(), MagicMock()
-    runtime.eventRecord = lambda event, stream: note("record", event, stream)
-    runtime.streamWaitEvent = lambda stream, event: note("wait", stream, event)
-    runtime.graphLaunch = lambda graph, stream: note("graph", stream, *graph)
-    runtime.malloc = lambda size: 1 << 40
-    driver.launchKernel = launch_kernel
-    cublas.getMathMode = lambda handle: modes.get(handle, 0)
-    cublas.setMathMode = set_mode
-    cupy.cuda = SimpleNamespace(
-        runtime=runtime,
-        Stream=Numbered,
-        Event=Numbered,
-        device=SimpleNamespace(get_cublas_handle=lambda: 77),
-        memory=MagicMock(),
-    )
-    api = SimpleNamespace(runtime=runtime, driver=driver)
-    names: dict[str, Any] = {"": MagicMock(), ".cuda": MagicMock(), ".cuda.api": api, ".cuda.api.runtime": runtime}
-    names |= {".cuda.api.driver": driver, ".cuda.libs": SimpleNamespace(cublas=cublas, nvrtc=MagicMock())}
-    names |= {".cuda.libs.cublas": cublas, ".cuda.libs.nvrtc": MagicMock()}
-    sys.modules["cupy"] = cupy
-    sys.modules.update({"cupy_backends" + name: module for name, module in names.items()})
-
-
-install()
+noting_driver.install()
 
 from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
 from fmm.kernels.cuda.launch import cublaslt as our_cublaslt  # noqa: E402
@@ -122,7 +30,6 @@ from fmm.problem import Problem  # noqa: E402
 from fmm.runtime.running import device_run  # noqa: E402
 from tests.support.chips import H200  # noqa: E402
 
-sizes: dict[int, int] = {}  # function -> bytes of its parameters
 numbers: dict[Any, int] = {}
 
 
@@ -137,7 +44,7 @@ class SizedCall(kernel_call.KernelCall):
 
 
 def patch() -> None:
-    functions = Functions()
+    functions = Functions(noted_call)
     for module, name, value in (
         (kernel_call, "compiled_kernel", loaded),
         (player, "compile_all", lambda device, kernels: None),
@@ -167,6 +74,8 @@ FILES = (
     "device_run.py",
     "graph_cache.py",
     "interrupted_player.py",
+    "noting_driver.py",
+    "library_functions.py",
 )
 LISTS = [
     ("strassen.batched.pad16 > vendor", "float32"),

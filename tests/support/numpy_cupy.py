@@ -63,57 +63,54 @@ def allocated(shape: Any, dtype: Any) -> Any:
     return memory[start : start + count * kind.itemsize].view(kind).reshape(shape)
 
 
-def fake_modules() -> dict[str, ModuleType]:
-    """The modules of a fake CuPy, by name; `calls` of `cupy` notes each call of its own product and its options."""
-    made = {name: ModuleType(name) for name in ("cupy", "cupy.linalg._product")}
-    calls: list[dict[str, Any]] = []
+class Array:
+    """CuPy's arrays have no buffer that NumPy reads."""
 
-    class ndarray:  # noqa: N801
-        """CuPy's arrays have no buffer that NumPy reads."""
+    __array_ufunc__ = None
 
-        __module__ = "cupy"
-        __array_ufunc__ = None
+    def __init__(self, shape: Any, dtype: Any = float, device: int = 0) -> None:
+        self.host = shape if isinstance(shape, np.ndarray) else allocated(shape, dtype)
+        self.data = SimpleNamespace(ptr=self.host.ctypes.data, device_id=device)
 
-        def __init__(self, shape: Any, dtype: Any = float, device: int = 0) -> None:
-            self.host = shape if isinstance(shape, np.ndarray) else allocated(shape, dtype)
-            self.data = SimpleNamespace(ptr=self.host.ctypes.data, device_id=device)
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "strides", "dtype", "ndim", "size", "nbytes", "itemsize", "flags"):
+            return getattr(self.host, name)
+        raise AttributeError(name)
 
-        def __getattr__(self, name: str) -> Any:
-            if name in ("shape", "strides", "dtype", "ndim", "size", "nbytes", "itemsize", "flags"):
-                return getattr(self.host, name)
-            raise AttributeError(name)
+    @property
+    def T(self) -> Any:  # noqa: N802 - as CuPy names it
+        return type(self)(self.host.T, device=self.data.device_id)
 
-        @property
-        def T(self) -> Any:  # noqa: N802 - as CuPy names it
-            return ndarray(self.host.T, device=self.data.device_id)
+    @property
+    def _c_contiguous(self) -> bool:
+        return self.host.flags.c_contiguous
 
-        @property
-        def _c_contiguous(self) -> bool:
-            return self.host.flags.c_contiguous
+    @property
+    def _f_contiguous(self) -> bool:
+        return self.host.flags.f_contiguous
 
-        @property
-        def _f_contiguous(self) -> bool:
-            return self.host.flags.f_contiguous
+    def get(self) -> Any:
+        return self.host
 
-        def get(self) -> Any:
-            return self.host
 
-    def matmul(a: Any, b: Any, out: Any = None, **options: Any) -> Any:
-        calls.append(options)
-        found = np.matmul(a.host, b.host, out=None if out is None else out.host, **options)
-        return ndarray(np.asarray(found)) if out is None else out
+class CurrentDevice:
+    """Which device is the current one; and CuPy's `Device`, which changes that for a while."""
+
+    def __init__(self) -> None:
+        self.number = 0
 
     @contextmanager
-    def current_device(number: int) -> Iterator[None]:
-        before, current[0] = current[0], number
+    def changed(self, number: int) -> Iterator[None]:
+        before, self.number = self.number, number
         try:
             yield
         finally:
-            current[0] = before
+            self.number = before
 
-    current = [0]
-    runtime = SimpleNamespace(
-        getDevice=lambda: current[0],
+
+def fake_runtime(current: CurrentDevice) -> Any:
+    return SimpleNamespace(
+        getDevice=lambda: current.number,
         getDeviceCount=_no_device,
         memGetInfo=lambda: (1 << 36, 1 << 37),
         malloc=_addresses(),
@@ -121,28 +118,50 @@ def fake_modules() -> dict[str, ModuleType]:
         deviceSynchronize=lambda: None,
         CUDARuntimeError=CUDARuntimeError,
     )
-    pool = SimpleNamespace(free_bytes=lambda: 0, get_limit=lambda: 0, used_bytes=lambda: 0)
-    vars(made["cupy"]).update(
-        ndarray=ndarray,
-        matmul=matmul,
-        calls=calls,
-        get_default_memory_pool=lambda: pool,
-        cuda=SimpleNamespace(
-            alloc=None,
-            alloc_pinned_memory=PinnedMemory,
-            get_current_stream=lambda: SimpleNamespace(ptr=0),
-            device=SimpleNamespace(get_cublas_handle=lambda: 0),
-            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
-            Device=current_device,
-            Stream=Handle,
-            Event=Handle,
-            runtime=runtime,
-        ),
+
+
+def fake_cuda(current: CurrentDevice, runtime: Any) -> Any:
+    return SimpleNamespace(
+        alloc=None,
+        alloc_pinned_memory=PinnedMemory,
+        get_current_stream=lambda: SimpleNamespace(ptr=0),
+        device=SimpleNamespace(get_cublas_handle=lambda: 0),
+        memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+        Device=current.changed,
+        Stream=Handle,
+        Event=Handle,
+        runtime=runtime,
     )
-    vars(made["cupy.linalg._product"])["matmul"] = matmul
-    made |= {name: ModuleType(name) for name in ("cupy_backends.cuda.api", "cupy_backends.cuda.libs")}
-    vars(made["cupy_backends.cuda.api"])["runtime"] = runtime
-    vars(made["cupy_backends.cuda.libs"])["cublas"] = SimpleNamespace(gemmEx=None)
+
+
+def fake_modules() -> dict[str, ModuleType]:
+    """The modules of a fake CuPy, by name; `calls` of `cupy` notes each call of its own product and its options."""
+    calls: list[dict[str, Any]] = []
+    ndarray: Any = type("ndarray", (Array,), {"__module__": "cupy"})  # another type each time, as another CuPy has
+
+    def matmul(a: Any, b: Any, out: Any = None, **options: Any) -> Any:
+        calls.append(options)
+        found = np.matmul(a.host, b.host, out=None if out is None else out.host, **options)
+        return ndarray(np.asarray(found)) if out is None else out
+
+    current = CurrentDevice()
+    runtime = fake_runtime(current)
+    pool = SimpleNamespace(free_bytes=lambda: 0, get_limit=lambda: 0, used_bytes=lambda: 0)
+    contents: dict[str, dict[str, Any]] = {
+        "cupy": {
+            "ndarray": ndarray,
+            "matmul": matmul,
+            "calls": calls,
+            "get_default_memory_pool": lambda: pool,
+            "cuda": fake_cuda(current, runtime),
+        },
+        "cupy.linalg._product": {"matmul": matmul},
+        "cupy_backends.cuda.api": {"runtime": runtime},
+        "cupy_backends.cuda.libs": {"cublas": SimpleNamespace(gemmEx=None)},
+    }
+    made = {name: ModuleType(name) for name in contents}
+    for name, values in contents.items():
+        vars(made[name]).update(values)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fmm.kernels.cuda.products.tiles.tma import SHARED
 from tests.support.compiled_cache import cached_file
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -87,6 +88,16 @@ def report(name: str, text: str, architecture: str, options: tuple[str, ...] = C
     shared = re.search(r"(\d+) bytes smem", said)
     assert registers and stack, f"{name}: no resources in the log: {said}"
     return Report(name, int(registers[1]), int(shared[1]) if shared else 0, max(int(stack[1]), int(stack[2])))
+
+
+def check_warpgroups(kernels: Sequence[Any], source: Callable[[Any], str], more: str) -> None:
+    """Of kernels by Hopper's warpgroups (only sm_90a has these instructions): no number leaves the registers, of which
+    they use all that the threads can have, and their tiles fit into shared memory. `more`: C++ behind each source."""
+    jobs = [(str(kernel), f"{source(kernel)}{more}\n", "sm_90a", CPP17) for kernel in kernels]
+    for kernel, r in zip(kernels, in_parallel(report, jobs), strict=True):
+        assert r.local == 0, r
+        assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
+        assert kernel.shared <= SHARED
 
 
 def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:

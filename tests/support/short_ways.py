@@ -17,6 +17,7 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from tests.support import numpy_cupy
+from tests.support.library_functions import Functions
 
 launches = [0]
 alignments: list[tuple[int, ...]] = []  # for which the lists that were played are made
@@ -27,27 +28,9 @@ def launched(*given: Any) -> int:
     return 0
 
 
-class Functions:
-    """A library that is called through ctypes."""
-
-    def __init__(self) -> None:
-        self.made: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.made.setdefault(name, Function(launched if "Stream" not in name else lambda *given: 0))
-
-
-class Function:
-    """As ctypes has them: told the types of its arguments, and no function of Python's."""
-
-    def __init__(self, call: Callable[..., int]) -> None:
-        self.call, self.argtypes = call, list[Any]()
-
-    def __call__(self, *given: Any) -> int:
-        return self.call(*given)
+def counted_call(name: str) -> Callable[..., int]:
+    """A function of a library: a launch, unless it only says on which stream one is to be."""
+    return (lambda *given: 0) if "Stream" in name else launched
 
 
 def install() -> Any:
@@ -83,7 +66,7 @@ from tests.support.own_calls import own_calls  # noqa: E402
 
 
 def patch() -> None:
-    functions = Functions()
+    functions = Functions(counted_call)
     for module, name, value in (
         (kernel_call, "map_words", lambda tensor_map: np.zeros(16, np.int64)),
         (kernel_call, "compiled_kernel", lambda device, kernel: LoadedKernel(1, None)),

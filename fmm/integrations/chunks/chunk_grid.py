@@ -163,7 +163,7 @@ class ChunkTasks(PlainMachine):
 
 
 def _cell(grid: Grid, spot: tuple[int, ...]) -> Cell | None:
-    """What a smaller block lacks is nothing."""
+    """The cell at this place; None where a smaller block has none, which counts as zeros."""
     inside = all(place < side for place, side in zip(spot, grid.shape, strict=True))
     return grid[spot] if inside else None
 

@@ -79,7 +79,8 @@ Span = tuple[int, int, Array]
 
 
 def _byte_span(x: Array) -> Span:
-    """From which byte to which an array lies, and the array: of a thousand pairs, few lie so that they could meet."""
+    """The array's first byte and the one behind its last, and the array. Few pairs of arrays overlap in these, and only
+    of those is it asked whether they share elements."""
     low = high = x.__array_interface__["data"][0]
     if not x.size:
         return low, low, x

@@ -129,5 +129,5 @@ class Layout:
 
 @lru_cache(maxsize=1024)
 def kept_layout(layout: Layout) -> Layout:
-    """The same one for equal ones, with what was found out about it."""
+    """One object for all layouts that are equal, so that what was computed about it is there again."""
     return layout

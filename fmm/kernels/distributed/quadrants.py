@@ -51,7 +51,7 @@ class Quadrants:
         return len(self.inner) // _cut_into(self.whole.mesh, cuts, axis)
 
     def groups(self, operand: Operand, place: int) -> tuple[Span, ...]:
-        """Those of a process, counted from where what it holds begins."""
+        """The parts of the inner dimension that a process has of A or B, counted from the first one's beginning."""
         cuts, axis = self._inner_cuts(operand)
         number = 0
         for side, where, cut in zip(self.whole.mesh, coordinate_of(place, self.whole.mesh), cuts, strict=True):

@@ -35,7 +35,7 @@ class LeafTypes:
 class LeafHalves:
     """Of which types it computes halves for less than whole products, and how."""
 
-    by_blas: tuple[str, ...] = ()  # whose product with the own adjoint BLAS's syrk and herk halve
+    by_blas: tuple[str, ...] = ()  # of which BLAS has a function for one half: syrk or herk
     by_kernel: tuple[str, ...] = ()  # whose halves its own kernel computes, if the result lies row by row
     loose: tuple[str, ...] = ()  # of which such a kernel leaves arbitrary numbers in the other half
     mirrors: bool = False  # can that kernel also write the other half?

@@ -58,7 +58,8 @@ class Matrices:
         return tuple(zip(*(_places(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
     def added_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
-        """Where that begins, in bytes, to which each product is added: of C's shape, with these strides."""
+        """For each product, where that begins to which it is added, in bytes: in an array of C's shape with these
+        strides."""
         added = Operand(self.c.shape, strides, self.c.dtype)
         return tuple(_places(added, self.c.shape[:-2]))
 

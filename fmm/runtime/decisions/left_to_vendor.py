@@ -21,9 +21,9 @@ from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Fewer multiply-adds take less time on any device than the launches of a plan: of any type; of 16-bit types, which
-# tensor cores multiply faster; and of 16-bit types whose rows are not aligned, which vendors multiply several times
-# slower.
+# Products with fewer multiply-adds take less time, on any device, than the launches of a plan: SMALL of any type;
+# SMALL_HALF of 16-bit types, which tensor cores multiply faster; SMALL_UNALIGNED of 16-bit types whose rows are not
+# aligned, which vendors multiply several times slower.
 SMALL, SMALL_HALF, SMALL_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
 # The same without a look at the sides: the bytes of A times those of B are the multiply-adds times the inner side times

@@ -52,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def reserve(self, nbytes: int) -> None:
-        """So much at once will be asked for by products: not to be found while they run."""
+        """Have so many bytes ready: products will ask for them, and are not to wait until memory is found."""
 
     def buffer(self, nbytes: int) -> Buffer: ...
 
@@ -63,7 +63,7 @@ class Engine(Protocol):
         """To the host, now."""
 
     def sent(self) -> Event:
-        """That all which was sent so far has come."""
+        """What happens when all that was sent so far has arrived."""
         ...
 
     def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
@@ -116,7 +116,7 @@ class Transfers:
         all_done(self._share_out(1, host, place, lambda rows: self._store_rows(place.at_row(rows.start), host[rows])))
 
     def close(self) -> None:
-        """Without whatever has not begun."""
+        """End the threads; copies that have not begun are dropped."""
         self.ended = True
         for pool in self.pools:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -160,7 +160,7 @@ class Transfers:
 
 
 class _Loading:
-    """That all chunks of a matrix have come. What one of the threads raised is raised in who waits for it."""
+    """Happens when all chunks of a matrix have arrived. Whoever waits for it gets the error that a thread raised."""
 
     def __init__(self, engine: Engine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks

@@ -113,8 +113,8 @@ def run_to_the_end(library: DeviceLibrary, launches: LaunchList, pointer: int, d
 
 
 def _completed(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, added: Any) -> None:
-    """What is asked of a call, by the library's own functions; but if something was added to what `out` held, nobody
-    knows to what."""
+    """What is asked of a call, by the library's own functions; but nothing if the call adds to what `out` held, which
+    may be written over by now."""
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugates):
         return
@@ -159,8 +159,8 @@ class StreamCall:
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, *bases: int, seen: bool = True) -> None:
-        """With A, B, C, the workspace and what is added at these addresses. Does the caller see C, should an exception
-        leave?"""
+        """The call, with A, B, C, the workspace and what is added at these addresses. `seen`: the caller could look
+        into C if an exception left in the middle."""
         if self.replays is not None:
             replay = self.replays.made(self._latest)
             if type(replay) is not _Replay or replay.bases != bases:
@@ -222,8 +222,8 @@ class StreamCall:
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int, seen: bool) -> None:
-        """A product as a whole or not at all; a stack that is `seen` while it is filled too: all its calls are prepared
-        before the first one is made."""
+        """A product is launched as a whole or not at all. So is a stack whose C is `seen`: all of its calls are
+        prepared before the first one is made."""
         products = list(self._products(addresses))  # all are there before the first one plays
         if len(products) == 1 and addresses.aligned and products[0][1] is addresses:
             self._alone = products[0][0]

@@ -77,8 +77,8 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
 
 
 def _numpy_might_warn(call: Call, c: Array) -> bool:
-    """Of a matrix and its transpose in place, for which NumPy would call the same function of BLAS: might it tell of an
-    overflow? No entry of the product is larger than the diagonal's, nor is a part of its sum."""
+    """Might NumPy's own product of a matrix and its transpose, which calls the same function of BLAS, warn of an
+    overflow? It is enough to look at the diagonal: no other entry is larger, nor is any part of its sum."""
     numpys = call.setting.adjoint and bool(call.setting.vendor_better)
     return numpys and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
 

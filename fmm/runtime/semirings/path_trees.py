@@ -42,12 +42,13 @@ def _pieces(count: int) -> Iterator[slice]:
 
 
 def _not_longer(xp: Any, lengths: Any, nodes: Any) -> Any:
-    """Where a way is no longer than that to its last node but one. A row without any has no cycle."""
+    """To which nodes the way is no longer than to the node before: a row without such nodes has no cycle."""
     return (nodes >= 0) & (xp.take_along_axis(lengths, xp.maximum(nodes, 0), 1) >= lengths)
 
 
 def _astray(xp: Any, rows: Any, nodes: Any) -> Any:
-    """Where going back does not end at the node that a row is of: each round goes back twice as far."""
+    """From which nodes the way back does not end where the row's ways begin. Each round goes back
+    twice as far as the one before."""
     back = xp.where(nodes < 0, xp.arange(nodes.shape[1], dtype=nodes.dtype), nodes)
     for _ in range(max(nodes.shape[1] - 1, 1).bit_length()):
         back = xp.take_along_axis(back, back, 1)
@@ -55,7 +56,7 @@ def _astray(xp: Any, rows: Any, nodes: Any) -> Any:
 
 
 def _mended(start: int, edges: Array, lengths: Array, before: Array, lost: Array) -> Array:
-    """A row of predecessors in which those that are `lost` hang on the others again."""
+    """The row of predecessors, with new ones for the nodes that are `lost`, so that their ways too lead back."""
     before, away = before.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((before >= 0) & ~lost | (np.arange(len(before)) == start))
     best, via = np.full(len(before), np.inf), np.zeros(len(before), before.dtype)
@@ -73,7 +74,7 @@ def _mended(start: int, edges: Array, lengths: Array, before: Array, lost: Array
 
 
 def _followers(node: Any, before: Array, away: Array) -> Array:
-    """The node and all of `away` that going back leads to it."""
+    """The node, and all those of `away` from which the way back leads to it."""
     found = np.zeros(len(before), bool)
     found[node] = True
     while True:

@@ -25,8 +25,8 @@ from fmm.tuner.trials.journal import Journal, RoundLimits
 
 SEEDS = {"probe": 5, HELD_OUT: 11}  # of random shapes
 SHARES = {"probe": 0.15, HELD_OUT: 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
-UNLIKE = 1.1  # times as long as the other is a sample of two of which one was disturbed
-CALM = 0.03  # by so much equal products may differ; of those that differ most more rounds are measured ...
+UNLIKE = 1.1  # of two samples of one run, that which takes so many times as long was disturbed
+CALM = 0.03  # equal products may differ by so much; those that differ most get more rounds ...
 SETTLING = 0.08  # ... for this share of the planned seconds
 TWINS = Run(), Run(twin=1)
 OWN = 2  # on one of so many random shapes (those with round sides) a plan with our own kernel is measured too

@@ -138,7 +138,7 @@ class Trials:
 
 
 def _plain(path: Path) -> list[bytes]:
-    """Nothing of what is no file: a device may be read for ever."""
+    """The lines of a plain file; none of anything else (a device, say, could be read for ever)."""
     return path.read_bytes().splitlines() if path.is_file() else []
 
 

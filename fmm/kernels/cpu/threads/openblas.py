@@ -66,7 +66,8 @@ def one_thread_each(count: int) -> Iterator[bool]:
 
 @lru_cache(maxsize=1)
 def loaded_openblas() -> OpenBlas | None:
-    """Found in the module that NumPy multiplies with, and in what that was linked with."""
+    """The OpenBLAS in the module that NumPy multiplies with, or in what that was linked with; None if there is none
+    whose threads are its own."""
     library = _numpys_library()
     for prefix, suffix in product(PREFIXES, SUFFIXES) if library else ():
         names = (f"{prefix}{verb}{suffix}" for verb in ("get_parallel", "get_num_threads", "set_num_threads"))

@@ -61,13 +61,14 @@ class Threads:
         _work_off(deque(tasks))
 
     def run_in_turns(self, tasks: Sequence[Task]) -> None:
-        """The same, as many at a time as take a TURN if they are like those before: then an interrupt is heard."""
+        """The same, some tasks at a time, so that an interrupt is heard in between: as many as take TURN seconds
+        if they take as long as those before."""
         together, first = max(self.count, 1), 0
         while first < len(tasks):
             begun = time.monotonic()
             self.run(tasks[first : first + together])
             first += together
-            turns = TURN / max(time.monotonic() - begun, TURN / MOST_TURNS)  # that were in it
+            turns = TURN / max(time.monotonic() - begun, TURN / MOST_TURNS)  # it took so many
             together = max(self.count, 1, int(together * turns))
 
 
@@ -120,7 +121,7 @@ class Share:
             self.ended.release()
 
     def wait(self) -> None:
-        """For the end, once."""
+        """Until the work is done; to be called once."""
         self.ended.acquire()
 
     def cancel_or_wait(self) -> None:

@@ -66,14 +66,15 @@ class StreamFlag:
 
 # ---- whose flags they are
 
-_left: deque[tuple[Key, StreamFlag]] = deque()  # by threads that ended, or went on to other streams
-_idle: dict[Key, list[StreamFlag]] = {}  # the same, by device and stream
+_left: deque[tuple[Key, StreamFlag]] = deque()  # flags that threads left: they ended, or went on to other streams
+_idle: dict[Key, list[StreamFlag]] = {}  # of these, what _collect has sorted by device and stream
 _free: dict[int, list[_Place]] = {}
 _lock = threading.Lock()  # around the latter two
 
 
 class _OwnFlags:
-    """One thread's. They go to others when the thread ends; to say so takes no lock, for that can be at any moment."""
+    """One thread's flags. When it ends they are left to others. That takes no lock, since a thread can end at any
+    moment."""
 
     def __init__(self) -> None:
         self.kept: dict[Key, StreamFlag] = {}
@@ -136,7 +137,7 @@ def _taken_up(key: Key) -> StreamFlag | None:
 
 
 def _collect() -> None:
-    """Sort what was left by streams; what is ready for a stream is worth its memory for a few only."""
+    """Sort by streams what threads have left. The calls that stand ready with a flag are kept for some streams only."""
     while _left:
         key, flag = _left.popleft()
         if len(_idle) >= STREAMS:

@@ -116,7 +116,7 @@ def product_again(problem: Problem) -> TileOp:
 
 @lru_cache(maxsize=len(STORED))
 def simple_source(dtype: str) -> str:
-    """The whole CUDA source for one element type: entry points `AGAIN` and `SCAN`."""
+    """The whole CUDA source for one element type: entry points `COMPUTE_AGAIN` and `SCAN`."""
     element = DTYPES[dtype]
     # Sums per thread along either side of its tile: as many as 64 registers hold, 16 threads side by side.
     each = 8 if element.registers == 1 else 4

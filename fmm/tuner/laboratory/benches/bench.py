@@ -35,10 +35,10 @@ class Bench(Protocol):
         """With `random` and `standard_normal`, as NumPy's."""
 
     def stored(self, x: Array, dtype: str) -> Array:
-        """float64 or complex128 numbers as numbers of a type lie in memory."""
+        """float64 or complex128 numbers, as numbers of this type lie in memory."""
 
     def widened(self, x: Array, dtype: str) -> Array:
-        """The same back."""
+        """Such numbers as float64 or complex128 again."""
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
         """A B by this plan; PlanError if it cannot be done."""

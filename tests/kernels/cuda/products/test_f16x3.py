@@ -23,7 +23,6 @@ from fmm.kernels.cuda.products.float16.f16x3 import SIZES, F16x3Op, f16x3_op
 from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, f16x3_source
 from fmm.kernels.cuda.products.float16.f16x3_vendor import unscale_source, vendor_steps
 from fmm.kernels.cuda.products.tiles.tiled_source import Along
-from fmm.kernels.cuda.products.tiles.tma import SHARED
 from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
@@ -38,7 +37,7 @@ from fmm.problem import Layout, Problem
 from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.devices import Device
 from tests.support.chips import A100, H200
-from tests.support.nvrtc import compile_cuda, in_parallel, nvrtc, report
+from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
 
 Array = np.ndarray[Any, Any]
 SMS = 132
@@ -73,12 +72,7 @@ def test_no_number_of_a_product_leaves_the_registers(kernels: Sequence[F16x3Kern
     """Two warpgroups keep three sums of 64 numbers a thread: all the registers that setmaxnreg can give them."""
     nvrtc()
     told = len(operation(Problem(512, 512, 512, "float32")).parameters)
-    size = f"static_assert(sizeof(fmm::Product3) == {told});"
-    jobs = [(str(k), f"{f16x3_source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in kernels]
-    for kernel, r in zip(kernels, in_parallel(report, jobs), strict=True):
-        assert r.local == 0, r
-        assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
-        assert kernel.shared <= SHARED
+    check_warpgroups(kernels, f16x3_source, f"static_assert(sizeof(fmm::Product3) == {told});")
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
