@@ -54,8 +54,13 @@ def chosen_depth(calibration: Calibration, dtype: str, side: int) -> int:
     problem = Problem(side, side, side, dtype)
     for plan, time in _ranked(replace(calibration, margin=0.0, tiled_margin=0.0), problem):
         if time <= 1 - needed_margin(plan, problem, calibration):
-            return sum(level.depth for level in plan.levels if level.splits)
+            return levels_of(plan)
     return 0
+
+
+def levels_of(plan: Plan) -> int:
+    """How many levels of recursion a plan has."""
+    return sum(level.depth for level in plan.levels if level.splits)
 
 
 @lru_cache(maxsize=2048)
@@ -124,8 +129,8 @@ def measured_point(measured: Sequence[tuple[Size, float]]) -> float | None:
 
 def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
     """The least addition to alpha / pi with which Equation 2 agrees with most of what was measured, found by search, as
-    in the paper's installation; None if nothing was."""
-    if not measured:
+    in the paper's installation; None if all of that gained, or all lost: then nothing determines it."""
+    if len({gain > 1 for _, gain in measured}) < 2:
         return None
     large = alpha_over_pi(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
 
