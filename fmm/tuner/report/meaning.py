@@ -28,8 +28,8 @@ def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base
     return (
         f"fmm.matmul is {'' if known else 'predicted to be '}faster than {base} on square matrices from a side of "
         f"about {_from(sides)} and up to {_best(shown)}. On the sides of this table its error is expected to be at "
-        f"most {spelled_growth(worst.error_growth)} times that of {base} ({worst.dtype}), and it takes up to {room}, at "
-        f"other sides perhaps more, but never more than half of what is free unless told otherwise."
+        f"most {spelled_growth(worst.error_growth)} times that of {base} ({worst.dtype}), and it takes up to {room}, "
+        f"at other sides perhaps more, but never more than half of what is free unless told otherwise."
     )
 
 

@@ -55,8 +55,9 @@ def report_page(
     said = _folded("How a plan is read", read), _folded("What the words mean", definitions(WORDS))
     told = {case.dtype: _start_text(case, starts[case.dtype], won_by(gains, case.dtype)) for case in cases}
     typed = definitions((*NEXT, *tunings_left(cases, gains)), typed=True)
+    table = gains_table(gains, base, told, largest_timed(cases))
     return PAGE.format(
-        title=escape(", ".join(names)), base=escape(base), style=STYLE, table=gains_table(gains, base, told, largest_timed(cases)), wide=wide,
+        title=escape(", ".join(names)), base=escape(base), style=STYLE, table=table, wide=wide,
         narrow=narrow, caption=escape(caption_of_all_types(cases, gains)), next=typed,
         meaning=_meaning(cases, gains, starts, base), details="\n".join((*said, details)),
     )  # fmt: skip

@@ -227,8 +227,8 @@ def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
 def _groups(
     plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
-    """Name, colour, shape of the points and plans: the vendor in grey, one for each of the plans that won most shapes, or were met most
-    often; the rest as one."""
+    """Name, colour, shape of the points and plans: the vendor in grey, one for each of the plans that won most shapes,
+    or were met most often; the rest as one."""
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
     own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
