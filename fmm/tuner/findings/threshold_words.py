@@ -159,8 +159,8 @@ def _last_gains(found: Thresholds) -> bool:
 
 
 def epsilon_determined(found: Thresholds) -> bool:
-    """Does what was measured tell epsilon? Not where all gained, or all lost: then any fits that is low, or high,
-    enough, and none at all, which older configs noted as 0."""
+    """Does what was measured tell epsilon? Not where nothing need be corrected since all gained, or all lost: then
+    many others fit as well."""
     if found.epsilon is None:
         return False
     gained = {gain > 1 for gain in found.one_level.values()}

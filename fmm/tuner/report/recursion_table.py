@@ -26,11 +26,11 @@ ABOUT = (
     "(22 in the paper, for 18 sums and 4 copies): the side from which one level of recursion pays. For the measured "
     "one, plans of one level were timed in turn with the library on squares of rising sides, as on a ladder: it is "
     "the first of these from which on all gained; above n1 as a rule, since Equation 3 knows neither the start of a "
-    "product nor that smaller products are slower. epsilon is the least that must be added to alpha / pi so that Equation 2 "
-    "says what was measured; it is determined if some products gained by one level and others did not. tau1, tau2, "
-    "tau3: the sides from which on the whole model, which knows these too, predicts a gain of 2 % by one, two, three "
-    "levels (Li, Ranka and Sahni), however much memory they need: where that is short, leaner plans with more or fewer "
-    "levels are taken, also where it says never."
+    "product nor that smaller products are slower. epsilon is the least that must be added to alpha / pi so that "
+    "Equation 2 says what was measured; it is not determined where nothing need be added, since all products gained by "
+    "one level, or none did. tau1, tau2, tau3: the sides from which on the whole model, which knows these too, "
+    "predicts a gain of 2 % by one, two, three levels (Li, Ranka and Sahni), however much memory they need: where that "
+    "is short, leaner plans with more or fewer levels are taken, also where it says never."
 )
 
 
