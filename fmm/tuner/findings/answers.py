@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import Limits, choose, usual_growth
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import certified_entry, surpassing_choice
 from fmm.runtime.decisions.limits import share_of
@@ -59,14 +61,32 @@ def answer_for(used: ModelInUse, side: int) -> Answer | None:
         return Answer(side, known.plan, gain, known.error_growth, known.workspace, entry[0])
     if used.calibration is None:
         return None
-    best = choose(problem, used.calibration, limits).best
+    best = _chosen(problem, used.calibration, limits)
     return Answer(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
+
+
+@lru_cache(maxsize=2048)
+def _chosen(problem: Problem, calibration: Calibration, limits: Limits) -> Candidate:
+    """The model's choice; several lines tell of the same sides."""
+    return choose(problem, calibration, limits).best
 
 
 def _surpassed(certified: Plan, problem: Problem, limits: Limits, used: ModelInUse) -> bool:
     """Does the model's choice come before the entry, by a leaf that the tuning never measured?"""
     known = used.calibration
     return known is not None and surpassing_choice(certified, problem, limits, used.tuned, known) is not None
+
+
+def set_aside(used: ModelInUse, entry: Entry) -> str:
+    """Why fmm.matmul does not go by the entry of a square; empty if it does."""
+    problem = Problem(*entry.size, used.tuned.dtype)
+    limits = usual_limits(used, problem)
+    known = None if limits is None else certified_entry(problem, limits, used.tuned, used.on_cpu)
+    if known is None or limits is None:
+        return "it needs more than half of the memory that A, B and C leave"
+    if _surpassed(known.plan, problem, limits, used):
+        return "more is predicted of a plan that was not timed"
+    return ""
 
 
 def answers_for(used: ModelInUse, sides: Iterable[int]) -> list[Answer]:

@@ -13,9 +13,9 @@ from fmm.config.schema import Entry
 from fmm.config.thresholds import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.tuner.findings.answers import answer_for
+from fmm.tuner.findings.answers import set_aside
 from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
-from fmm.tuner.findings.outcome import chosen_square, outcome, vendors_name
+from fmm.tuner.findings.outcome import chosen_square, outcome, unmeasured_in_use, vendors_name
 from fmm.tuner.findings.parts import Part, labelled_rows, table_of, told_lines
 from fmm.tuner.findings.threshold_words import NEVER as NEVER
 from fmm.tuner.findings.threshold_words import described_blocks, described_levels, described_recursion
@@ -88,9 +88,8 @@ def _aside(entry: Entry, used: ModelInUse) -> str:
     if not entry.verified:
         return " (set aside until `fmm-tune canary`)"
     if _plain_square(entry):
-        found = answer_for(used, entry.size[0])
-        if found is None or found.entry is None:
-            return " (not taken: it needs more than half of the memory that A, B and C leave)"
+        why = set_aside(used, entry)
+        return f" (not taken: {why})" if why else ""
     return ""
 
 
@@ -154,12 +153,15 @@ def tuning_command(key: str, dtypes: Sequence[str]) -> str:
 
 
 def not_measured(used: ModelInUse) -> Iterator[str]:
-    """Who else multiplies on this device, or cannot, and how that is known."""
-    if used.assumed:
-        yield f"plans that end in {', '.join(used.assumed)} go by the datasheet: no tuning measures them"
-    if used.left_out:
+    """Who else multiplies on this device, or cannot, and how that is known; of rates that were not measured, only those
+    by which plans are chosen."""
+    chosen = unmeasured_in_use(used)
+    assumed, left_out = ([x for x in chosen if x in some] for some in (used.assumed, used.left_out))
+    if assumed:
+        yield f"plans that end in {', '.join(assumed)} go by the datasheet: no tuning measures them"
+    if left_out:
         yield (
-            f"plans that end in {', '.join(used.left_out)} go by the datasheet: this tuning did not measure them (a "
+            f"plans that end in {', '.join(left_out)} go by the datasheet: this tuning did not measure them (a "
             "new one does, unless it is stopped early)"
         )
     if used.failed:
@@ -194,23 +196,29 @@ def measured_lines(section: Mapping[str, Any], used: ModelInUse, fitted: Calibra
         "noise",
         f"{NOT_MEASURED}." if noise is None else f"The same product, timed twice, differs by up to {noise:.1%}.",
     )
-    taken = "would have to be" if used.calibration is None else "is taken only if it is"
-    yield from zip(
-        ("model", ""), _errors(section["error"], f"{taken} predicted to save {fitted.margin:.1%}"), strict=False
+    margin = _margin(used, fitted)
+    yield from zip(("model", "", ""), (*_errors(section["error"]), margin), strict=False)
+
+
+def _margin(used: ModelInUse, fitted: Calibration) -> str:
+    """What a margin does, in one sentence."""
+    taken = "would be" if used.calibration is None else "is"
+    return (
+        f"The margin is {fitted.margin:.1%}: a plan {taken} taken only if it is predicted to take less time than "
+        f"{vendors_name(fitted)} by more than that, since predictions may be wrong."
     )
 
 
-def _errors(error: Mapping[str, Any] | None, condition: str) -> Iterator[str]:
+def _errors(error: Mapping[str, Any] | None) -> Iterator[str]:
     time, speedup = ((error or {}).get(name) or {"count": 0} for name in ("time", "speedup"))
     if not speedup["count"] or not time["count"]:
         yield "Not checked: no products were measured beside those that it was fitted to."
-        yield f"Without that a plan {condition}: the margin."
         return
     yield (
-        f"Checked on {speedup['count']} held-out products by plans, which no fit saw. Half of the speedups are off by "
-        f"less than {speedup['median']:.1%}, half of the times by {time['median']:.1%}, 95 % by {time['p95']:.1%}."
+        f"Checked on {speedup['count']} held-out products by plans, which no fit saw. Half of the predicted speedups "
+        f"are off by less than {speedup['median']:.1%}, 95 % by less than {speedup['p95']:.1%}; half of the times by "
+        f"less than {time['median']:.1%}, 95 % by less than {time['p95']:.1%}."
     )
-    yield f"So a plan {condition}: the margin."
 
 
 def share_or_nothing(value: float | None) -> str:

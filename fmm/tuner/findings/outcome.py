@@ -99,6 +99,15 @@ def spelled_gibibytes(count: int) -> str:
     return f"{found:.1f} GiB" if found < 10 else f"{found:.0f} GiB"
 
 
+def unmeasured_in_use(used: ModelInUse) -> list[str]:
+    """The leaves whose rates are the datasheet's and by which a square that is told of is multiplied."""
+    unmeasured = (*used.assumed, *used.left_out)
+    if not unmeasured:
+        return []
+    met = {answer.plan.leaf_use.leaf.name for answer in answers_for(used, (*ROUND, *ODD_SIDES))}
+    return [leaf for leaf in unmeasured if leaf in met]
+
+
 def gains_from(calibration: Calibration, dtype: str) -> int | None:
     """The side from which on the model leaves squares to the vendor no more, if their rows are aligned; None if it
     never does."""

@@ -9,13 +9,16 @@ from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.choose import usual_growth
 from fmm.tuner.findings.answers import Answer, answers_for
 from fmm.tuner.findings.described import instead, tuning_command
 from fmm.tuner.findings.model_in_use import ModelInUse
-from fmm.tuner.findings.outcome import best_told, gains_from
+from fmm.tuner.findings.outcome import best_told, gains_from, unmeasured_in_use
 from fmm.tuner.findings.parts import table_of
 from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite
 
+TIMED = "Timed were only the sizes that are listed under `measured` below; all others are the model's."
+NOT_TIMED = "All sides are the model's: no square was timed and certified to gain."
 LARGE = 16000  # the side of which a gain is told, or the first one where that is larger
 
 
@@ -36,6 +39,11 @@ class TypeInShort:
     def large(self) -> Answer | None:
         """What is done with a large square that gains."""
         return None if self.first is None else best_told(self.used, self.first, LARGE)
+
+    @property
+    def left_out(self) -> list[str]:
+        """The leaves of chosen plans that go by the datasheet, though a tuning measures them."""
+        return [leaf for leaf in unmeasured_in_use(self.used) if leaf in self.used.left_out]
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -76,17 +84,21 @@ def _measured(used: ModelInUse) -> str:
 def in_short(types: Sequence[TypeInShort]) -> Iterator[str]:
     """A table of a device's types, and what must be known beside it."""
     base = "NumPy's product" if all(x.used.on_cpu for x in types) else "cuBLAS"
-    head = "type", "faster from a side of", "predicted", "most that was measured"
-    yield f"How many times as fast fmm.matmul is as {base} on square matrices:"
-    yield from (f"  {line}" for line in table_of(head, (x.cells for x in types)).lines)
+    timed = any(_measured(x.used) for x in types)
+    head = "type", "faster from a side of", "by the model", "most that was timed"
+    yield f"How many times as fast fmm.matmul is as {base} on square matrices, by their side (rows):"
+    yield from (f"  {line}" for line in table_of(head[: 3 + timed], (x.cells[: 3 + timed] for x in types)).lines)
+    if any(x.large for x in types):
+        yield f"  By the model: at {LARGE}, or at the first side that gains."
+        yield f"  {TIMED if timed else NOT_TIMED}"
     yield from _notes(types)
 
 
 def _notes(types: Sequence[TypeInShort]) -> Iterator[str]:
     """Why the columns differ, and what is done where a tuning is not used."""
-    partial = [x for x in types if x.used.left_out and x.large]
+    partial = [x for x in types if x.large and x.left_out]
     if partial:
-        leaves = dict.fromkeys(leaf.partition(" ")[0] for x in partial for leaf in x.used.left_out)
+        leaves = dict.fromkeys(leaf.partition(" ")[0] for x in partial for leaf in x.left_out)
         yield f"{_names(partial)}: what is predicted is by {' and '.join(leaves)}, at the datasheet's speed."
         if any(_measured(x.used) for x in partial):
             yield "  What was measured is without that."
@@ -113,7 +125,8 @@ def next_steps(
 ) -> Iterator[str]:
     """What to type: for each kind of lack a command, then what shows more, and what limits; `name` is the config's,
     `short` are types of which a longer tuning measures more."""
-    unused, partial = ([x.dtype for x in types if lacks(x.used)] for lacks in (_unused, _partial))
+    unused = [x.dtype for x in types if x.used.tuned.doubts]
+    partial = [x.dtype for x in types if x.left_out]
     left = {
         "again, to its end, when nothing else runs": unused,
         "measures what goes by the datasheet so far": partial,
@@ -130,15 +143,9 @@ def next_steps(
         name = "cpu" if key.startswith("cpu") else key
         asked = f"fmm-tune predict 5000 3000 5000 --device {name} --dtype {types[0].dtype}"
         commands += [(asked, "what is done with one product")]
-    commands += [("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", "limits error and memory (in Python)")]
+    growth = usual_growth(not key.startswith("cpu"))
+    limits = f"limits error and memory (usual: {growth:g} times the library's, half of the free)"
+    commands += [("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits)]
     yield "What to type next:"
     width = max(len(command) for command, _ in commands)
     yield from (f"  {command:{width}}  {why}" for command, why in commands)
-
-
-def _unused(used: ModelInUse) -> bool:
-    return bool(used.tuned.doubts)
-
-
-def _partial(used: ModelInUse) -> bool:
-    return bool(used.left_out)

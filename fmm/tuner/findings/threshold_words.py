@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmm.config.certify import GAIN
@@ -12,12 +12,14 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.papers.huang import FIGURE_3_THREADS
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
+from fmm.tuner.findings.answers import answers_for
 from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, vendors_name
 from fmm.tuner.findings.parts import Part, table_of
-from fmm.tuner.findings.thresholds import LEVELS, chosen_from, finite
+from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite, levels_of
 
 NEVER = "never"
+UNDETERMINED = "not determined"
 MOST_OF_ONE_LEVEL = WINOGRAD.classical / WINOGRAD.products  # 8/7: where the halves are multiplied as fast as the whole
 
 
@@ -43,6 +45,8 @@ def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -
     yield "", f"({_of_which_leaf(found.tau1, fitted, dtype, 'All but the last row: of' if taken else 'Of')})"
     if taken is not None and _differ(taken, taus):
         yield "", f"({_why_others(found, used, fitted)})"
+    if taken is not None and (others := _by_memory(used, taken)):
+        yield "", f"({others})"
 
 
 def _side(x: float | None) -> str:
@@ -65,6 +69,22 @@ def _of_which_leaf(tau1: Spread, fitted: Calibration, dtype: str, these: str) ->
 
 def _differ(taken: list[float | None], taus: tuple[Spread, ...]) -> bool:
     return any(own != tau.high for own, tau in zip(taken, taus, strict=True))
+
+
+def _by_memory(used: ModelInUse, taken: Sequence[float | None]) -> str:
+    """Where fewer or more levels are taken than the table says, which asks for no memory: since the fastest plan does
+    not fit there."""
+    told = []
+    for answer in answers_for(used, ROUND):
+        usual, own = sum(side is not None and answer.side >= side for side in taken), levels_of(answer.plan)
+        if answer.entry is None and answer.gains and min(own, len(LEVELS)) != usual:
+            told.append(f"{own} at {answer.side} ({answer.plan})")
+    if not told:
+        return ""
+    return (
+        "The sides hold however much memory the plans need. Where the fastest does not fit, a leaner one is taken, "
+        f"with other levels: {', '.join(told)}."
+    )
 
 
 def _why_others(found: Thresholds, used: ModelInUse, fitted: Calibration) -> str:
@@ -115,31 +135,50 @@ def _seen(found: Thresholds) -> Iterator[str]:
     """What the measured products say of the recursion point."""
     gains = ", ".join(f"{gain:.2f} at {side}" for side, gain in found.one_level.items())
     if not gains:
-        yield "One level was measured on no square."
+        yield "One level was timed on no square."
         return
-    yield f"One level as measured, times as fast as the library alone: {gains}."
+    yield f"One level, timed in turn with the library on squares of rising sides, is so many times as fast: {gains}."
     if max(found.one_level.values()) > MOST_OF_ONE_LEVEL:
         yield (
             f"(More than 8/7 = {MOST_OF_ONE_LEVEL:.2f} is not the saved product alone: the library is faster on halves "
             "of that size than on the whole.)"
         )
     if found.n1_measured is not None:
-        yield f"So, as measured, it pays from {found.n1_measured:.0f} on."
-    elif list(found.one_level.values())[-1] > 1:
-        yield "So it pays on all squares that were timed."
-    else:
-        yield "So it does not pay yet on the largest square that was timed."
+        yield f"n1 as measured: it pays from {found.n1_measured:.0f} on, the first square from which on all gained."
+    elif len(found.one_level) == 1:
+        yield f"It {'pays' if _last_gains(found) else 'does not pay'} on the one square that was timed."
+    elif not _last_gains(found):
+        yield "It does not pay yet on the largest square that was timed."
+    elif min(found.one_level.values()) > 1:
+        count = len(found.one_level)
+        yield f"It pays on {'both' if count == 2 else f'all {count}'} squares that were timed."
+
+
+def _last_gains(found: Thresholds) -> bool:
+    return list(found.one_level.values())[-1] > 1
+
+
+def epsilon_determined(found: Thresholds) -> bool:
+    """Does what was measured tell epsilon? Not where nothing need be corrected since all gained, or all lost: then
+    many others fit as well."""
+    if found.epsilon is None:
+        return False
+    gained = {gain > 1 for gain in found.one_level.values()}
+    return found.epsilon != 0 or len(gained) == 2
 
 
 def _corrected(found: Thresholds, factor: float, pi: str) -> str:
     """By what alpha / pi must be changed so that Equation 2 says what was measured."""
-    if found.epsilon is None:
-        return "No product by one level was measured: their correction epsilon is not known."
+    if not epsilon_determined(found) or found.epsilon is None:
+        return (
+            f"Their correction epsilon is {UNDETERMINED}: that takes products that gained by one level and others that "
+            "did not."
+        )
     what = (
         f"Their correction epsilon, added to alpha / {pi} so that Equation 2 (n1 for any shape) fits what was measured"
     )
     if not found.epsilon or found.n1 is None:
-        return f"{what}: 0."
+        return f"{what}: 0, nothing is to be corrected."
     ratio = found.n1 / factor
     return f"{what}: {found.epsilon:+.4g}, {ratio + found.epsilon:.4g} in the place of {ratio:.4g}."
 

@@ -54,8 +54,13 @@ def chosen_depth(calibration: Calibration, dtype: str, side: int) -> int:
     problem = Problem(side, side, side, dtype)
     for plan, time in _ranked(replace(calibration, margin=0.0, tiled_margin=0.0), problem):
         if time <= 1 - needed_margin(plan, problem, calibration):
-            return sum(level.depth for level in plan.levels if level.splits)
+            return levels_of(plan)
     return 0
+
+
+def levels_of(plan: Plan) -> int:
+    """How many levels of recursion a plan has."""
+    return sum(level.depth for level in plan.levels if level.splits)
 
 
 @lru_cache(maxsize=2048)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log2
 from pathlib import Path
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
 PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#8A6D00", "#5D3A9B")  # yellow, darker, and violet at the end
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # beside colours: for prints in grey, and where points overlap
 GREY, PALE, LIGHT = "#999999", "#d0c8b8", "#eeeeee"
 STYLE: Any = {
     "font.size": 9.5,
@@ -95,9 +97,11 @@ def svg_text(made: Any, salt: str) -> str:
     )
 
 
-def named_at_right(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
-    """Names in a column at the right, in the order of the heights of their points, with a line to each. (Lines may
-    cross points of others, but not each other's names.)"""
+def named_at_right(
+    axes: Any, points: Sequence[tuple[float, float, str]], colours: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Names in a column at the right, in the order of the heights of their points, with a line to each, in its colour
+    if it has one. (Lines may cross points of others, but not each other's names.)"""
     if not points:
         return
     axes.autoscale_view()  # the limits are needed now
@@ -105,8 +109,9 @@ def named_at_right(axes: Any, points: Sequence[tuple[float, float, str]]) -> Non
     names = ["\n".join(wrap(name, BROAD, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered]
     heights = axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1]
     places = _spread(heights, [1 + name.count("\n") for name in names])
-    for (x, y, _), name, height in zip(ordered, names, places, strict=True):
-        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
+    for (x, y, plain), name, height in zip(ordered, names, places, strict=True):
+        look = {"color": colours.get(plain, GREY), "linewidth": 1.2 if plain in colours else 0.5}
+        line = {"arrowstyle": "-", "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5), **look}
         where = {"xytext": (1.04, height), "textcoords": "axes fraction", "va": "center", "fontsize": 7.5}
         axes.annotate(name, (x, y), arrowprops=line, **where)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fmm.tuner.findings.described import instead, not_measured
 from fmm.tuner.findings.outcome import spelled_growth
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.overview import BEYOND, MEASURED, Gain, won_by
+from fmm.tuner.report.overview import BEYOND, LEFT, MEASURED, Gain, won_by
 
 NAMED = 3  # types of which each side is told; of more only the least and the largest
 
@@ -21,14 +21,15 @@ def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base
         return f"On this device {base} is the fastest at all sizes that were tried: fmm leaves all to it."
     first = {dtype: min(own, key=lambda g: g.side) for dtype in types if (own := won_by(won, dtype))}
     sides = {dtype: _start(gain, (starts or {}).get(dtype)) for dtype, gain in first.items()}
-    worst, largest = (max(won, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
+    shown = [gain for gain in gains if gain.kind != LEFT and gain.op == "product"]  # on odd sides too
+    worst, largest = (max(shown, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
     known = any(gain.kind == MEASURED for gain in won)
     room = f"{largest.workspace / 2**30:.1f} GiB of memory beside the operands ({largest.dtype}, {largest.side})"
     return (
         f"fmm.matmul is {'' if known else 'predicted to be '}faster than {base} on square matrices from a side of "
-        f"about {_from(sides)} and up to {_best(won)}. There its error is expected to be at most "
-        f"{spelled_growth(worst.error_growth)} times that of {base} ({worst.dtype}), and it takes up to {room}, never "
-        f"more than half of what is free unless told otherwise."
+        f"about {_from(sides)} and up to {_best(shown)}. On the sides of this table its error is expected to be at "
+        f"most {spelled_growth(worst.error_growth)} times that of {base} ({worst.dtype}), and it takes up to {room}, "
+        f"at other sides perhaps more, but never more than half of what is free unless told otherwise."
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Operation, Problem
-from fmm.tuner.findings.outcome import MORE, gains_from, vendors_name
+from fmm.tuner.findings.outcome import MORE, ODD_SIDES, gains_from, odd_gains, vendors_name
 from fmm.tuner.report.case import REACH, Case
 
 SIDES = tuple(1024 << i for i in range(7))
@@ -33,6 +33,7 @@ class Gain:
     workspace: int
     op: Operation = "product"
     untried: float = 0.0  # by another plan, which was not tried, if clearly more is predicted of that
+    beside: int = 0  # how many rows larger than the side in whose column it stands
 
 
 def shown_gains(cases: Sequence[Case]) -> list[Gain]:
@@ -41,13 +42,22 @@ def shown_gains(cases: Sequence[Case]) -> list[Gain]:
     for case in cases:
         products, halves = ([g for side in SIDES if (g := at(case, side))] for at in (gain_at, half_gain_at))
         beyond = [] if won_by(products, case.dtype) else gains_beyond(case, products)
-        found += [*products, *beyond, *halves]
+        found += [*products, *beyond, *odd_sides(case), *halves]
     return found
 
 
 def won_by(gains: Sequence[Gain], dtype: str) -> list[Gain]:
-    """The products of a type that are not left to the vendor."""
-    return [gain for gain in gains if gain.kind != LEFT and gain.op == "product" and gain.dtype == dtype]
+    """The products of a type, of round sides, that are not left to the vendor."""
+    own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
+    return [gain for gain in own if gain.kind != LEFT]
+
+
+def odd_sides(case: Case) -> list[Gain]:
+    """Of squares one row larger than those that are shown, of a type for which the vendor is slow on odd sides."""
+    if case.tuned.trusted is None or not case.choosing.batches or not odd_gains(case.choosing, case.dtype):
+        return []
+    found = (gain_at(case, side + 1) for side in SIDES if side + 1 in ODD_SIDES)
+    return [replace(gain, beside=1) for gain in found if gain]
 
 
 def gains_beyond(case: Case, shown: Sequence[Gain]) -> list[Gain]:
@@ -111,6 +121,15 @@ def gains_frame(gains: Sequence[Gain]) -> Any:
 def library(cases: Sequence[Case]) -> str:
     """With whose products all is compared."""
     return vendors_name(cases[0].calibration) if cases else "the vendor's product"
+
+
+def largest_timed(cases: Sequence[Case]) -> str:
+    """How large the products were that were timed: `12800 (float32), 30144 (bfloat16, tf32)`."""
+    found: dict[int, list[str]] = {}
+    for case in cases:
+        if case.largest:
+            found.setdefault(round(case.largest), []).append(case.dtype)
+    return ", ".join(f"{side} ({', '.join(types)})" for side, types in sorted(found.items()))
 
 
 def starts_at(case: Case) -> int | None:

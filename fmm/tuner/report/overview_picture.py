@@ -7,7 +7,7 @@ from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.figures import BLACK, GREY, PLAN_COLOURS, named_at_right, new_figure, plain_sides
+from fmm.tuner.report.figures import BLACK, GREY, MARKERS, PLAN_COLOURS, named_at_right, new_figure, plain_sides
 from fmm.tuner.report.overview import BEYOND, Gain, library
 
 WIDE, NARROW = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
@@ -15,12 +15,14 @@ WIDE, NARROW = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
 
 def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tuple[float, float] = WIDE) -> Any:
     """Lines: the model's choice for square matrices, dashed further than twice what was measured. Points: certified
-    measurements, with 95 % intervals."""
+    measurements, with 95 % intervals. A type's line, points and the line to its name have one colour, its points one
+    shape."""
     made, axes = new_figure(*size)
-    ends = []
+    ends, colours = [], {}
     for i, case in enumerate(cases):
-        colour = PLAN_COLOURS[i % len(PLAN_COLOURS)]
-        own = [gain for gain in gains if gain.dtype == case.dtype and gain.op == "product"]
+        colour, shape = PLAN_COLOURS[i % len(PLAN_COLOURS)], MARKERS[i % len(MARKERS)]
+        colours[case.dtype] = colour
+        own = [gain for gain in gains if gain.dtype == case.dtype and gain.op == "product" and not gain.beside]
         known, beyond = curves(case, own)
         if known:
             axes.plot(*zip(*known, strict=True), color=colour, linewidth=1.6)
@@ -31,13 +33,13 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tup
         if points:
             x, y = [side for side, _ in points], [e.speedup for _, e in points]
             spread = [e.speedup - e.low for _, e in points], [e.high - e.speedup for _, e in points]
-            axes.errorbar(x, y, spread, fmt="o", color=colour, markersize=3.5, elinewidth=0.8)
+            axes.errorbar(x, y, spread, fmt=shape, color=colour, markersize=4, elinewidth=0.8)
         if not known and own:
             ends.append((own[-1].side, own[-1].speedup, case.dtype))
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"times as fast as {library(cases)}")
     axes.set_title("Speedup by size", color=GREY if not gains else BLACK)
-    named_at_right(axes, ends)
+    named_at_right(axes, ends, colours)
     plain_sides(axes)
     return made
 
@@ -61,13 +63,20 @@ def goes_by_datasheet(case: Case) -> bool:
 
 def model_error(cases: Sequence[Case]) -> str:
     """How far the lines are off, as shapes tell that no fit saw."""
-    errors = [((case.section["error"] or {}).get("speedup") or {}).get("median") for case in cases]
-    known = [error for case, error in zip(cases, errors, strict=True) if error is not None and case.tuned.trusted]
+    errors = [(case.section["error"] or {}).get("speedup") or {} for case in cases if case.tuned.trusted]
+    median, most = (_shares([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95"))
+    if not median:
+        return ""
+    tail = f", 95 % of them by less than {most}" if most else ""
+    return f" On shapes that were held out, predicted speedups are off by {median} (median){tail}."
+
+
+def _shares(known: Sequence[float]) -> str:
+    """The least and the largest in per cent."""
     if not known:
         return ""
     low, high = f"{min(known):.1%}", f"{max(known):.1%}"
-    spread = low if low == high else f"{low} to {high}, by type"
-    return f" On shapes that were held out, predicted speedups are off by {spread} (median)."
+    return low if low == high else f"{low} to {high}, by type"
 
 
 def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

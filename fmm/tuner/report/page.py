@@ -10,7 +10,7 @@ from fmm.tuner.findings.described import tuning_command
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.details import case_details, numbers_table
 from fmm.tuner.report.meaning import meaning, not_used, notes_of_cases
-from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, library, starts_at, won_by
+from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, largest_timed, library, starts_at, won_by
 from fmm.tuner.report.overview_picture import caption_of_all_types
 from fmm.tuner.report.plan_words import plan_words, plans_in
 from fmm.tuner.report.recursion_table import ABOUT, HEAD, recursion_rows
@@ -18,10 +18,13 @@ from fmm.tuner.report.template import PAGE, STYLE
 from fmm.tuner.report.words import NEXT, WORDS
 
 LEGEND = (
+    "Sides are rows and columns; numbers are ratios of times. "
     '<span class="measured">1.23</span> measured, below it the 95&nbsp;% interval; '
     '<span class="predicted">≈ 1.23</span> predicted; <span class="vendor">{short}</span> nothing is faster, '
     "so that fmm leaves it to {base}; empty: more than twice as large as what was measured."
 )
+LEGEND_TIMED = " The largest products that were timed have as much work as squares of these sides: {}."
+LEGEND_ODD = " Side + 1: squares of the odd sides 1025, 2049 and so on, on which the library is slow."
 LEGEND_UNTRIED = " Untried: more is predicted by another plan, which this tuning did not try."
 FIRST = " *"
 LEGEND_FIRST = " *: from there on all squares; below it only those that were measured to be."
@@ -52,8 +55,9 @@ def report_page(
     said = _folded("How a plan is read", read), _folded("What the words mean", definitions(WORDS))
     told = {case.dtype: _start_text(case, starts[case.dtype], won_by(gains, case.dtype)) for case in cases}
     typed = definitions((*NEXT, *tunings_left(cases, gains)), typed=True)
+    table = gains_table(gains, base, told, largest_timed(cases))
     return PAGE.format(
-        title=escape(", ".join(names)), base=escape(base), style=STYLE, table=gains_table(gains, base, told), wide=wide,
+        title=escape(", ".join(names)), base=escape(base), style=STYLE, table=table, wide=wide,
         narrow=narrow, caption=escape(caption_of_all_types(cases, gains)), next=typed,
         meaning=_meaning(cases, gains, starts, base), details="\n".join((*said, details)),
     )  # fmt: skip
@@ -84,34 +88,56 @@ def tunings_left(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[tuple
 
 
 def gains_table(
-    gains: Sequence[Gain], base: str = "the vendor's product", starts: Mapping[str, str] | None = None
+    gains: Sequence[Gain],
+    base: str = "the vendor's product",
+    starts: Mapping[str, str] | None = None,
+    timed: str = "",
 ) -> str:
-    """Types by sizes; `base` is what all is compared with, `starts` says of each type from which side on."""
-    short = SHORT.get(base, base)
+    """Types by sizes; `base` is what all is compared with, `starts` says of each type from which side on, `timed` how
+    large the products were that were timed."""
+    short, known = SHORT.get(base, base), starts or {}
     frame = gains_frame(gains)
-    sides = sorted(set(frame["side"]))
-    kinds = list(
-        dict.fromkeys((*((d, "product") for d in starts or ()), *zip(frame["dtype"], frame["op"], strict=True)))
-    )
+    frame = frame.assign(column=frame["side"] - frame["beside"])
+    sides = sorted(set(frame["column"]))
+    met = zip(frame["dtype"], frame["op"], frame["beside"], strict=True)
+    kinds = list(dict.fromkeys((*((dtype, "product", 0) for dtype in known), *met)))
     head = "".join(f'<th scope="col">{side}</th>' for side in ("faster from side", *sides))
     rows = []
-    for dtype, op in sorted(kinds, key=lambda kind: [d for d, _ in kinds].index(kind[0])):
-        known = {row.side: row for row in frame[(frame["dtype"] == dtype) & (frame["op"] == op)].itertuples()}
-        cells = "".join(_cell(known.get(side), side, short) for side in sides)
-        start = escape((starts or {}).get(dtype, "") if op == "product" else "")
-        name = dtype if op == "product" else f"{dtype}, {op}"
-        first = f'<td class="{"start" if start else "none"}" data-side="faster from side">{start}</td>'
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{first}{cells}</tr>')
+    for kind in sorted(kinds, key=lambda kind: [d for d, *_ in kinds].index(kind[0])):
+        dtype, op, beside = kind
+        own = frame[(frame["dtype"] == dtype) & (frame["op"] == op) & (frame["beside"] == beside)]
+        start = known.get(dtype, "") if kind == (dtype, "product", 0) else _first_gain(own) if beside else ""
+        rows.append(_gains_row(_row_name(*kind), start, own, sides, short))
     top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
     legend = LEGEND.format(base=escape(base), short=escape(short))
+    legend += LEGEND_TIMED.format(escape(timed)) if timed else ""
+    legend += LEGEND_ODD if any(gain.beside for gain in gains) else ""
     legend += LEGEND_UNTRIED if any(gain.untried for gain in gains) else ""
-    legend += LEGEND_FIRST if any(FIRST in text for text in (starts or {}).values()) else ""
+    legend += LEGEND_FIRST if any(FIRST in text for text in known.values()) else ""
     legend += LEGEND_GRAM if any(gain.op != "product" for gain in gains) else ""
     body = f'<table class="gains folded">{top}<tbody>{"".join(rows)}</tbody></table>'
     return f'{body}\n<p class="key"><small>{legend}</small></p>'
 
 
-def _cell(gain: Any, side: int, short: str) -> str:
+def _row_name(dtype: str, op: str, beside: int) -> str:
+    return f"{dtype}{f', {op}' * (op != 'product')}{f', side + {beside}' * (beside > 0)}"
+
+
+def _first_gain(own: Any) -> str:
+    """The first side on which anything is faster."""
+    sides = own[own["kind"] != LEFT]["side"]
+    return str(min(sides)) if len(sides) else ""
+
+
+def _gains_row(name: str, start: str, own: Any, sides: Sequence[int], short: str) -> str:
+    found = {row.column: row for row in own.itertuples()}
+    cells = "".join(_cell(found.get(side), side, short) for side in sides)
+    first = f'<td class="{"start" if start else "none"}" data-side="faster from side">{escape(start)}</td>'
+    return f'<tr><th scope="row">{escape(name)}</th>{first}{cells}</tr>'
+
+
+def _cell(gain: Any, column: int, short: str) -> str:
+    side = column if gain is None else gain.side
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
     text = escape(short)

@@ -21,6 +21,7 @@ from fmm.tuner.report.figures import (
     BLACK,
     BLUE,
     GREY,
+    MARKERS,
     PALE,
     PLAN_COLOURS,
     RED,
@@ -39,7 +40,8 @@ WIDE_RANGE = 60  # an axis that is longer names powers of ten alone
 
 
 def measured_and_predicted(case: Case) -> Any:
-    """Predicted time over measured time, of every shape and plan."""
+    """Predicted time over measured time, of every shape and plan; the colours are the stages of the tuning, as in the
+    picture."""
     made, axes = new_figure()
     kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), ((HELD_OUT,), RED, "held out", 3)
     for stages, colour, name, z in kinds:
@@ -62,7 +64,8 @@ def measured_and_predicted(case: Case) -> Any:
 
 
 def draw_residuals(case: Case) -> Any:
-    """What the model is off by: over the size of the product, and how often. (Whole products alone: not the parts of
+    """What the model is off by: over the size of the product, and how often; held-out products, which no fit saw, have
+    a colour of their own. (Whole products alone: not the parts of
     some that were timed apart.)"""
     made, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
@@ -87,15 +90,16 @@ SLOWEST = 0.5  # of the library's speed: what is slower yet is not drawn
 
 def speedup_over_size(case: Case) -> Any:
     """The measured speedup of every plan, and of the model's choice for squares as a line; the library's product is 1.
+    Colours and shapes of points are plans, as below the picture; pale ones are all others.
     (Where the line has teeth, a plan's products are not whole tiles of the device there.)"""
     made, axes = new_figure()
     known = [x for x in case.speedups if x[2] >= SLOWEST]
     won = Counter(fastest_measured(case).values())
-    for name, colour, plans in _groups([p for _, p, *_ in known], won):
+    for name, colour, shape, plans in _groups([p for _, p, *_ in known], won):
         rows = [(cube_side(p), s, s - low, high - s) for p, q, s, low, high in known if q in plans]
         x, y, below, above = zip(*rows, strict=True)
         bars = {"elinewidth": 0.8, "capsize": 0, "markersize": 3.5}
-        axes.errorbar(x, y, (below, above), fmt="o", color=colour, label=name, alpha=0.85, **bars)
+        axes.errorbar(x, y, (below, above), fmt=shape, color=colour, label=name, alpha=0.85, **bars)
     least = min((cube_side(p) for p, *_ in known), default=0.0)
     line = [(side, gain) for side, gain in case.curve if side >= least / 2]
     if line:
@@ -146,7 +150,7 @@ def time_and_error(case: Case) -> Any:
 
 def draw_rates(case: Case) -> Any:
     """pi, the time of a flop of the library's product, and alpha, that of adding one element, as the rates that they
-    are one over: measured (points) and fitted (lines)."""
+    are one over: measured (points) and fitted (lines); of sums of blocks a colour for each algorithm."""
     made, (left, right) = new_figure(columns=2)
     squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
     vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
@@ -174,17 +178,17 @@ def draw_rates(case: Case) -> Any:
 
 def draw_roofline(case: Case) -> Any:
     """Classical flops a second over classical flops a byte that the plan moves, below the device's roofs: as if all
-    plans did the 2 m k n flops of the classical product."""
+    plans did the 2 m k n flops of the classical product. Colours and shapes are plans, as below the picture."""
     made, axes = new_figure(height=3.6)
     rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
     memory = rate.memory or stream
     seen = [o for o in case.seen("rates", "probe", "tiles", "held out", "search", "certify") if o.run.part == "whole"]
     everywhere = []
-    for name, colour, plans in _groups([o.run.plan for o in seen]):
+    for name, colour, shape, plans in _groups([o.run.plan for o in seen]):
         own = [o for o in seen if o.run.plan in plans]
         intensity = [o.problem.flops / case.moved_bytes(o) for o in own]
         speed = [o.problem.flops / o.seconds / 1e9 for o in own]
-        axes.plot(intensity, speed, "o", ms=3.5, alpha=0.8, color=colour, label=name)
+        axes.plot(intensity, speed, shape, ms=3.5, alpha=0.8, color=colour, label=name)
         everywhere += intensity
     x = np.geomspace(min(everywhere) / 2, max(everywhere) * 1.5, 100)
     axes.plot(x, np.minimum(rate.flops, x * memory) / 1e9, color=BLACK, linewidth=1.2)
@@ -222,18 +226,18 @@ def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
 
 def _groups(
     plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
-) -> Iterator[tuple[str, str, frozenset[Plan]]]:
-    """Name, colour and plans: the vendor in grey, one for each of the plans that won most shapes, or were met most
-    often; the rest as one."""
+) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
+    """Name, colour, shape of the points and plans: the vendor in grey, one for each of the plans that won most shapes,
+    or were met most often; the rest as one."""
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
     own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
     if VENDOR in plans:
-        yield "vendor", GREY, frozenset({VENDOR})
+        yield "vendor", GREY, "o", frozenset({VENDOR})
     if rest:
-        yield f"{len(rest)} other plan{'s' * (len(rest) > 1)}", PALE, rest
-    for plan, colour in zip(own, PLAN_COLOURS, strict=False):
-        yield legend_name(plan), colour, frozenset({plan})
+        yield f"{len(rest)} other plan{'s' * (len(rest) > 1)}", PALE, "o", rest
+    for plan, colour, shape in zip(own, PLAN_COLOURS, MARKERS, strict=False):
+        yield legend_name(plan), colour, shape, frozenset({plan})
 
 
 def caption(name: str, case: Case) -> str:

@@ -25,8 +25,9 @@ FAR = 2.0  # m over n, or n over m, of products that are not almost square
 
 
 def winning_plans(case: Case) -> Any:
-    """The plan that the model chooses for A of m x k and B of k x m: areas. Points are shapes that were measured, in
-    the colour of the plan that was the fastest of those that were tried there."""
+    """The plan that the model chooses for A of m x k and B of k x m: areas, whose colours are plans, as below the
+    picture. Points are shapes that were measured, in the colour of the plan that was the fastest of those that were
+    tried there."""
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     made, axes = new_figure()

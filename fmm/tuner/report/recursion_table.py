@@ -7,27 +7,30 @@ from collections.abc import Iterator, Sequence
 from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.described import AGAIN, EARLIER, NEVER
+from fmm.tuner.findings.threshold_words import UNDETERMINED, epsilon_determined
 from fmm.tuner.report.case import Case
 
 HEAD = (
     "type",
     "1/pi, Gflop/s",
     "1/alpha, million additions/s",
-    "alpha / pi",
-    "n1 by Equation 3",
-    "n1 measured",
-    "epsilon",
-    "tau1, tau2, tau3",
+    "alpha / pi, flops",
+    "n1 by Equation 3, side",
+    "n1 measured, side",
+    "epsilon, flops",
+    "tau1, tau2, tau3, sides",
 )
 FACTOR = recursion_point(1.0, WINOGRAD)
 ABOUT = (
     f"As in D'Alberto and Nicolau's Table 3, by their Equation 3 n1 = {FACTOR:g} alpha / pi for Winograd's variant "
-    "(22 in the paper, for 18 sums and 4 copies): the side from which one level of recursion pays. Measured is the "
-    "least square from which on all that were timed gained by one level: above n1 as a rule, since Equation 3 knows "
-    "neither the start of a product nor that smaller products are slower. epsilon is what must be added to alpha / pi "
-    "so that Equation 2 says what was measured. tau1, "
-    "tau2, tau3: the sides from which on the whole model, which knows these too, predicts a gain of 2 % by one, two, "
-    "three levels (Li, Ranka and Sahni)."
+    "(22 in the paper, for 18 sums and 4 copies): the side from which one level of recursion pays. For the measured "
+    "one, plans of one level were timed in turn with the library on squares of rising sides, as on a ladder: it is "
+    "the first of these from which on all gained; above n1 as a rule, since Equation 3 knows neither the start of a "
+    "product nor that smaller products are slower. epsilon is the least that must be added to alpha / pi so that "
+    "Equation 2 says what was measured; it is not determined where nothing need be added, since all products gained by "
+    "one level, or none did. tau1, tau2, tau3: the sides from which on the whole model, which knows these too, "
+    "predicts a gain of 2 % by one, two, three levels (Li, Ranka and Sahni), however much memory they need: where that "
+    "is short, leaner plans with more or fewer levels are taken, also where it says never."
 )
 
 
@@ -44,7 +47,7 @@ def recursion_rows(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
 def _cells(found: Thresholds) -> tuple[str, ...]:
     n1 = NEVER if found.n1 is None else f"{found.n1:.0f}"
     ratio = "" if found.n1 is None else f"{found.n1 / FACTOR:.0f}"
-    epsilon = "" if found.epsilon is None else f"{found.epsilon:+.0f}"
+    epsilon = f"{found.epsilon:+.0f}" if epsilon_determined(found) else UNDETERMINED
     taus = ", ".join(NEVER if x is None else f"{x:.0f}" for x in found.recursion_points)
     return f"{1e-9 / found.pi:,.0f}", f"{1e-6 / found.alpha:,.0f}", ratio, n1, measured_point(found), epsilon, taus
 
@@ -57,4 +60,6 @@ def measured_point(found: Thresholds) -> str:
         return "not measured"
     sides = [int(side) for side in found.one_level]
     gained = list(found.one_level.values())[-1] > 1
+    if len(sides) == 1:
+        return f"{'below' if gained else 'above'} {sides[0]}, the only square timed"
     return f"below {min(sides)}, the least that was timed" if gained else f"above {max(sides)}, the largest timed"

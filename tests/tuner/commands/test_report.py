@@ -20,7 +20,7 @@ from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
-from fmm.tuner.report.overview import gains_frame, shown_gains
+from fmm.tuner.report.overview import LEFT, gains_frame, largest_timed, shown_gains
 from fmm.tuner.report.overview_picture import (
     NARROW,
     WIDE,
@@ -152,6 +152,28 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     between = meaning(gains, {"float64": 3100}, "NumPy's product")
     assert "than NumPy's product on square matrices from a side of about 3100 (float64) on," in between
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
+
+
+def test_odd_sides_have_a_row_of_their_own(folder: Path) -> None:
+    """In the column of the side that is one less, with the side on which anything is faster first."""
+    (case,) = tuned_cases(folder / "config.json")
+    gains = shown_gains([case])
+    assert not any(gain.beside for gain in gains), "the fake CPU is as fast on odd sides"
+    even = next(gain for gain in gains if gain.side == 4096)
+    odd = [
+        replace(even, side=side, beside=1, speedup=4.0, kind=kind) for side, kind in ((2049, LEFT), (4097, "predicted"))
+    ]
+    page = gains_table([*gains, *odd], starts={"float64": "4096"})
+    (row,) = re.findall(r'<tr><th scope="row">float64, side \+ 1</th>(.*?)</tr>', page)
+    assert ">4097</td>" in row and 'data-side="4097"' in row and "4.00" in row
+    assert "Side + 1: squares of the odd sides" in page and "Side + 1" not in gains_table(gains)
+    assert '<th scope="col">4097</th>' not in page
+
+
+def test_the_legend_says_how_large_what_was_timed_is(folder: Path) -> None:
+    (case,) = tuned_cases(folder / "config.json")
+    assert largest_timed([case]) == "6000 (float64)"
+    assert "squares of these sides: 6000 (float64)." in gains_table(shown_gains([case]), timed=largest_timed([case]))
 
 
 def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path) -> None:

@@ -23,6 +23,7 @@ from fmm.runtime.devices import described_gpu
 from fmm.tuner.findings.answers import answer_for, usual_limits
 from fmm.tuner.findings.described import described, described_rows, instead
 from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
+from fmm.tuner.findings.outcome import unmeasured_in_use
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -114,11 +115,15 @@ def test_a_leaf_that_failed_is_not_taken_and_that_is_said() -> None:
 
 
 def test_what_no_tuning_measures_goes_by_the_datasheet_and_is_named() -> None:
+    """If a plan by it is chosen: float64's by residues are, float32's are not."""
     assert "residues(8) > bytes" in model_in_use(KEY, "float32", {"float32": without_three_products()}).assumed
     assert model_in_use(KEY, "bfloat16", TYPES).assumed == ()
-    assert "besides    Plans that end in residues(8) > bytes" in "\n".join(
-        described(without_three_products(), "float32", KEY)
-    )
+    assert "residues" not in "\n".join(described(without_three_products(), "float32", KEY))
+    used = model_in_use(KEY, "float64", TYPES)
+    chosen = unmeasured_in_use(used)
+    assert set(chosen) <= {*used.assumed, *used.left_out}
+    told = one_line(described(TYPES["float64"], "float64", KEY))
+    assert all((f"Plans that end in {leaf}" in told) == (leaf in chosen) for leaf in used.assumed)
 
 
 def test_complex_numbers_know_what_real_ones_do() -> None:
@@ -140,8 +145,10 @@ def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     doubted = tuned.section(doubts=["nobody looked"])
     gains = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
     types = [TypeInShort(t, model_in_use("cpu-a", t, {t: s})) for t, s in (("float32", gains), ("float64", doubted))]
-    head, columns, one, two, why, without = in_short(types)
-    assert head == "How many times as fast fmm.matmul is as NumPy's product on square matrices:"
+    head, columns, one, two, by_the_model, timed, why, without = in_short(types)
+    assert head == "How many times as fast fmm.matmul is as NumPy's product on square matrices, by their side (rows):"
+    assert by_the_model == "  By the model: at 16000, or at the first side that gains."
+    assert timed.startswith("  Timed were only the sizes that are listed")
     assert columns.split()[0] == "type"
     assert one.split()[:3] == ["float32", "about", "256"] and one.endswith("1.17 at 4096")
     assert two.split() == ["float64", "not", "used"] and why == "float64: not used. Nobody looked."
@@ -199,9 +206,26 @@ def test_the_recursion_point_can_be_computed_from_what_is_told() -> None:
 
 def test_measured_squares_are_those_that_were_timed() -> None:
     one = told_of("float64", n1_measured=None, one_level={"12800": 1.06})
-    assert "the library alone: 1.06 at 12800." in one and "So it pays on all squares that were timed." in one
+    assert "is so many times as fast: 1.06 at 12800." in one and "It pays on the one square that was timed." in one
+    two = told_of("float64", n1_measured=None, one_level={"12800": 1.06, "16000": 1.07})
+    assert "It pays on both squares that were timed." in two
     lost = told_of("float64", n1_measured=None, one_level={"512": 0.26, "704": 0.24})
-    assert "So it does not pay yet on the largest square that was timed." in lost
+    assert "It does not pay yet on the largest square that was timed." in lost
+    first = told_of("float64", n1_measured=704.0, one_level={"512": 0.9, "704": 1.02})
+    assert "n1 as measured: it pays from 704 on, the first square from which on all gained." in first
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "one_level", "said"),
+    [
+        (None, {"512": 0.9, "704": 0.95}, "is not determined: that takes products that gained"),
+        (0.0, {"12800": 1.06}, "is not determined"),  # as older configs have it
+        (0.0, {"512": 0.9, "704": 1.02}, ": 0, nothing is to be corrected."),
+        (20.0, {"512": 0.9, "704": 1.02}, ": +20, 120 in the place of 100."),
+    ],
+)
+def test_epsilon_is_told_where_it_is_determined(epsilon: Any, one_level: dict[str, float], said: str) -> None:
+    assert said in one_line([told_of("float64", epsilon=epsilon, one_level=one_level)])
 
 
 def test_more_than_one_saved_product_is_explained() -> None:
