@@ -40,6 +40,7 @@ class Place:
     kept: bool = False  # by install()
     holders: int = 0  # installed() that are being executed
     undo: Undo | None = field(default=None, repr=False)  # None: nothing is installed
+    was_in: bool = False  # has anything ever been installed, in this process?
 
     @property
     def wanted(self) -> bool:
@@ -165,6 +166,7 @@ def _get_in(place: Place) -> None:
     """Whatever goes wrong is said: another version of a library is no reason for a program to end."""
     try:
         place.undo = getattr(importlib.import_module(place.module), place.function)()
+        place.was_in = True
     except CannotInstallError as error:
         log_once(f"nothing is installed for {place.library}: {error}")
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -14,6 +14,14 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.decisions.decide import Decision
 
 LINES = 30  # of the table, the products with the most arithmetic first
+# By the place where fmm is installed: which of the library's products do not come there, and the place where they do.
+UNSEEN = {
+    "numpy": ("the operator @ and methods (a.dot(b)) of NumPy's arrays", ""),
+    "cupy": ("methods (a.dot(b)) of CuPy's arrays", ""),
+    "torch": ("torch's products on the host", "torch-cpu"),
+    "torch-cpu": ("torch's products on CUDA devices", "torch"),
+    "torch-inductor": ("products by fmm's candidate in Inductor", ""),
+}
 
 
 class Kind(NamedTuple):
@@ -67,6 +75,17 @@ class Report:
         if len(order) > LINES:
             lines.append(f"  and {len(order) - LINES} kinds of smaller products")
         return "\n".join(lines)
+
+
+def unseen_line(places: Collection[str]) -> str:
+    """What a report did not see, where fmm was installed in these places."""
+    if not places:
+        return "  not seen: any product, since fmm was installed for no library that the program loaded"
+    own = [text for place, (text, seen_at) in UNSEEN.items() if place in places and seen_at not in places]
+    libraries = list(dict.fromkeys(place.partition("-")[0] for place in places))
+    before = f"calls before fmm was installed for {' and '.join(libraries)}"
+    parts = [*own, before, "calls of fmm's own functions, and other processes"]
+    return f"  not seen: {'; '.join(parts)}"
 
 
 def _lines(kind: Kind, decision: Decision | str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 from fmm.integrations.places import PLACES, VARIABLE, install, usual_here
-from fmm.integrations.report import Report, begin_report
+from fmm.integrations.report import Report, begin_report, unseen_line
 
 USAGE = "python -m fmm [--report] [--install NAMES] (script.py | -m module | -c code | -) [arguments of the program]"
 
@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_report(report: Report, process: int) -> None:
     """Not in a process that was forked off."""
     if os.getpid() == process:
-        print(report, file=sys.stderr)
+        places = [name for name, place in PLACES.items() if place.was_in]
+        print(report, unseen_line(places), sep="\n", file=sys.stderr)
 
 
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:

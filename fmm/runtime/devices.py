@@ -74,7 +74,20 @@ def cuda_index(device: object) -> int:
         name, _, number = device.partition(":")
         if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MOST)))):
             return int(number or 0)
-    raise ValueError(f"unknown device {device!r}; valid: 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or such a number")
+    valid = "'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or such a number: 0, 1, ..."
+    raise ValueError(f"unknown device {device!r}; valid: {valid}{_asked_elsewhere(device)}")
+
+
+def _asked_elsewhere(device: object) -> str:
+    """Who can be asked about a device that is known by its datasheet, be it here or not."""
+    if not isinstance(device, str):
+        return ""
+    try:
+        known = datasheets.device(device).name
+    except ValueError:
+        return ""
+    typed = known.casefold().replace(" ", "-")
+    return f"; `fmm-tune predict --device {typed} M K N` tells the plan by the datasheet of the {known}"
 
 
 @lru_cache(maxsize=64)

@@ -436,6 +436,25 @@ def test_other_devices_are_errors_that_list_the_valid(device: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "typed", "name"),
+    [("v100", "v100", "V100"), ("RTX 4090", "rtx-4090", "RTX 4090"), ("gtx;1050", "gtx-1050", "GTX 1050")],
+)
+def test_a_device_of_the_datasheets_is_told_where_to_ask(device: str, typed: str, name: str) -> None:
+    with pytest.raises(ValueError, match=r"valid: 'cpu', 'cuda'.* 0, 1, ") as raised:
+        fmm.plan(8, 8, 8, device=device)
+    assert f"`fmm-tune predict --device {typed} M K N` tells the plan by the datasheet of the {name}" in str(
+        raised.value
+    )
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "v1000", "cuda:x", -1])
+def test_who_asks_for_no_device_at_all_is_not(device: Any) -> None:
+    with pytest.raises(ValueError, match="unknown device") as raised:
+        fmm.plan(8, 8, 8, device=device)
+    assert "predict" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("dtype", "name"),
     [("tf32", "tf32"), ("bfloat16", "bfloat16"), ("f4", "float32"), (np.float16, "float16"), (complex, "complex128")],
 )

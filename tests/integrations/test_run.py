@@ -13,7 +13,8 @@ import pytest
 
 import fmm
 from fmm.integrations import run
-from fmm.integrations.report import LINES, Kind, Report, begin_report, end_report, expected_speedup
+from fmm.integrations.places import PLACES
+from fmm.integrations.report import LINES, UNSEEN, Kind, Report, begin_report, end_report, expected_speedup, unseen_line
 from fmm.perfmodel.choose import Candidate
 from tests.support import ROOT
 
@@ -126,6 +127,39 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
     lines = str(report).splitlines()
     assert len(lines) == LINES + 2 and lines[-1] == f"  and {LINES} kinds of smaller products"
     assert f"{2 * LINES} x 8 by 8 x 8" in lines[1]
+
+
+def test_the_last_line_says_what_was_not_seen(program: Path) -> None:
+    (program.parent / "operator.py").write_text("import numpy as np; np.ones((4, 4)) @ np.ones((4, 4))")
+    done = python("-m", "fmm", "--report", "--install", "numpy", str(program.parent / "operator.py"))
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith("fmm: 0 of 0 products ran by plans")
+    assert last == (
+        "  not seen: the operator @ and methods (a.dot(b)) of NumPy's arrays; "
+        "calls before fmm was installed for numpy; calls of fmm's own functions, and other processes"
+    )
+    done = python("-m", "fmm", "--report", "--install", "cupy", "-c", "pass")  # which it does not load
+    assert done.stderr.splitlines()[-1].startswith("  not seen: any product, since ")
+
+
+@pytest.mark.parametrize(
+    ("places", "told", "not_told"),
+    [
+        (["numpy"], ["@", "NumPy's", "for numpy;"], ["CuPy", "torch"]),
+        (["cupy"], ["methods (a.dot(b)) of CuPy's", "for cupy;"], ["@", "NumPy", "torch"]),
+        (["torch"], ["torch's products on the host", "for torch;"], ["@", "CUDA", "NumPy", "CuPy"]),
+        (["torch-cpu"], ["torch's products on CUDA", "for torch;"], ["@", "host", "NumPy", "CuPy"]),
+        (["torch", "torch-cpu", "numpy"], ["@", "for torch and numpy;"], ["host", "CUDA", "CuPy"]),
+    ],
+)
+def test_only_what_is_true_of_these_libraries_is_said(places: list[str], told: list[str], not_told: list[str]) -> None:
+    line = unseen_line(places)
+    assert line.endswith("other processes") and "\n" not in line
+    assert [part for part in told if part not in line] == [] == [part for part in not_told if part in line]
+
+
+def test_every_place_has_its_words() -> None:
+    assert UNSEEN.keys() == PLACES.keys()
 
 
 def kind_of_size(m: int) -> Any:

@@ -4,74 +4,125 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fmm.config import environment, files, identity
-from fmm.config.identity import Identity
-from fmm.config.schema import Tuned
-from fmm.dtypes import DTYPES, INTEGERS
-from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.config import environment, identity
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import LEAVES_OUT, predict
-from fmm.perfmodel.untuned.built_in import cpu, with_integers
-from fmm.perfmodel.untuned.datasheet import datasheet
-from fmm.problem import Problem
-from fmm.runtime.decisions.calibration_in_force import completed_calibration
+from fmm.perfmodel.untuned.built_in import cpu
+from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
+from fmm.tuner.commands.known_devices import (
+    calibration_of,
+    identity_of,
+    is_gpu_here,
+    names_in_words,
+    sheet_of,
+    trusted_calibration,
+    tuning_of,
+)
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.findings.described import instead
-from fmm.tuner.findings.model_in_use import device_name, guess_of
+from fmm.tuner.findings.model_in_use import guess_of
 from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
 NO_LIMIT = 1 << 62
-DEVICES = ("cpu", *device_names())
+SIDES = "M alone is a square, M K N an M x K by K x N product"
 GROWTH_HELP = f"default {CPU_GROWTH:g}, on a GPU {GPU_GROWTH:g}"
 NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("predict", help="predict the best plan for an M x K by K x N product")
-    for side in ("m", "k", "n"):
-        parser.add_argument(side, type=int, metavar=side.upper())
+    what = "predict the best plan for an M x K by K x N product"
+    parser = commands.add_parser("predict", help=what, add_help=False)
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, default=argparse.SUPPRESS, help="show this and exit")
+    parser.add_argument("m", type=_whole_number, metavar="M", help=SIDES)
+    for side in ("k", "n"):
+        parser.add_argument(side, type=_whole_number, nargs="?", metavar=side.upper())
     parser.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
-    parser.add_argument("--device", default=argparse.SUPPRESS, help=", ".join(DEVICES))
+    parser.add_argument("--op", default="product", help=f"{', '.join(OPERATIONS)}: as fmm.plan has them")
+    parser.add_argument("--device", default=argparse.SUPPRESS, help="one of the devices below (default: cpu)")
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
     parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
+class _Help(argparse.Action):
+    """The help, and below it the devices that can be asked for now: configs are read for those who want to see it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        parser.print_help()
+        width = max(shutil.get_terminal_size().columns - 2, 20)
+        print("", *textwrap.wrap(names_in_words(), width, break_on_hyphens=False, break_long_words=False), sep="\n")
+        parser.exit()
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}; a side is a whole number from 1 on") from None
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the choice; exit code 2 and one line if the arguments are off."""
+    name = "cpu" if options.device is None else options.device
     try:
         problem = _problem(options)
-        calibration = _calibration("cpu" if options.device is None else options.device, problem.dtype)
+        calibration = calibration_of(name, problem.dtype)
         calibration.rate(problem.dtype)
-        limits = _limits(options, problem, usual_growth(calibration.batches))
+        limits = _limits(options, name, problem, usual_growth(calibration.batches))
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
     found = printed_fields(_choice(problem, calibration, limits), calibration, limits)
-    name = "cpu" if options.device is None else options.device
     found["not_used"] = _not_used(name, problem.dtype)
-    found["tuned_elsewhere"] = _tuned_elsewhere(name, problem.dtype)
+    found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
     found["measured"] = _measured(name, problem)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    problem = Problem(options.m, options.k, options.n, options.dtype)
-    if not min(problem.size):
-        raise ValueError(f"sizes must be positive, not {options.m} {options.k} {options.n}")
-    return problem
+    m, k, n = _sides(options.m, options.k, options.n)
+    if options.op in OPERATIONS and options.op != "product" and m != n:
+        raise ValueError(f"--op {options.op} needs M = N, for its result is its own adjoint, not {m} and {n}")
+    return Problem(m, k, n, options.dtype, op=options.op)
+
+
+def _sides(m: int, k: int | None, n: int | None) -> Shape:
+    """All three, of M alone, which is a square, or of M K N."""
+    if k is None:
+        k = n = m
+    if n is None:
+        raise ValueError(f"two sides, {m} and {k}, are no product: {SIDES}")
+    for name, side in zip("MKN", (m, k, n), strict=True):
+        if side < 1:
+            raise ValueError(f"{name} must be 1 or more, not {side}: {SIDES}")
+    return m, k, n
+
+
+def _function(problem: Problem) -> str:
+    """Whom a user calls for it."""
+    return "fmm.gram" if problem.halved else "fmm.matmul"
 
 
 def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
@@ -80,77 +131,42 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_EXACT_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.considered if candidate.plan == VENDOR)
-    why = f"fmm.matmul leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
+    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
-
-
-def _identity(name: str) -> Identity:
-    """Of a device by its key in the configs in force ("cpu": this one), with the name that it has there."""
-    if name.casefold() == "cpu":
-        return identity.cpu_identity(blas_threads())
-    for devices in files.configs_in_force().files.values():
-        for section in devices.get(name, {}).values():
-            return Identity(name, device_name(name, section))
-    return Identity(name, name)
-
-
-def _tuned(name: str, dtype: str) -> Tuned | None:
-    """What the configs in force say of such a device."""
-    own = "float64" if name.casefold() == "cpu" and dtype in INTEGERS else dtype  # integers are not tuned themselves
-    return None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(_identity(name), own)
-
-
-def _trusted(name: str, dtype: str) -> Calibration | None:
-    """The model by which fmm.matmul chooses there, by a tuning that is used."""
-    tuned, known = _tuned(name, dtype), _identity(name)
-    real = _tuned(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
-    return completed_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
 
 
 def _not_used(name: str, dtype: str) -> str:
     """Why fmm.matmul sets a tuning aside, and so do we."""
-    tuned = _tuned(name, dtype)
+    tuned = tuning_of(name, dtype)
     if not tuned or not tuned.doubts:
         return ""
     return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
 
 
 def _measured(name: str, problem: Problem) -> str:
-    """What was measured of exactly this product, by which fmm.matmul goes rather than by the model."""
-    tuned = None if problem.type.exact else _tuned(name, problem.dtype)
-    known = tuned.entry(problem.size) if tuned else None
-    return f"fmm.matmul goes by what was measured of this size: {known[0].plan}, {known[0].text}" if known else ""
-
-
-def _tuned_elsewhere(name: str, dtype: str) -> str:
-    """Under which key the configs in force know cards of that name, by which fmm.matmul goes on them."""
-    if name.casefold() not in map(str.casefold, device_names()) or environment.tuning_mode() == "off":
+    """What was measured of exactly this product, by which fmm goes rather than by the model."""
+    tuned = None if problem.type.exact else tuning_of(name, problem.dtype)
+    known = tuned.entry(problem.size, op=problem.op) if tuned else None
+    if known is None:
         return ""
-    gpu = device(name)
+    return f"{_function(problem)} goes by what was measured of this size: {known[0].plan}, {known[0].text}"
+
+
+def _tuned_elsewhere(name: str, problem: Problem) -> str:
+    """Under which key the configs in force know cards of that name, by which fmm goes on them."""
+    gpu = None if is_gpu_here(name) else sheet_of(name)
+    if gpu is None or environment.tuning_mode() == "off":
+        return ""
     key = identity.gpu_key(gpu.capability, gpu.sms)
-    known = _identity(key)
+    known = identity_of(key)
     named = guess_of(key, known.name)
-    if named is None or named.name != gpu.name or _trusted(key, dtype) is None:
+    if named is None or named.name != gpu.name or trusted_calibration(key, problem.dtype) is None:
         return ""
-    return f"on a {known.name} fmm.matmul goes by a tuning of such a card: `--device {key}` tells what it chooses"
+    goes = f"{_function(problem)} goes by a tuning of such a card"
+    return f"on a {known.name} {goes}: `--device {key}` tells what it chooses"
 
 
-def _calibration(name: str, dtype: str) -> Calibration:
-    """Of a device whose tuning is used, else of a datasheet."""
-    here = name.casefold() == "cpu"
-    exact = here and dtype in INTEGERS
-    if (known := _trusted(name, dtype)) is not None:
-        return with_integers(known) if exact else known
-    if here:
-        return with_integers(cpu(blas_threads())) if exact else cpu(blas_threads())
-    try:
-        return datasheet(name)
-    except ValueError:
-        keys = [key for devices in files.configs_in_force().files.values() for key in devices]
-        raise ValueError(f"unknown device {name!r}; valid: {', '.join((*DEVICES, *keys))}") from None
-
-
-def _limits(options: argparse.Namespace, problem: Problem, usual: float) -> Limits:
+def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
     """The limits given; never more workspace than the device has left beside the operands."""
     workspace = NO_LIMIT if options.workspace is None else options.workspace
     if workspace < 0:
@@ -158,16 +174,18 @@ def _limits(options: argparse.Namespace, problem: Problem, usual: float) -> Limi
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # nan too
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
-    name = "cpu" if options.device is None else options.device
-    left = _left(name, problem) if name.casefold() in map(str.casefold, device_names()) else NO_LIMIT
-    return Limits(min(workspace, left), growth)
+    return Limits(min(workspace, _left(name, problem)), growth)
 
 
 def _left(name: str, problem: Problem) -> int:
-    (m, k, n), gpu = problem.size, device(name)
-    memory, operands = int(gpu.memory_gb * 1e9), (m * k + k * n + m * n) * problem.itemsize
+    """Bytes of a datasheet's memory beside the matrices, of which a gram has one factor alone."""
+    if (gpu := sheet_of(name)) is None:
+        return NO_LIMIT
+    (m, k, n), memory = problem.size, int(gpu.memory_gb * 1e9)
+    operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
-        raise ValueError(f"A, B and C take {spelled_bytes(operands)}, {gpu.name} has {spelled_bytes(memory)}")
+        who = "A and C" if problem.op == "gram" else "A, B and C"
+        raise ValueError(f"{who} take {spelled_bytes(operands)}, {gpu.name} has {spelled_bytes(memory)}")
     return memory - operands
 
 
@@ -183,6 +201,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
         "device": calibration.name,
         "source": calibration.source,
         "library": vendors_name(calibration),
+        "op": problem.op,
         "size": problem.size,
         "dtype": problem.dtype,
         "workspace_limit": None if limits.workspace == NO_LIMIT else limits.workspace,
@@ -198,7 +217,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
 def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
     problem = candidate.prediction.problem
     exact = predict(candidate.plan, problem, calibration)
-    counts = cost(candidate.plan, *problem.size, problem.itemsize)
+    counts = cost(candidate.plan, *problem.size, problem.itemsize, op=problem.op)
     return {
         "plan": str(candidate.plan),
         "seconds": exact.seconds,
@@ -220,9 +239,10 @@ def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    best, (m, k, n) = found["chosen"], found["size"]
+    best, (m, k, n), op = found["chosen"], found["size"], found["op"]
+    what = "" if op == "product" else f" {op}"
     lines = [
-        f"{m}x{k}x{n} {found['dtype']} on {found['device']} ({found['source']})",
+        f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
         *(found[note] for note in ("not_used", "tuned_elsewhere", "measured") if found[note]),
@@ -233,7 +253,7 @@ def _text(found: dict[str, Any]) -> str:
         f"expected error {spelled_growth(best['error_growth'])} times the usual",
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         "",
-        explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize),
+        explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, Asked(op=op)),
         "",
         "runners-up, by estimated time:",
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",

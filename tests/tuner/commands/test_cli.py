@@ -93,8 +93,8 @@ BAD_ARGUMENTS = [
     (["--output"], "--output"),
     (["nonsense"], "nonsense"),
     (["predict"], "M"),
-    (["predict", "1", "2"], "N"),
-    (["predict", "1", "2", "x"], "invalid int value: 'x'"),
+    (["predict", "x"], "M: invalid int value: 'x'; a side is a whole number from 1 on"),
+    (["predict", "1", "2", "x"], "N: invalid int value: 'x'"),
 ]
 
 
@@ -108,8 +108,10 @@ def test_bad_arguments_exit_with_2(arguments: list[str], named: str, capsys: pyt
 
 
 BAD_VALUES = [
-    (["predict", "0", "5", "5"], "sizes must be positive"),
-    (["predict", "5", "-5", "5"], "k must be 0 or more, not -5"),
+    (["predict", "0"], "M must be 1 or more, not 0: M alone is a square, M K N an M x K by K x N product"),
+    (["predict", "0", "5", "5"], "M must be 1 or more, not 0: "),
+    (["predict", "5", "-5", "5"], "K must be 1 or more, not -5: "),
+    (["predict", "1", "2"], "two sides, 1 and 2, are no product: M alone is a square, M K N an "),
     (["predict", "5", "5", "5", "--dtype", "int4"], "unknown dtype 'int4'; valid: float64"),
     (["predict", "5", "5", "5", "--device", "abacus"], "abacus"),
     (["paper", "nonsense"], "unknown table 'nonsense'; the tables are "),

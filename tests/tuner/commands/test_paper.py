@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from html import unescape
 from io import StringIO
@@ -30,11 +30,13 @@ from fmm.perfmodel.papers.inventory import inventory
 from fmm.perfmodel.papers.table import Cell, Table
 from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.untuned.datasheet import datasheet
-from fmm.problem import Problem
+from fmm.problem import OPERATIONS, Operation, Problem
+from fmm.runtime import devices
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES, made_table
 from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
 from tests.support import ROOT, configs
+from tests.support.devices import H200
 
 Run = Callable[..., str]
 
@@ -244,7 +246,8 @@ def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: st
 def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
     """Each number from the model's own functions, exactly."""
     plan, calibration = Plan.parse(row["plan"]), datasheet(name)
-    exact, counts = predict(plan, problem, calibration), cost(plan, *problem.size, problem.itemsize)
+    exact = predict(plan, problem, calibration)
+    counts = cost(plan, *problem.size, problem.itemsize, op=problem.op)
     assert (row["seconds"], row["dominant"]) == (exact.seconds, exact.dominant)
     assert (row["traffic"], row["launches"], row["workspace"]) == (counts.bytes, counts.launches, counts.workspace)
     assert row["speedup"] == predict(VENDOR, problem, calibration).seconds / exact.seconds
@@ -270,6 +273,112 @@ def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, r
         assert [float(x) for x in line.split()[:3]] == [float(f"{row[key]:.{digits}}") for key, digits in NUMBERS]
         for part in (spelled_bytes(row["traffic"]), spelled_bytes(row["workspace"]), row["plan"], row["dominant"]):
             assert part in line
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_operation_of_the_model(op: Operation, run: Run) -> None:
+    """A gram has two matrices in the device's memory, the others three."""
+    found = predicted(run, "8192", "4096", "8192", "float32", "v100", "--op", op)
+    problem, matrices = Problem(8192, 4096, 8192, "float32", op=op), 2 * 8192 * 4096 + 8192**2
+    room = int(device("v100").memory_gb * 1e9) - (matrices - (8192 * 4096 if op == "gram" else 0)) * 4
+    choice = choose(problem, datasheet("v100"), Limits(room, found["error_growth_limit"]))
+    assert (found["op"], found["workspace_limit"], found["reason"]) == (op, room, choice.reason)
+    rows = (found["chosen"], *found["runners_up"])
+    assert {row["plan"] for row in rows} == {str(candidate.plan) for candidate in choice.considered}
+    assert found["chosen"]["plan"] == str(choice.best.plan)
+    assert any(row["plan"].startswith("gram") for row in rows) == (op != "product")
+    for row in rows:
+        check_row(row, problem, "v100")
+
+
+def test_the_text_of_a_gram_says_so_and_explains_halves(run: Run) -> None:
+    text = run("predict", "8192", "--op", "gram", "--dtype", "float32", "--device", "v100")
+    assert text.startswith("8192x8192x8192 float32 gram on V100")
+    assert "of which one half is computed" in text
+    whole = run("predict", "8192", "--dtype", "float32", "--device", "v100")
+    assert whole.startswith("8192x8192x8192 float32 on V100") and "one half" not in whole
+
+
+def test_a_side_alone_is_a_square(run: Run) -> None:
+    assert run("predict", "700") == run("predict", "700", "700", "700")
+    assert run("predict", "--device", "v100", "700", "--json") == run("predict", "700", "--json", "--device", "v100")
+
+
+# ---- which devices can be asked for
+
+
+@pytest.fixture(params=["cuda-8.6-46sm", "cpu-of-another-machine-64t"])
+def tuned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The key of a device that the one config in force knows."""
+    configs.write(tmp_path / "config.json", request.param, found=configs.section())
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.forget_configs()
+    yield request.param
+    files.forget_configs()
+
+
+def help_of_predict(capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["predict", "--help"])
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_names_the_devices_that_can_be_asked_for(
+    tuned: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in range(30, 50):  # wherever lines end, no key is cut in two
+        monkeypatch.setenv("COLUMNS", str(columns))
+        named = " ".join(help_of_predict(capsys).partition("devices:")[2].split())
+        assert named.startswith("cpu; a GPU here by its number: 0; by a datasheet: ")
+        assert all(name in named for name in device_names())
+        assert named.endswith(f"by a tuning in the configs in force: {tuned}")
+    assert json.loads(run("predict", "64", "--device", tuned, "--json"))["device"] == tuned
+    monkeypatch.setenv("FMM_TUNING_MODE", "off")
+    assert tuned not in help_of_predict(capsys)
+
+
+def test_an_unknown_device_is_told_the_same(tuned: str, refused: Run) -> None:
+    message = refused("predict", "8", "--device", "abacus")
+    assert [name for name in ("'abacus'", "cpu, 0, ", *device_names(), tuned) if name not in message] == []
+
+
+def test_help_loads_no_cupy(tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text("print('CuPy was loaded')")
+    for arguments, loaded in ((("--help",), False), (("8",), False), (("8", "--device", "0"), True)):
+        command = [sys.executable, "-m", "fmm.tuner.cli", "predict", *arguments]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        assert ("CuPy was loaded" in done.stdout) == loaded, (arguments, done)
+
+
+@pytest.mark.parametrize("name", ["0", "cuda:0"])
+def test_a_gpu_here_is_asked_for_by_its_number(name: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
+    for dtype in ("float64", "bfloat16"):
+        assert predicted(run, "8192", "8192", "8192", dtype, name) == predicted(
+            run, "8192", "8192", "8192", dtype, "h200"
+        )
+
+
+def test_a_gpu_here_without_tuning_or_datasheet_is_an_error(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = devices.described_gpu("Abacus 3000", "9.9", 7)
+    monkeypatch.setattr(devices, "cuda_device", lambda index: unknown)
+    assert "nothing is known of Abacus 3000 for float64" in refused("predict", "8", "--device", "0")
+
+
+def test_a_gpu_that_is_not_here_is_an_error(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_here(index: int) -> devices.Device:
+        raise ValueError(f"there is no device cuda:{index}")
+
+    def no_cupy(index: int) -> devices.Device:
+        raise ModuleNotFoundError("No module named 'cupy'")
+
+    monkeypatch.setattr(devices, "cuda_device", none_here)
+    assert "there is no device cuda:3" in refused("predict", "8", "--device", "3")
+    monkeypatch.setattr(devices, "cuda_device", no_cupy)
+    assert "the device '3' needs CuPy" in refused("predict", "8", "--device", "3")
 
 
 def test_float64_and_the_cpu_unless_said_otherwise(run: Run) -> None:
@@ -343,9 +452,15 @@ BAD = [
     (("8", "8", "8", "--device", "v1000"), ("'v1000'", "cpu", *device_names())),
     (("8", "8", "8", "--device", ""), ("''", "cpu", *device_names())),
     (("8", "8", "8", "--dtype", "int4"), ("'int4'", *DTYPES)),
-    (("0", "8", "8"), ("positive", "0 8 8")),
-    (("8", "8", "0"), ("positive", "8 8 0")),
-    (("8", "-8", "8"), ("k", "-8")),
+    (("0",), ("M must be 1 or more", "not 0", "M alone is a square")),
+    (("0", "8", "8"), ("M must be 1 or more", "not 0", "M K N")),
+    (("8", "8", "0"), ("N must be 1 or more", "not 0")),
+    (("8", "-8", "8"), ("K must be 1 or more", "not -8")),
+    (("8", "9"), ("two sides, 8 and 9", "M alone is a square", "M K N")),
+    (("8", "8", "8", "--op", "grams"), ("'grams'", *OPERATIONS)),
+    (("8", "7", "9", "--op", "gram"), ("--op gram needs M = N", "not 8 and 9")),
+    (("8", "7", "9", "--op", "symmetric"), ("--op symmetric needs M = N", "not 8 and 9")),
+    (("8", "--device", "cuda:x"), ("'cuda:x'", "'cpu'", "'cuda:0'")),
     (("8", "8", "8", "--workspace", "-1"), ("--workspace", "0 or more", "-1")),
     (("8", "8", "8", "--max-error-growth", "0"), ("--max-error-growth", "above 0", "not 0.0")),
     (("8", "8", "8", "--max-error-growth", "nan"), ("--max-error-growth", "nan")),
@@ -364,7 +479,7 @@ def test_bad_input_says_what_is_valid(arguments: tuple[str, ...], named: tuple[s
     assert [part for part in named if part not in message] == []
 
 
-@pytest.mark.parametrize("arguments", [("8", "8"), ("8", "8", "x"), ("8", "8", "1.5"), ("8", "8", "8", "8")])
+@pytest.mark.parametrize("arguments", [(), ("8", "8", "x"), ("8", "8", "1.5"), ("8", "8", "8", "8")])
 def test_sizes_that_are_no_three_integers(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["predict", *arguments])

@@ -1,0 +1,121 @@
+"""The devices of which a prediction can be asked: this processor, GPUs here, those of datasheets and of configs.
+
+A GPU here goes by its number (0, or cuda:0), one of a config by its key there (cuda-9.0-132sm). CuPy is loaded for a
+GPU here alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from fmm.config import environment, files, identity
+from fmm.config.identity import Identity
+from fmm.config.schema import Raw, Tuned
+from fmm.dtypes import DTYPES, INTEGERS
+from fmm.hardware import datasheets
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.built_in import cpu, with_integers
+from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.runtime import devices
+from fmm.runtime.decisions.calibration_in_force import completed_calibration
+from fmm.tuner.findings.model_in_use import device_name, guess_of
+
+HERE = ("cpu", "0")  # 0 stands for whatever GPUs there are
+
+
+def valid_names() -> tuple[str, ...]:
+    """What can be asked for now."""
+    return (*HERE, *datasheets.device_names(), *_sections_by_key())
+
+
+def names_in_words() -> str:
+    """The same as a sentence for people."""
+    keys = ", ".join(_sections_by_key())
+    tuned = f"; by a tuning in the configs in force: {keys}" if keys else ""
+    return f"devices: cpu; a GPU here by its number: 0; by a datasheet: {', '.join(datasheets.device_names())}{tuned}"
+
+
+def is_cpu(name: str) -> bool:
+    return name.casefold() == "cpu"
+
+
+def is_gpu_here(name: str) -> bool:
+    """Is it a number, or cuda:0 and the like?"""
+    return name.isdecimal() or name.partition(":")[0] == "cuda"
+
+
+def sheet_of(name: str) -> datasheets.Device | None:
+    """The datasheet of a device by its name, or of a GPU here; None of others."""
+    if is_gpu_here(name):
+        guess = _gpu_here(name).guess
+        return datasheets.device(guess.name) if guess else None
+    with suppress(ValueError):
+        return datasheets.device(name)
+    return None
+
+
+def identity_of(name: str) -> Identity:
+    """Of a device as the configs in force know it; of one that they do not, its name alone."""
+    if is_cpu(name):
+        return identity.cpu_identity(blas_threads())
+    if is_gpu_here(name):
+        return _gpu_here(name).identity
+    section = _sections_by_key().get(name)
+    return Identity(name, name if section is None else device_name(name, section))
+
+
+def tuning_of(name: str, dtype: str) -> Tuned | None:
+    """What the configs in force say of it."""
+    own = "float64" if is_cpu(name) and dtype in INTEGERS else dtype  # integers are not tuned themselves
+    return None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(identity_of(name), own)
+
+
+def trusted_calibration(name: str, dtype: str) -> Calibration | None:
+    """The model by which products are chosen there, by a tuning that is used."""
+    tuned, known = tuning_of(name, dtype), identity_of(name)
+    real = tuning_of(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
+    return completed_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
+
+
+def calibration_of(name: str, dtype: str) -> Calibration:
+    """Of a device whose tuning is used, else of a datasheet; ValueError, which names the valid ones, of any other."""
+    exact = is_cpu(name) and dtype in INTEGERS
+    if (known := trusted_calibration(name, dtype)) is not None:
+        return with_integers(known) if exact else known
+    if is_cpu(name):
+        return with_integers(cpu(blas_threads())) if exact else cpu(blas_threads())
+    if is_gpu_here(name) or name in _sections_by_key():
+        return _untuned(identity_of(name), dtype)
+    try:
+        return datasheet(name)
+    except ValueError:
+        raise ValueError(f"unknown device {name!r}; valid: {', '.join(valid_names())}") from None
+
+
+def _untuned(known: Identity, dtype: str) -> Calibration:
+    """By the datasheet, as fmm does where no tuning of this type is used."""
+    guess = guess_of(known.key, known.name)
+    if guess is None:
+        raise ValueError(f"nothing is known of {known.name} for {dtype}: no tuning that is used, and no datasheet")
+    return guess
+
+
+def _gpu_here(name: str) -> devices.Device:
+    index = devices.cuda_index(int(name) if name.isdecimal() else name)
+    try:
+        return devices.cuda_device(index)
+    except ImportError as error:
+        raise ValueError(f"the device {name!r} needs CuPy, which does not load: {error}") from error
+
+
+def _sections_by_key() -> dict[str, Raw]:
+    """One section of each device in the configs in force, which are not read where tunings are switched off."""
+    if environment.tuning_mode() == "off":
+        return {}
+    found: dict[str, Raw] = {}
+    for known in files.configs_in_force().files.values():
+        for key, sections in known.items():
+            for section in sections.values():
+                found.setdefault(key, section)
+    return found
