@@ -125,7 +125,7 @@ def product_explained(
 
 def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
     """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
-    on_cpu = isinstance(device, str) and device == "cpu"  # (arrays are compared number by number)
+    on_cpu = _is_cpu(device)
     number = 0 if on_cpu else devices.cuda_index(device)
     library = library_of(a, b, out)
     if library is NUMPY:
@@ -211,10 +211,11 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     """The decision for arrays that lie row by row on a device."""
     if not isinstance(op, str):
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
-    on_cpu = isinstance(device, str) and device == "cpu"  # (arrays are compared number by number)
+    on_cpu = _is_cpu(device)
     number = blas_threads() if on_cpu else devices.cuda_index(device)
     if dtype not in (_NUMPYS if on_cpu else DTYPES):
-        who, whose = (_who_has(dtype), f"{_who_has(dtype)}'s") if on_cpu else ("the vendor", "its")
+        who = _who_has(dtype) if on_cpu else "the vendor"
+        whose = f"{who}'s" if on_cpu else "its"
         if wishes.plan not in (None, VENDOR):
             raise PlanError(f"the plan {wishes.plan} cannot run here: {dtype} products are {whose} own")
         return Decision(VENDOR, None, f"{who} answers: {dtype} products are {whose} own")
@@ -233,10 +234,15 @@ def _who_has(dtype: str) -> str:
     return "torch" if dtype.startswith(_NOT_NUMPYS) else "NumPy"
 
 
+def _is_cpu(device: object) -> bool:
+    """Was the processor asked for? (An array, given by mistake, would be compared number by number.)"""
+    return isinstance(device, str) and device == "cpu"
+
+
 def _device(device: str | int, number: int) -> devices.Device:
     """The device of that number, by whatever name it was asked for."""
     try:
-        return devices.device_of("cpu" if device == "cpu" else "cuda", number)
+        return devices.device_of("cpu" if _is_cpu(device) else "cuda", number)
     except ModuleNotFoundError as error:
         needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
         raise ModuleNotFoundError(needed) from error

@@ -158,18 +158,17 @@ def _last_gains(found: Thresholds) -> bool:
     return list(found.one_level.values())[-1] > 1
 
 
-def epsilon_determined(found: Thresholds) -> bool:
-    """Does what was measured tell epsilon? Not where nothing need be corrected since all gained, or all lost: then
-    many others fit as well."""
-    if found.epsilon is None:
-        return False
+def determined_epsilon(found: Thresholds) -> float | None:
+    """epsilon, if what was measured tells it. It does not where nothing need be corrected since all gained, or all
+    lost: then many others fit as well."""
     gained = {gain > 1 for gain in found.one_level.values()}
-    return found.epsilon != 0 or len(gained) == 2
+    return found.epsilon if found.epsilon or len(gained) == 2 else None
 
 
 def _corrected(found: Thresholds, factor: float, pi: str) -> str:
     """By what alpha / pi must be changed so that Equation 2 says what was measured."""
-    if not epsilon_determined(found) or found.epsilon is None:
+    epsilon = determined_epsilon(found)
+    if epsilon is None:
         return (
             f"Their correction epsilon is {UNDETERMINED}: that takes products that gained by one level and others that "
             "did not."
@@ -177,10 +176,10 @@ def _corrected(found: Thresholds, factor: float, pi: str) -> str:
     what = (
         f"Their correction epsilon, added to alpha / {pi} so that Equation 2 (n1 for any shape) fits what was measured"
     )
-    if not found.epsilon or found.n1 is None:
+    if not epsilon or found.n1 is None:
         return f"{what}: 0, nothing is to be corrected."
     ratio = found.n1 / factor
-    return f"{what}: {found.epsilon:+.4g}, {ratio + found.epsilon:.4g} in the place of {ratio:.4g}."
+    return f"{what}: {epsilon:+.4g}, {ratio + epsilon:.4g} in the place of {ratio:.4g}."
 
 
 # ---- Huang, Yu and van de Geijn's

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.described import AGAIN, EARLIER, NEVER
-from fmm.tuner.findings.threshold_words import UNDETERMINED, epsilon_determined
+from fmm.tuner.findings.threshold_words import UNDETERMINED, determined_epsilon
 from fmm.tuner.report.case import Case
 
 HEAD = (
@@ -47,7 +47,8 @@ def recursion_rows(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
 def _cells(found: Thresholds) -> tuple[str, ...]:
     n1 = NEVER if found.n1 is None else f"{found.n1:.0f}"
     ratio = "" if found.n1 is None else f"{found.n1 / FACTOR:.0f}"
-    epsilon = f"{found.epsilon:+.0f}" if epsilon_determined(found) else UNDETERMINED
+    known = determined_epsilon(found)
+    epsilon = UNDETERMINED if known is None else f"{known:+.0f}"
     taus = ", ".join(NEVER if x is None else f"{x:.0f}" for x in found.recursion_points)
     return f"{1e-9 / found.pi:,.0f}", f"{1e-6 / found.alpha:,.0f}", ratio, n1, measured_point(found), epsilon, taus
 
