@@ -23,9 +23,25 @@ _kinds: dict[type, Kind | None] = {np.ndarray: "host", list: "host", tuple: "hos
 def kind_of(x: Any) -> Kind:
     """Whose array `x` is. A type is judged once; objects of a type that may be on a device or not, each time."""
     cls = type(x)
-    if cls not in _kinds:
-        _kinds[cls] = _kind_of_type(cls)
-    return _kinds[cls] or _kind_of_object(x)
+    if cls in _kinds:
+        kind = _kinds[cls]
+    else:
+        kind = _kind_of_type(cls)
+        if may_be_kept(kind):
+            _kinds[cls] = kind
+    return kind or _kind_of_object(x)
+
+
+def may_be_kept(kind: Kind | None) -> bool:
+    """May it be kept of what kind a type is? Not of tensors while torch compiles or exports a call: it takes note of
+    all that the call changes, and warns."""
+    if kind != "torch":
+        return True
+    try:
+        from torch.compiler import is_compiling
+    except ImportError:  # another's type, which says that it is torch's
+        return True
+    return not is_compiling()
 
 
 def _kind_of_object(x: Any) -> Kind:

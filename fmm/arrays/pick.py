@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.kinds import array_in_words, kind_of, mixed_kinds
+from fmm.arrays.kinds import array_in_words, kind_of, may_be_kept, mixed_kinds
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
@@ -24,7 +24,7 @@ def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
     if known is not None and type(b) is cls and (out is None or type(out) is cls):
         return known
     found = _judged(a, b, out, third)
-    if found is not NUMPY and type(b) is cls and kind_of(a) in ("cupy", "torch"):
+    if found is not NUMPY and type(b) is cls and (kind := kind_of(a)) in ("cupy", "torch") and may_be_kept(kind):
         _known[cls] = found
     return found
 
@@ -62,5 +62,6 @@ def _torch() -> Library:
     from fmm.arrays.torch_calls import PLAIN
     from fmm.arrays.torch_library import TORCH
 
-    PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
+    if may_be_kept("torch"):
+        PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
     return TORCH
