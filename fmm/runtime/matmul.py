@@ -126,7 +126,7 @@ def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wis
     if call.refused_plan:
         library.vendor(a, b)
         raise PlanError(call.refused_plan)
-    if wishes is NO_WISHES and out is None:
+    if wishes is NO_WISHES and (out is None or call.decision.problem is not None):  # not because `out` is no usual one
         remember_vendor(library, a, b, call.decision)
     return library.vendor(a, b, out)
 

@@ -644,13 +644,13 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     arrays: Library = library  # type: ignore[assignment]
     assert not just_left_to_vendor(arrays, a, a)
-    multiply(library, a, a, np.empty((8, 8)))
     multiply(library, a, a, wishes=Wishes(VENDOR))
     assert not just_left_to_vendor(arrays, a, a)  # wishes say nothing of calls without
-    multiply(library, a, a)
-    assert just_left_to_vendor(arrays, a, a)
-    now[0] += limits.LIFETIME + 0.01
-    assert not just_left_to_vendor(arrays, a, a)
+    for out in (None, np.empty((8, 8))):
+        multiply(library, a, a, out)
+        assert just_left_to_vendor(arrays, a, a)
+        now[0] += limits.LIFETIME + 0.01
+        assert not just_left_to_vendor(arrays, a, a)
     multiply(library, a, a, wishes=Wishes(LEVEL))
     assert not just_left_to_vendor(arrays, a, a)
 
