@@ -190,7 +190,7 @@ def _halves(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lane
             share = _share_of_half(half, work, rate, dtype, calibration.batches)
             whole = dtype.flops * m * k * m / rate.flops * _vendors_slowdown(rate, m, k, m, max(batch, lanes))
             moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(share * whole, moved)
+            seconds += count * max(share * whole, moved) + count / batch * rate.start
             calls += count / batch
     return seconds, calls
 

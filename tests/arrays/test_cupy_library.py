@@ -262,7 +262,7 @@ def test_a_known_half_whose_launch_fails_is_completed(
 
 
 def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, larger = (Problem(n, n, n, "float32", op="gram") for n in (256, 512))
+    small, larger = (Problem(n, n, n, "float32", op="gram") for n in (256, 480))
     entry = replace(configs.entry(small.size, "gram > vendor"), op="gram")
     tuned = Tuned(H200.identity, "float32", datasheet("H200"), {entry.key: entry})
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)

@@ -1,12 +1,12 @@
 """How long the kernel of three float16 products takes: whole rounds of the tiles that it picks itself.
 
 Its thread blocks do one tile after the other: nothing is hidden behind the beginning and the end of a tile.
-Left out: clocks that fall under load, and what a round shares in the second-level cache.
+Left out: clocks that fall under load.
 """
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, log2
 
 from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
 from fmm.kernels.cuda.products.float16.f16x3 import SIZES
@@ -24,6 +24,12 @@ SINGLY = 1.5
 # So many times as long takes a tile whose thread block shares nothing with a neighbour.
 ALONE = 1.05
 
+# By how much longer a product takes for each time that C's sides double beyond so many rows and columns: the blocks of
+# a round then read lines that lie ever farther apart. (By 25 plans of an H200 with leaf products of 4096 to 65536 rows
+# and columns, results/nvidia-h200/f16x3-leaves.json: without, those of 65536 took 1.27 to 1.36 times as long as
+# predicted, those of 16384 1.00 to 1.14, those of 4096 and 8192 1.06.)
+FAR, NEAR = 0.065, 8192.0
+
 
 def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, singly: bool) -> float:
     """How many times as long as flops / rate so many products take together, their planes being there already."""
@@ -33,4 +39,5 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, si
     narrow, alone = s.n_s < WIDE.n_s, ALONE if s.cluster == 1 else 1.0
     steps = ceil(k / CHUNK) * CHUNK * (NARROW if narrow else 1.0)
     end = rate.pipe * (SINGLY if singly else 1.0) * (NARROW_END if narrow else 1.0)
-    return alone * rounds * (steps + end) * rate.blocks * WIDE.m_s * WIDE.n_s / (m * k * n * together)
+    far = 1 + FAR * max(log2(m * n / NEAR**2) / 2, 0.0)
+    return far * alone * rounds * (steps + end) * rate.blocks * WIDE.m_s * WIDE.n_s / (m * k * n * together)

@@ -44,6 +44,14 @@ def test_one_half_is_no_faster_if_the_processor_takes_longer_than_the_whole_prod
     assert faster_as_half(half, LIMITS, own) is faster
 
 
+@pytest.mark.parametrize(("rows", "faster"), [(1024, False), (3072, True)])
+def test_the_vendors_half_of_few_rows_is_no_faster(rows: int, faster: bool) -> None:
+    own, limits = device(call_of_leaf=0.0, call=0.0), replace(LIMITS, emulation=False)
+    half = decide(Problem(rows, rows, rows, "float64", op="gram"), limits, own)
+    assert str(half.plan) == "vendor"
+    assert faster_as_half(half, limits, own) is faster
+
+
 def test_a_call_takes_the_longer_of_both_times() -> None:
     own, plan = device(call=1.0, call_of_library=0.5), Plan.parse("strassen.batched > vendor")
     problem = Problem(256, 256, 256, "float32")
