@@ -38,6 +38,7 @@ from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
 LEAST = 5e-3  # seconds of a sample: shorter calls are repeated
 WARM = 8  # calls before short products are timed: by then a recurring one is a graph
+WARM_SECONDS = 0.1  # that long at least: a library's very first products are slower for longer than eight calls
 LONG = 2.0  # seconds of a product of which every call counts
 SAMPLED_ROWS = 32
 TAKEN = 2 / 3  # of the memory beside the operands, that others have
@@ -171,6 +172,8 @@ def measured(case: Case) -> list[Row]:
             made: list[Any] = []
             first = elapsed(lambda: made.append(vendor(a, b)), 1)
             c = made.pop()
+            if first < LONG:  # a library's very first product is loaded as well
+                first = elapsed(lambda: vendor(a, b), 1)
             base = error(a, b, c)
         for row in rows:
             _prepare(machine, row, (a, b, c), base)
@@ -198,6 +201,15 @@ def _prepare(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None
         row.failure = f"{type(failure).__name__}: {failure}"
 
 
+def warmed(call: Callable[[], object]) -> float:
+    """Seconds of a call, once it has been made often and for long enough."""
+    until = time.monotonic() + WARM_SECONDS
+    elapsed(call, WARM)
+    while time.monotonic() < until:
+        elapsed(call, WARM)
+    return elapsed(call, WARM)
+
+
 def _sample(
     machine: Gpu, case: Case, rows: Sequence[Row], arrays: Sequence[Any], vendor: Callable[..., object], first: float
 ) -> None:
@@ -208,11 +220,10 @@ def _sample(
     right = [row for row in rows if not row.failure]
     if first < LEAST:
         with machine.as_type(case.dtypes[0]):
-            elapsed(theirs, WARM)
-            first = elapsed(theirs, WARM)
+            first = warmed(theirs)
         for row in right:
             with machine.as_type(row.dtype):
-                elapsed(ours, WARM)
+                warmed(ours)
     repeats, known = max(round(LEAST / first), 1), [first] if first > LONG else []
     takes = dict.fromkeys(row.taken for row in right)
     sample = first

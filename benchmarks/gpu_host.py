@@ -257,7 +257,7 @@ def transposed_calls(library: str, n: int, dtype: str) -> dict[str, Callable[[],
     x, out = operands(library, n, dtype)
     own = product(library)
     calls: dict[str, Callable[[], Any]] = {
-        "library": lambda: own(x, x.T),
+        "x @ x.T": lambda: own(x, x.T),
         "fmm.matmul": lambda: fmm.matmul(x, x.T),
         "fmm.gram": lambda: fmm.gram(x, rows=True),
         "fmm.gram, lower": partial(fmm.gram, x, rows=True, fill="lower", out=out),
