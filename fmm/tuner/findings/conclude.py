@@ -217,17 +217,17 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """The section of the config; None if no more was measured than the first rough products: what they say of the
     device's rate is off by several times, and the runtime knows better how to do without.
 
-    After a first look there are two models: all parameters fitted, or what was known of such devices and scaled, as the
-    first look did. The one that needs the smaller margin on held-out shapes is taken: a fit of a tuning that was
-    stopped early may be the worse one."""
+    After a first look there are two models where anything is known of such devices: all parameters fitted, or what was
+    known and scaled, as the first look did. The one that is off by less on held-out shapes is taken: a fit of a tuning
+    that was stopped early may be the worse one. What is said of CPUs that nobody knows is cautious, and no such model."""
     if not any(o.kind == "vendor" for o in fitting.stage_medians(journal.recorded, MEASURED)):
         return None
     device, trials = journal.device, trials_that_count(journal, dtype)
     fits = [fit_trials(device, trials, dtype)]
-    if len(trials) > len(journal.recorded):
+    if len(trials) > len(journal.recorded) and device.known(dtype) != device.untuned():
         fits.append(scaled_by_trials(device, trials, dtype))
     noise, models = noise_floor(trials), [checked_fit(fit, device, trials, dtype) for fit in fits]
-    best = min(range(len(fits)), key=lambda i: (bool(models[i].doubts), models[i].calibration.margin))
+    best = min(range(len(fits)), key=lambda i: (bool(models[i].doubts), models[i].off))
     fitted, model = fits[best], models[best]
     calibration = replace(model.calibration, rates=fitted.calibration.rates)
     tiles = fitted_blocks(trials, device.chip)
@@ -270,6 +270,11 @@ class Checked:
     calibration: Calibration
     error: Mapping[str, fitting.Error]
     doubts: tuple[str, ...]
+
+    @property
+    def off(self) -> float:
+        """By how much its speedups are off, too high or too low; its margin where that is more."""
+        return max(self.calibration.margin, self.error["speedup"].median)
 
 
 def checked_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> Checked:

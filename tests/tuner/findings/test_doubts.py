@@ -72,6 +72,16 @@ def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slower", "margin"), [(0.93, MARGIN), (1.05, 1 - 1 / 1.05)], ids=["promises too little", "too much"]
+)
+def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin: float) -> None:
+    """A plan that is faster than predicted was not chosen where it might have been; no time is lost by it."""
+    found = checked_model(TRUTH, "float64", held_out(SIDES, slower), 1.1, 5500.0)
+    assert found.calibration.margin == pytest.approx(margin, abs=0.005)
+    assert found.off == pytest.approx(max(margin, abs(slower - 1)), abs=0.005)
+
+
+@pytest.mark.parametrize(
     ("sides", "slower", "said"),
     [
         ((), 1.0, "needed, it has none"),
