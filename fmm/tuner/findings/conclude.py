@@ -219,7 +219,7 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 
     After a first look there are two models where anything is known of such devices: all parameters fitted, or what was
     known and scaled, as the first look did. The one that is off by less on held-out shapes is taken: a fit of a tuning
-    that was stopped early may be the worse one. What is said of CPUs that nobody knows is cautious, and no such model."""
+    that was stopped early may be the worse one. (What is said of a CPU that nobody measured is no such model.)"""
     if not any(o.kind == "vendor" for o in fitting.stage_medians(journal.recorded, MEASURED)):
         return None
     device, trials = journal.device, trials_that_count(journal, dtype)

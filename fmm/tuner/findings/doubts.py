@@ -90,8 +90,8 @@ def largest_pair(trials: Iterable[Trial]) -> float:
 
 
 def promised_margin(error: Error) -> float:
-    """The margin by which a plan must be predicted to win, where predictions are off by this much: what they promise too
-    much. What they promise too little needs none: it loses plans, not time."""
+    """The margin by which a plan must be predicted to win, where predictions are off by this much: what they promise
+    too much. What they promise too little needs none: it loses plans, not time."""
     off = min(error.above, error.upper) if error.count >= ENOUGH else UNKNOWN
     return min(max(MARGIN, off), MOST)
 
