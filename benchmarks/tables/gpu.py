@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.tables.markdown import Row, digits, load, loaded, paired, range_of_ratios, space, table, times
+from benchmarks.tables.markdown import Row, digits, load, loaded, paired, range_of_ratios, short, space, table, times
 from fmm.kernels.plans.plan import Plan
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")  # in the order of the tables
@@ -37,7 +37,8 @@ def gpu(results: Path) -> Iterator[str]:
     for folder in gpu_folders(results):
         environment, rows = load(folder / "gpu.json")
         versions = "CUDA {cuda}, cuBLAS {cublas}, {time}".format(**environment)
-        yield f"**{environment['device']}**, {versions} (`results/{folder.name}/`, commit {environment['commit'][:12]})"
+        where = f"`results/{folder.name}/`, commit {short(environment['commit'])}"
+        yield f"**{environment['device']}**, {versions} ({where})"
         yield ""
         yield from table(columns, map(_gpu_row, cases(rows)))
         if (folder / "random.json").exists():
@@ -73,7 +74,7 @@ def _random(rows: list[Row]) -> Iterator[str]:
 def no_workspace(results: Path) -> Iterator[str]:
     """Whole calls with workspace=0."""
     for path, environment, rows in loaded(results, "*/tiles/workspace.json"):
-        where = f"`results/{path.parent.parent.name}/tiles/`, commit {environment['commit'][:12]}"
+        where = f"`results/{path.parent.parent.name}/tiles/`, commit {short(environment['commit'])}"
         yield f"**{environment['device']}** ({where})"
         yield ""
         columns = ("type", "m x k x n", "speedup", "answered by", "plan")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,9 @@ from benchmarks.held_out import (
     config_number,
     drawn_shapes,
     recorded_rows,
+    recorded_runs,
     summary,
-    told_rows,
+    told_run,
 )
 from benchmarks.regret import SAMPLE, WARM, first_samples
 from benchmarks.replay import limits_of, replayed, tuned_model
@@ -99,12 +101,45 @@ def test_what_samples_come_to() -> None:
     assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
 
 
-def test_a_page_tells_of_the_last_run_that_measured_every_type(tmp_path: Path) -> None:
+def write_runs(path: Path, *runs: tuple[int, int, dict[str, int]]) -> None:
+    """Runs of these configs and seeds, with so many rows of each type."""
     row = {"kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": "", "seconds": {"vendor": [1.0]}}
-    runs = [(1, "float32", 5), (1, "float64", 5), (2, "float32", 5), (2, "float64", 6), (3, "float64", 9)]
-    lines = [json.dumps({**row, "config": config, "dtype": t}) for config, t, count in runs for _ in range(count)]
-    (tmp_path / FILE).write_text("\n".join(lines))
-    assert {row.config for row in told_rows(tmp_path / FILE)} == {2}
+    lines = list[str]()
+    for i, (config, seed, counts) in enumerate(runs):
+        begins = {"environment": {"commit": str(i)}, "settings": {"seed": seed, "config": config}}
+        rows = [{**row, "config": config, "dtype": t} for t, count in counts.items() for _ in range(count)]
+        lines += map(json.dumps, (begins, *rows))
+    path.write_text("\n".join(lines))
+
+
+BOTH, ONE = {"float32": 5, "float64": 5}, {"float64": 9}
+
+
+@pytest.mark.parametrize(
+    ("runs", "told"),
+    [
+        pytest.param([(1, 1, BOTH), (2, 2, BOTH), (3, 3, ONE)], (2, 2), id="the last with every type"),
+        pytest.param([(1, 7, BOTH), (1, 8, BOTH)], (1, 8), id="another seed is another run"),
+        pytest.param([(1, 1, {"float32": 1, "float64": 9}), (2, 2, ONE)], (1, 1), id="else the largest"),
+    ],
+)
+def test_a_page_tells_of_one_run(tmp_path: Path, runs: Any, told: tuple[int, int]) -> None:
+    write_runs(tmp_path / FILE, *runs)
+    found = told_run(recorded_runs(tmp_path / FILE))
+    assert (found.config, found.seed) == told
+    assert len(found.rows) == sum(dict((run[:2], run[2]) for run in runs)[told].values()), "rows of another run"
+
+
+def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
+    write_runs(tmp_path / FILE, (1, 1, BOTH), (2, 2, ONE), (1, 1, ONE))
+    found = recorded_runs(tmp_path / FILE)
+    assert [(run.config, len(run.rows), run.environment["commit"]) for run in found] == [(1, 19, "2"), (2, 9, "1")]
+
+
+def test_a_run_says_by_whose_seed_its_shapes_were_drawn(tmp_path: Path) -> None:
+    write_runs(tmp_path / FILE, (1, 1, ONE), (1, 20261124, ONE))
+    own, given = recorded_runs(tmp_path / FILE)
+    assert own.drawn != given.drawn and "20261124" in given.drawn and "given" in given.drawn
 
 
 class Recording(Cpu):

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.held_out import FILE
 from benchmarks.readme import shortlist
 from benchmarks.tables import calls, tunings
+from benchmarks.tables.markdown import short
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -37,9 +40,23 @@ def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
     folder.mkdir()
     seconds = {"vendor": [2.0, 2.0], "default": [1.0, 1.0], "strassen > vendor": [0.8, 0.8], "tile": [5.0]}
     row = {"config": 1, "dtype": "float64", "kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": "entry"}
-    lines = [
-        {"environment": {"device": "a card", "commit": "abc"}, "settings": {"config": 1}},
-        {**row, "seconds": seconds},
-    ]
+    begins = {"environment": {"device": "a card", "commit": "abc"}, "settings": {"config": 1, "seed": 1}}
+    lines = [begins, {**row, "seconds": seconds}]
     (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    assert list(tunings.held_out(tmp_path))[-1] == "| float64 | thin | 1 | 0 | entry | 80.0%, 80.0% | 2.00, 2.00 | 1 |"
+    said = "| float64 | thin | 1 | 0 | entry | 80.0%, 80.0% | 2.00, 2.00 | 1 |"
+    assert list(tunings.held_out(tmp_path))[-1] == said
+
+    later = {**begins, "settings": {"config": 1, "seed": 20261124}}
+    lines += [later, *[{**row, "seconds": {**seconds, "default": [0.8, 0.8]}}] * 2]
+    (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    *_, last, _, other = tunings.held_out(tmp_path)
+    assert last == "| float64 | thin | 2 | 0 | entry | 100.0%, 100.0% | 2.50, 2.50 | 0 |", "rows of two runs"
+    assert "1 shapes, 80.0% of the best" in other and "own seed" in other
+
+
+@pytest.mark.parametrize(
+    ("commit", "said"),
+    [("0123456789abcdef", "0123456789ab"), ("46e3f2e0, bfloat16 5a72a7e3", "46e3f2e0, bfloat16 5a72a7e3")],
+)
+def test_a_commit_is_cut_short_and_never_in_the_middle_of_a_word(commit: str, said: str) -> None:
+    assert short(commit) == said
