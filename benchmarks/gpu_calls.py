@@ -5,7 +5,8 @@ random normal data, into a given `out`, against the library's own product, in sh
 `float64-ieee` are these types with FMM_EMULATION=0. With `--large`, products of which operands and result fill a third
 of the device's memory or more, and the same once others have taken two thirds of what is left beside them. With
 `--layouts`, operands that lie row by row (N) or column by column (T), as `a @ b.T` has them. Errors are those of the
-Frobenius norm of sampled rows against float64, as multiples of the library's. Raw samples go to results/<device>/calls.json, large.json or layouts.json.
+Frobenius norm of sampled rows against float64, as multiples of the library's. Raw samples go to
+results/<device>/calls.json, large.json or layouts.json.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ import pytest
 
 from benchmarks.held_out import FILE
 from benchmarks.readme import shortlist
-from benchmarks.tables import calls, tunings
+from benchmarks.tables import calls, gpu, tunings
 from benchmarks.tables.markdown import short
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": {"device": "a card", "commit": "abc"}, "rows": rows}), encoding="utf-8")
+    environment = {"device": "a card", "commit": "abc", "cuda": 13, "cublas": 13, "time": "today"}
+    path.write_text(json.dumps({"environment": environment, "rows": rows}), encoding="utf-8")
 
 
 def a_call(**more: Any) -> dict[str, Any]:
@@ -60,3 +61,22 @@ def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
 )
 def test_a_commit_is_cut_short_and_never_in_the_middle_of_a_word(commit: str, said: str) -> None:
     assert short(commit) == said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plans", "said"),
+    [
+        pytest.param("float32", ["vendor", "strassen > tile"], "float32-ieee", id="none emulates"),
+        pytest.param("float32", ["vendor", "strassen > tile", "f16x3"], "float32", id="one emulates"),
+        pytest.param("float64", ["strassen > vendor", "residues(14) > strassen > bytes"], "float64", id="residues"),
+        pytest.param("bfloat16", ["strassen > vendor"], "bfloat16", id="a type that nobody emulates"),
+    ],
+)
+def test_plans_are_of_the_types_own_arithmetic_where_none_emulates(
+    tmp_path: Path, dtype: str, plans: list[str], said: str
+) -> None:
+    row = {"dtype": dtype, "size": [8, 8, 8], "graph": False, "workspace": 0, "error": 1.0, "vendor_error": 1.0}
+    rows = [{**row, "plan": plan, "candidate": [1.0], "vendor": [2.0]} for plan in plans]
+    write_rows(tmp_path / "a-card" / "gpu.json", rows)
+    (line,) = [line for line in gpu.gpu(tmp_path) if "8 x 8 x 8" in line]
+    assert line.startswith(f"| {said} |")
