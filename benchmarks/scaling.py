@@ -30,7 +30,7 @@ MESHES: dict[int, tuple[tuple[int, ...], ...]] = {
     256: ((16, 16),),
 }
 PLAIN = "float32, FMM_EMULATION=0"
-COLUMNS = ("type", "n", "GPUs", "mesh", "shared", "predicted", "one GPU", "of ideal", "received", "level above")
+COLUMNS = ("type", "n", "GPUs", "mesh", "shared", "predicted", "one GPU", "of ideal", "received", "level above", "taken")
 
 
 class Row(NamedTuple):
@@ -74,7 +74,8 @@ def decided(row: Row) -> SharedDecision:
 
 
 def cells(row: Row) -> Sequence[str]:
-    """A line of a table. Level above: the time of the best way with one over the best without; below 1 it pays."""
+    """A line of a table. Level above: the time of the best way with one over the best without; taken: is it the way that
+    is chosen unasked, for which it is to be clearly faster?"""
     found = decided(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
@@ -86,7 +87,8 @@ def cells(row: Row) -> Sequence[str]:
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
     level = f"**{level}**" if with_level < without else level
-    return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level
+    taken = "no" if best.above == VENDOR else "yes"
+    return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level, taken
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
