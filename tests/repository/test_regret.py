@@ -27,7 +27,7 @@ from benchmarks.held_out import (
     told_run,
 )
 from benchmarks.regret import SAMPLE, WARM, first_samples
-from benchmarks.replay import limits_of, replayed, tuned_model
+from benchmarks.replay import limits_of, main, replayed, tuned_model
 from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
 from benchmarks.timed_machines import Cpu
 from benchmarks.tried_plans import family, shortlist, whole_list
@@ -195,6 +195,28 @@ def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
     own = replayed(a_row("float32-ieee", size), shipped).plan
     assert not own.leaf_use.leaf.error.emulates
+
+
+def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(seed: int, *rows: Row) -> list[str]:
+        begins = {"environment": {"commit": "abc"}, "settings": {"seed": seed, "config": 1}}
+        return [json.dumps(begins), *(json.dumps(asdict(row)) for row in rows)]
+
+    size = (8192, 8192, 8192)
+    plan = str(replayed(a_row("float32", size), tuned_model(SHIPPED, "float32")).plan)
+    poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
+    untried = a_row("float64", size)
+    text = [*lines(1, a_row("float32", size), untried), *lines(2, a_row("float32", size, **poor), untried)]
+    (tmp_path / FILE).write_text("\n".join(text))
+    assert main([str(tmp_path / FILE)]) == 0
+    before, _, after = capsys.readouterr().out.partition("The last run alone:\n")
+    assert "1 of 4 known: 1.000 of the best plan's speed" in before
+    float32, float64 = after.splitlines()
+    assert float32.split() == (
+        "float32 1 shapes, then: 0.500 of the best plan's speed, 1 below 0.9, 0 below 0.98 of the vendor's; "
+        "now: 1.000 of the best plan's speed, 0 below 0.9, 0 below 0.98 of the vendor's"
+    ).split()
+    assert float64.endswith("now: nothing known, 1 unknown")
 
 
 def a_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:

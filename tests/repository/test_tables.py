@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks.held_out import FILE
 from benchmarks.readme import shortlist
-from benchmarks.tables import calls, gpu, tunings
+from benchmarks.tables import calls, gpu, several_gpus, shortest, tunings
 from benchmarks.tables.markdown import short
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    environment = {"device": "a card", "commit": "abc", "cuda": 13, "cublas": 13, "time": "today"}
+    environment = {"device": "a card", "commit": "abc", "cuda": 13, "cublas": 13, "time": "today", "gpus": 2}
     path.write_text(json.dumps({"environment": environment, "rows": rows}), encoding="utf-8")
 
 
@@ -80,3 +80,21 @@ def test_plans_are_of_the_types_own_arithmetic_where_none_emulates(
     write_rows(tmp_path / "a-card" / "gpu.json", rows)
     (line,) = [line for line in gpu.gpu(tmp_path) if "8 x 8 x 8" in line]
     assert line.startswith(f"| {said} |")
+
+
+def test_a_shared_product_stands_beside_what_was_predicted_of_it(tmp_path: Path) -> None:
+    seconds, ways = {"torch": [0.4, 0.6], "shared": [0.1, 0.2]}, {"shared": ["shared: rows by 2", "predicted: 0.1528 s (x)"]}
+    write_rows(tmp_path / "cards" / "distributed.json", [{"dtype": "float32", "n": 8, "seconds": seconds, "ways": ways}])
+    torch, shared = list(several_gpus.several_gpus(tmp_path))[2:]
+    assert torch == "| 2 x a card | float32 | 8 | torch's own product | 500 |  |  |  |"
+    assert shared == "| 2 x a card | float32 | 8 | `fmm.distributed.matmul` | 150 | 153 | **3.50** |  |"
+
+
+def test_min_plus_products_through_a_ring_are_counted(tmp_path: Path) -> None:
+    folder, n = tmp_path / "nvidia-h200", 8192
+    write_rows(folder / "integers.json", [{"dtype": "int8", "side": n, "equal": True, "candidate": [0.001]}])
+    write_rows(folder / "shortest_paths.json", [{"what": "minplus", "n": n, "samples": {"int16": [0.02]}}])
+    write_rows(folder / "shortest_paths-whole.json", [{"what": "paths", "n": n, "samples": {"int16": [0.03]}}])
+    found = list(shortest.ring_products(tmp_path))
+    assert "| 10, n = 8192 | 35 | 35 | 30.6 | 20 |" in found, "21 digits of log2(8193) bits, 8 bits a product"
+    assert found[-1].endswith("| 39 | 39 | 34.1 | 30 |"), "three for each of 13 doublings"
