@@ -108,7 +108,8 @@ class Run:
         """By what its shapes were drawn. (Who draws by the config's number cannot know them while it is made.)"""
         if self.seed == self.config:
             return "shapes by its config's own seed"
-        return f"shapes by seed {self.seed}, as given"
+        given = "--seed" in self.environment.get("command", "")
+        return f"shapes by seed {self.seed}" + ", as given" * given
 
 
 def paired(base: Sequence[float], own: Sequence[float]) -> float:

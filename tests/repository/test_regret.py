@@ -19,6 +19,7 @@ from benchmarks.held_out import (
     TYPES,
     WANTED_MEAN,
     Row,
+    Run,
     config_number,
     drawn_shapes,
     recorded_rows,
@@ -136,10 +137,16 @@ def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
     assert [(run.config, len(run.rows), run.environment["commit"]) for run in found] == [(1, 19, "2"), (2, 9, "1")]
 
 
-def test_a_run_says_by_whose_seed_its_shapes_were_drawn(tmp_path: Path) -> None:
-    write_runs(tmp_path / FILE, (1, 1, ONE), (1, 20261124, ONE))
-    own, given = recorded_runs(tmp_path / FILE)
-    assert own.drawn != given.drawn and "20261124" in given.drawn and "given" in given.drawn
+@pytest.mark.parametrize(
+    ("seed", "command", "said"),
+    [
+        (1, "python -m benchmarks.regret", "shapes by its config's own seed"),
+        (20261124, "python -m benchmarks.regret --seed 20261124", "shapes by seed 20261124, as given"),
+        (20261124, "python -m benchmarks.regret", "shapes by seed 20261124"),
+    ],
+)
+def test_a_run_says_by_whose_seed_its_shapes_were_drawn(seed: int, command: str, said: str) -> None:
+    assert Run(1, seed, {"command": command}, []).drawn == said
 
 
 class Recording(Cpu):

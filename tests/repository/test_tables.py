@@ -83,8 +83,9 @@ def test_plans_are_of_the_types_own_arithmetic_where_none_emulates(
 
 
 def test_a_shared_product_stands_beside_what_was_predicted_of_it(tmp_path: Path) -> None:
-    seconds, ways = {"torch": [0.4, 0.6], "shared": [0.1, 0.2]}, {"shared": ["shared: rows by 2", "predicted: 0.1528 s (x)"]}
-    write_rows(tmp_path / "cards" / "distributed.json", [{"dtype": "float32", "n": 8, "seconds": seconds, "ways": ways}])
+    row = {"dtype": "float32", "n": 8, "seconds": {"torch": [0.4, 0.6], "shared": [0.1, 0.2]}}
+    row["ways"] = {"shared": ["shared: rows by 2", "predicted: 0.1528 s (x)"]}
+    write_rows(tmp_path / "cards" / "distributed.json", [row])
     torch, shared = list(several_gpus.several_gpus(tmp_path))[2:]
     assert torch == "| 2 x a card | float32 | 8 | torch's own product | 500 |  |  |  |"
     assert shared == "| 2 x a card | float32 | 8 | `fmm.distributed.matmul` | 150 | 153 | **3.50** |  |"
