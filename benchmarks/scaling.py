@@ -30,7 +30,10 @@ MESHES: dict[int, tuple[tuple[int, ...], ...]] = {
     256: ((16, 16),),
 }
 PLAIN = "float32, FMM_EMULATION=0"
-COLUMNS = ("type", "n", "GPUs", "mesh", "shared", "predicted", "one GPU", "of ideal", "received", "level above", "taken")
+COLUMNS = (
+    *("type", "n", "GPUs", "mesh", "shared"),
+    *("predicted", "one GPU", "of ideal", "received", "level above", "taken"),
+)
 
 
 class Row(NamedTuple):
@@ -74,8 +77,8 @@ def decided(row: Row) -> SharedDecision:
 
 
 def cells(row: Row) -> Sequence[str]:
-    """A line of a table. Level above: the time of the best way with one over the best without; taken: is it the way that
-    is chosen unasked, for which it is to be clearly faster?"""
+    """A line of a table. Level above: the time of the best way with one over the best without; taken: is it chosen
+    unasked, for which it is to be clearly faster?"""
     found = decided(row)
     best, layout = found.best, found.best.layout
     with_level, without = (

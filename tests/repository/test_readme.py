@@ -81,9 +81,7 @@ STATED = {
         "2 %": GAIN - 1,
     },
 }
-WORD = (
-    "(?:one|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty|thirty|forty|fifty|sixty|a hundred)"
-)
+WORD = "(?:one|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty|thirty|forty|fifty|sixty|a hundred)"
 PART = "(?:half|thirds?|quarters?|fifths?|sixths?|sevenths?|eighths?|tenths?|fiftieths?|hundredths?)"
 FIGURE = re.compile(
     r"(?<![\d^-])\d[\d.,]* ?(?:m?s|µs|us|(?:micro)?seconds|minutes|times|points|[KMGT]i?B(?:/s)?|[GT]flop(?:/s)?)\b"

@@ -219,10 +219,10 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
     before, _, after = capsys.readouterr().out.partition("The last run alone:\n")
     assert "1 of 4 known: 1.000 of the best plan's speed" in before
     float32, float64 = after.splitlines()
-    assert float32.split() == (
+    assert " ".join(float32.split()) == (
         "float32 1 shapes, then: 0.500 of the best plan's speed, 1 below 0.9, 0 below 0.98 of the vendor's; "
         "now: 1.000 of the best plan's speed, 0 below 0.9, 0 below 0.98 of the vendor's"
-    ).split()
+    )
     assert float64.endswith("now: nothing known, 1 unknown")
 
 

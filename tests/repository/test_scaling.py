@@ -48,7 +48,7 @@ def test_its_numbers_are_the_models(table: str, row: Row, monkeypatch: pytest.Mo
 
 
 def test_the_quick_rows_stand_on_the_page() -> None:
-    assert QUICK <= {row for _, row in ROWS}
+    assert {row for _, row in ROWS} >= QUICK
 
 
 @pytest.mark.parametrize(("above", "said"), [("vendor", "no"), ("winograd > vendor", "yes")])
