@@ -89,7 +89,7 @@ def cells(row: Row) -> Sequence[str]:
     times = [f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s" for value in (best.seconds, found.alone)]
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
-    level = f"**{level}**" if with_level < without else level
+    level = f"**{level}**" if float(level) < 1 else level
     taken = "no" if best.above == VENDOR else "yes"
     return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level, taken
 

@@ -54,14 +54,14 @@ def held_out(results: Path) -> Iterator[str]:
         environment = {"device": told.environment.get("processor", ""), **told.environment}
         yield from heading(path if path.exists() else packed(path), environment, told.drawn)
         yield from table(columns, (_held_out_row(*found) for found in grouped(told.rows)))
-        others = [_earlier_run(run) for run in runs if run is not told and run.rows]
+        others = [_other_run(run) for run in runs if run is not told and run.rows]
         yield from ("", *others) if others else ()
 
 
-def _earlier_run(run: Run) -> str:
+def _other_run(run: Run) -> str:
     shares, poor = [row.share_of_best for row in run.rows], sum(row.poor for row in run.rows)
     return (
-        f"- An earlier run (commit {short(run.environment['commit'])}, {run.drawn}): {len(shares)} shapes, "
+        f"- Another run (commit {short(run.environment['commit'])}, {run.drawn}): {len(shares)} shapes, "
         f"{mean(shares):.1%} of the best plan's speed on average, {min(shares):.1%} at least; {poor} poor choices."
     )
 
