@@ -11,7 +11,7 @@ from benchmarks import scaling
 from benchmarks.scaling import COLUMNS, MARK, PAGE, PLAIN, TABLES, Row, cells, decided
 from fmm.config.locate import SHIPPED
 
-# Rows of one machine that are computed in no time; all others are slow tests.
+# Rows that are computed in seconds; all others are slow tests.
 QUICK = {Row("float64", 32768, 2), Row(PLAIN, 32768, 2), Row("float32", 65536, 4), Row("bfloat16", 98304, 4)}
 ROWS = [(name, row) for name, rows in TABLES.items() for row in rows]
 
