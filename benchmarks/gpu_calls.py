@@ -1,11 +1,12 @@
-"""What fmm.matmul does on a GPU: `fmm-tune --device 0`, then `python -m benchmarks.gpu_calls [--large | --layouts]`.
+"""What fmm.matmul does on a GPU: `python -m benchmarks.gpu_calls [--large | --layouts]`.
 
-Default calls, as a user makes them: whatever stands in the configs chooses, on random normal data, into a given `out`,
-against the library's own product, in shuffled rounds. `float32-ieee` and `float64-ieee` are these types with
-FMM_EMULATION=0. With `--large`, products of which operands and result fill a third of the device's memory or more, and
-the same once others have taken two thirds of what is left beside them. With `--layouts`, operands that lie row by row
-(N) or column by column (T), as `a @ b.T` has them. Errors are those of the Frobenius norm of sampled rows against
-float64, as multiples of the library's. Raw samples go to results/<device>/calls.json, large.json or layouts.json.
+Default calls, as a user makes them: the config that fmm reads chooses (what ships, unless the device was tuned), on
+random normal data, into a given `out`, against the library's own product, in shuffled rounds. `float32-ieee` and
+`float64-ieee` are these types with FMM_EMULATION=0. With `--large`, products of which operands and result fill a third
+of the device's memory or more, and the same once others have taken two thirds of what is left beside them. With
+`--layouts`, operands that lie row by row (N) or column by column (T), as `a @ b.T` has them. Errors are those of the
+Frobenius norm of sampled rows against float64, as multiples of the library's. Raw samples go to
+results/<device>/calls.json, large.json or layouts.json.
 """
 
 from __future__ import annotations

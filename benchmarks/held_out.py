@@ -94,6 +94,24 @@ class Row:
         )
 
 
+@dataclass(frozen=True)
+class Run:
+    """Shapes that one seed drew, as one config answered them, whether at once or in several goes."""
+
+    config: int
+    seed: int
+    environment: Mapping[str, Any]  # of the last go
+    rows: list[Row]
+
+    @property
+    def drawn(self) -> str:
+        """By what its shapes were drawn. (Who draws by the config's number cannot know them while it is made.)"""
+        if self.seed == self.config:
+            return "shapes by its config's own seed"
+        given = "--seed" in self.environment.get("command", "")
+        return f"shapes by seed {self.seed}" + ", as given" * given
+
+
 def paired(base: Sequence[float], own: Sequence[float]) -> float:
     return median(b / o for b, o in zip(base, own, strict=True))
 
@@ -123,17 +141,36 @@ def config_number(path: Path) -> int:
 # ---- what is recorded
 
 
+def recorded_runs(path: Path) -> list[Run]:
+    """What is on record there, from the first run to the last; of one that was stopped and went on, the whole."""
+    found: dict[tuple[int, int], Run] = {}
+    rows: list[Row] = []
+    for raw in _records(path):
+        if "environment" in raw:
+            of = raw["settings"]["config"], raw["settings"]["seed"]
+            rows = found[of].rows if of in found else []
+            found[of] = Run(*of, raw["environment"], rows)
+        elif "size" in raw:
+            rows.append(_row(raw))
+    return list(found.values())
+
+
 def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
-    """What is on record under this config (of all unless one is given); a torn last line is ignored."""
-    found = []
+    """What is on record under this config (of all unless one is given)."""
+    return [_row(raw) for raw in _records(path) if "size" in raw and config in (None, raw["config"])]
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Every line; one that is torn is left out."""
     for line in _lines(path):
         try:
-            raw = json.loads(line)
+            yield json.loads(line)
         except ValueError:
             continue
-        if "size" in raw and config in (None, raw["config"]):
-            found.append(Row(**{**raw, "size": tuple(raw["size"]), **_named_as_today(raw)}))
-    return found
+
+
+def _row(raw: Mapping[str, Any]) -> Row:
+    return Row(**{**raw, "size": tuple(raw["size"]), **_named_as_today(raw)})
 
 
 def packed(path: Path) -> Path:
@@ -155,23 +192,14 @@ def _named_as_today(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def told_rows(path: Path) -> list[Row]:
-    """What a page tells: of the last config under which enough was measured of every type and kind, else of the one
-    under which most was."""
-    rows = recorded_rows(path)
-    configs = list(dict.fromkeys(row.config for row in rows))
-    of = {config: [row for row in rows if row.config == config] for config in configs}
-    groups = {config: [found for *_, found in grouped(of[config])] for config in configs}
-    most = max((len(found) for found in groups.values()), default=0)
-    enough = [c for c in configs if len(groups[c]) == most and all(len(rows) >= ENOUGH for rows in groups[c])]
-    return of[enough[-1]] if enough else max(of.values(), key=len)
-
-
-def environment_of(path: Path, config: int) -> dict[str, Any]:
-    """Of the last run on record there with this config."""
-    lines = (json.loads(line) for line in _lines(path) if line.startswith('{"env'))
-    found: dict[str, Any] = [x["environment"] for x in lines if x["settings"]["config"] == config][-1]
-    return found
+def told_run(runs: Sequence[Run]) -> Run:
+    """What a page tells in full: the last run in which enough was measured of every type and kind, else the one in
+    which most was."""
+    groups = [[rows for *_, rows in grouped(run.rows)] for run in runs]
+    most = max(map(len, groups))
+    whole = [len(found) == most and all(len(rows) >= ENOUGH for rows in found) for found in groups]
+    enough = [run for run, is_whole in zip(runs, whole, strict=True) if is_whole]
+    return enough[-1] if enough else max(runs, key=lambda run: len(run.rows))
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float | int]:

@@ -108,7 +108,8 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
         cpu.cpu, gpu.gpu, gpu.no_workspace, gpu.own_kernel, host_time.host, tunings.tuned, tunings.held_out,
         calls.calls, calls.large, calls.integers, emulated.emulation, structured.halves, structured.complex_products,
         structured.structured, residues.residues, several_gpus.several_gpus, everywhere.gained, everywhere.outside,
-        shortest.minplus_products, shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_calls,
+        shortest.ring_products, shortest.minplus_bound, shortest.minplus_products, shortest.shortest_paths,
+        shortest.paths_on_cpu, shortest.whole_calls,
     )},
 }  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 Nothing is measured and no device is needed. Of every shape of a held-out.jsonl (that of results/nvidia-h200/ unless
 another is named) the model is asked for its choice, and what that plan took is looked up among what was tried there;
-a choice that nobody tried is counted, and not judged. `--config` names another config than the one that ships,
+a choice that nobody tried is counted, and not judged. At the end there is a line for each type of the last run alone:
+what its calls chose then, and what would be chosen now. `--config` names another config than the one that ships,
 `--half 0` or `--half 1` every second shape alone: so that what was settled while looking at one half can be judged by
 the other. `--terms` tells by how much predicted speedups are off, by type and family of plans.
 """
@@ -19,7 +20,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.held_out import CALLS, FILE, OWN, WANTED_LEAST, WANTED_OF_VENDOR, Row, paired, recorded_rows, summaries
+from benchmarks.held_out import CALLS, FILE, OWN, WANTED_LEAST, WANTED_OF_VENDOR, Row, paired, recorded_runs, summaries
 from fmm.config import files
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Tuned, checked_section
@@ -120,13 +121,26 @@ def told(found: Sequence[Replayed], every: bool) -> Iterator[str]:
         if x.seconds is None
     )
     yield from summaries(known)
-    shares = [row.share_of_best for row in known]
-    if known:
-        yield (
-            f"{len(known)} of {len(found)} known: {mean(shares):.3f} of the best plan's speed, "
-            f"{sum(x < WANTED_LEAST for x in shares)} below {WANTED_LEAST}, "
-            f"{sum(row.speedup < WANTED_OF_VENDOR for row in known)} below {WANTED_OF_VENDOR} of the vendor's"
-        )
+    yield f"{len(known)} of {len(found)} known: {in_short(known)}"
+
+
+def told_by_type(found: Sequence[Replayed]) -> Iterator[str]:
+    """A line for each type: what the calls that were measured chose, and what would be chosen now."""
+    for dtype in dict.fromkeys(x.row.dtype for x in found):
+        own = [x for x in found if x.row.dtype == dtype]
+        now = [again for x in own if (again := x.as_chosen) is not None]
+        unknown = f", {len(own) - len(now)} unknown" if len(now) < len(own) else ""
+        yield f"{dtype:12} {len(own):3} shapes, then: {in_short([x.row for x in own])}; now: {in_short(now)}{unknown}"
+
+
+def in_short(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "nothing known"
+    return (
+        f"{mean(row.share_of_best for row in rows):.3f} of the best plan's speed, "
+        f"{sum(row.share_of_best < WANTED_LEAST for row in rows)} below {WANTED_LEAST}, "
+        f"{sum(row.speedup < WANTED_OF_VENDOR for row in rows)} below {WANTED_OF_VENDOR} of the vendor's"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -138,13 +152,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--terms", action="store_true")
     parser.add_argument("--every", action="store_true", help="print good choices too")
     options = parser.parse_args(arguments)
-    rows = [row for path in options.file for row in recorded_rows(path)]
+    runs = [recorded_runs(path) for path in options.file]
+    rows = [row for found in runs for run in found for row in run.rows]
     rows = [row for row in rows if not options.dtype or row.dtype in options.dtype]
     rows = rows if options.half is None else rows[options.half :: 2]
-    print(
-        *(told([replayed(row, tuned_model(options.config, problem_of(row).dtype)) for row in rows], options.every)),
-        sep="\n",
-    )
+    found = [replayed(row, tuned_model(options.config, problem_of(row).dtype)) for row in rows]
+    print(*told(found, options.every), sep="\n")
+    last = {id(row) for each in runs for run in each[-1:] for row in run.rows}
+    print("The last run alone:", *told_by_type([x for x in found if id(x.row) in last]), sep="\n")
     if options.terms:
         print(*term_table(rows, options.config), sep="\n")
     return 0

@@ -30,7 +30,10 @@ MESHES: dict[int, tuple[tuple[int, ...], ...]] = {
     256: ((16, 16),),
 }
 PLAIN = "float32, FMM_EMULATION=0"
-COLUMNS = ("type", "n", "GPUs", "mesh", "shared", "predicted", "one GPU", "of ideal", "received", "level above")
+COLUMNS = (
+    *("type", "n", "GPUs", "mesh", "shared"),
+    *("predicted", "one GPU", "of ideal", "received", "level above", "taken"),
+)
 
 
 class Row(NamedTuple):
@@ -74,7 +77,8 @@ def decided(row: Row) -> SharedDecision:
 
 
 def cells(row: Row) -> Sequence[str]:
-    """A line of a table. Level above: the time of the best way with one over the best without; below 1 it pays."""
+    """A line of a table. Level above: the time of the best way with one over the best without; taken: is it chosen
+    unasked, for which it is to be clearly faster?"""
     found = decided(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
@@ -85,8 +89,9 @@ def cells(row: Row) -> Sequence[str]:
     times = [f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s" for value in (best.seconds, found.alone)]
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
-    level = f"**{level}**" if with_level < without else level
-    return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level
+    level = f"**{level}**" if float(level) < 1 else level
+    taken = "no" if best.above == VENDOR else "yes"
+    return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level, taken
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.tables.markdown import Row, digits, load, loaded, paired, range_of_ratios, space, table, times
+from benchmarks.held_out import OWN
+from benchmarks.held_out import TYPES as OF_DEFAULT_CALLS
+from benchmarks.tables.markdown import Row, digits, load, loaded, paired, range_of_ratios, short, space, table, times
 from fmm.kernels.plans.plan import Plan
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")  # in the order of the tables
@@ -37,12 +39,13 @@ def gpu(results: Path) -> Iterator[str]:
     for folder in gpu_folders(results):
         environment, rows = load(folder / "gpu.json")
         versions = "CUDA {cuda}, cuBLAS {cublas}, {time}".format(**environment)
-        yield f"**{environment['device']}**, {versions} (`results/{folder.name}/`, commit {environment['commit'][:12]})"
+        where = f"`results/{folder.name}/`, commit {short(environment['commit'])}"
+        yield f"**{environment['device']}**, {versions} ({where})"
         yield ""
         yield from table(columns, map(_gpu_row, cases(rows)))
         if (folder / "random.json").exists():
             yield ""
-            yield from _random(load(folder / "random.json")[1])
+            yield from _random(folder / "random.json")
 
 
 def _is_candidate(text: str) -> bool:
@@ -60,20 +63,33 @@ def _gpu_row(case: list[Row]) -> Sequence[object]:
     error = f"{best['error'] / best['vendor_error']:.1f}"
     plan = f"`{best['plan']}`" + (" graph" if best["graph"] else "")
     clock = (f"{digits(median(x))} ms" for x in (theirs, ours))
-    return best["dtype"], times(best["size"]), *clock, *ratios, error, space(best["workspace"]), plan
+    name = _type_name(best["dtype"], (r["plan"] for r in case))
+    return name, times(best["size"]), *clock, *ratios, error, space(best["workspace"]), plan
 
 
-def _random(rows: list[Row]) -> Iterator[str]:
+def _type_name(dtype: str, plans: Iterable[str]) -> str:
+    """The type as the tables of default calls name it: these plans compute in its own arithmetic, where others make a
+    product of that type of products in another one."""
+    own = f"{dtype}{OWN}"
+    return own if own in OF_DEFAULT_CALLS["cuda"] and not any(Plan.parse(x).emulates for x in plans) else dtype
+
+
+def _random(path: Path) -> Iterator[str]:
     """Whole calls of fmm.matmul on random shapes, type by type."""
+    environment, rows = load(path)
+    where = f"`results/{path.parent.name}/{path.name}`, commit {short(environment['commit'])}"
+    yield f"Whole calls on random shapes ({where}):"
+    yield ""
     for dtype in dict.fromkeys(r["dtype"] for r in rows):
         found = [r for r in rows if r["dtype"] == dtype]
-        yield f"- {dtype}: {len(found)} random shapes, whole calls: {range_of_ratios(found, 'products')}."
+        name = _type_name(dtype, (r["plan"] for r in found))
+        yield f"- {name}: {len(found)} random shapes: {range_of_ratios(found, 'products')}."
 
 
 def no_workspace(results: Path) -> Iterator[str]:
     """Whole calls with workspace=0."""
     for path, environment, rows in loaded(results, "*/tiles/workspace.json"):
-        where = f"`results/{path.parent.parent.name}/tiles/`, commit {environment['commit'][:12]}"
+        where = f"`results/{path.parent.parent.name}/tiles/`, commit {short(environment['commit'])}"
         yield f"**{environment['device']}** ({where})"
         yield ""
         columns = ("type", "m x k x n", "speedup", "answered by", "plan")

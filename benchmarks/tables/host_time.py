@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks.tables.markdown import Row, loaded, paired, table
+from benchmarks.tables.markdown import Row, loaded, paired, short, table
 
 WAYS = {
     "vendor": "the library's own product",
@@ -19,7 +19,7 @@ WAYS = {
 def host(results: Path) -> Iterator[str]:
     """Microseconds from Python to the last launch, and what a small product's call takes more than the library's."""
     for path, environment, rows in loaded(results, "*/host.json"):
-        where = f"`results/{path.parent.name}/`, commit {environment['commit'][:12]}"
+        where = f"`results/{path.parent.name}/`, commit {short(environment['commit'])}"
         yield f"**{environment['device']}**, torch {environment['torch']}, CuPy {environment['cupy']} ({where})"
         yield ""
         yield from _host_table([r for r in rows if r["table"] == "host"])

@@ -13,6 +13,7 @@ from fmm.kernels.plans.old_names import todays_plan
 
 Row = dict[str, Any]
 PLAN = re.compile("`([^`]+)`")
+COMMIT = re.compile(r"\b[0-9a-f]{13,}\b")
 LONG = 0.1  # milliseconds from which a random product counts as long
 
 
@@ -28,11 +29,17 @@ def loaded(results: Path, pattern: str) -> Iterator[tuple[Path, Row, list[Row]]]
         yield path, *load(path)
 
 
-def heading(path: Path, environment: Row) -> Iterator[str]:
+def heading(path: Path, environment: Row, *more: str) -> Iterator[str]:
     """Which device, and where the samples are; apart from a table before it."""
+    where = ", ".join((f"`results/{path.parent.name}/{path.name}`", f"commit {short(environment['commit'])}", *more))
     yield ""
-    yield f"**{environment['device']}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit'][:12]})"
+    yield f"**{environment['device']}** ({where})"
     yield ""
+
+
+def short(commit: str) -> str:
+    """A commit's first digits; where several are named, those of each."""
+    return COMMIT.sub(lambda found: found[0][:12], commit)
 
 
 def table(columns: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[str]:

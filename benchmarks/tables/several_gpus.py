@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +18,8 @@ WHO = {
     "shared-level": '`fmm.distributed.matmul(..., plan="winograd")`',
     "alone": "a GPU's own part, all there",
 }
-COLUMNS = ("on", "type", "n", "who", "ms", "speedup over torch's", "of own part")
+PREDICTED = re.compile(r"^predicted: (\S+) s", re.MULTILINE)
+COLUMNS = ("on", "type", "n", "who", "ms", "predicted, ms", "speedup over torch's", "of own part")
 
 
 def several_gpus(results: Path) -> Iterator[str]:
@@ -34,4 +36,11 @@ def _rows(results: Path) -> Iterator[tuple[object, ...]]:
                 beside = "alone" in taken and who in ("hook", "shared", "shared-level")
                 own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
                 speedup = f"**{paired(taken['torch'], seconds):.2f}**" if who != "torch" else ""
-                yield where, row["dtype"], row["n"], WHO[who], digits(1e3 * median(seconds)), speedup, own
+                expected = _predicted(row["ways"].get(who, ()))
+                yield where, row["dtype"], row["n"], WHO[who], digits(1e3 * median(seconds)), expected, speedup, own
+
+
+def _predicted(way: Sequence[str]) -> str:
+    """Milliseconds, of the lines that explain a way to share a product."""
+    found = PREDICTED.search("\n".join(way))
+    return digits(1e3 * float(found[1])) if found else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import ceil, log2
 from pathlib import Path
 from statistics import median
 
@@ -25,16 +26,66 @@ WHO = {
 }
 
 
+MINIMA = 64  # that a multiprocessor of Hopper has of two numbers, a clock
+LENGTHS = (1, 3, 5, 6, 7, 8, 10, 100)
+STRASSEN = 7 / 8  # of the products, by one level
+RESIDUE_BITS = 8
+SEIDEL = 3  # int8 products for each doubling: distances are two
+
+
+def bound() -> float:
+    """Sums a second that are compared with the best so far, at most, if each is a minimum of two."""
+    chip = device("H200")
+    return MINIMA * chip.sms * 1e6 * chip.boost_mhz
+
+
+def minplus_bound(results: Path) -> Iterator[str]:
+    """What the datasheet lets expect."""
+    chip = device("H200")
+    product, paths = (digits(1e3 * n**3 / bound()) for n in (4096, 8192))
+    yield (
+        f"{chip.sms} multiprocessors at {chip.boost_mhz / 1e3:.2f} GHz have {bound() / 1e12:.1f} 10^12 sums a second: "
+        f"{product} ms for a product of 4096, {paths} ms for paths between 8192 nodes."
+    )
+
+
 def minplus_products(results: Path) -> Iterator[str]:
     """Whole calls of fmm.minplus on an H200, by size."""
-    rows = [row for row in load(results / "nvidia-h200" / "shortest_paths.json")[1] if row["what"] == "minplus"]
-    columns = ("ms (and 10^12 sums a second)", *(str(row["n"]) for row in rows))
+    rows = _products(results)
+    columns = ("ms (10^12 sums a second, of the bound)", *(str(row["n"]) for row in rows))
     yield from table(columns, (_product_row(way, rows) for way in WHO))
+
+
+def _products(results: Path) -> list[Row]:
+    return [row for row in load(results / "nvidia-h200" / "shortest_paths.json")[1] if row["what"] == "minplus"]
 
 
 def _product_row(way: str, rows: list[Row]) -> tuple[str, ...]:
     found = [(row["n"], median(row["samples"][way])) for row in rows]
-    return WHO[way], *(f"{digits(1e3 * seconds)} ({n**3 / seconds / 1e12:.1f})" for n, seconds in found)
+    rates = [(1e3 * seconds, n**3 / seconds) for n, seconds in found]
+    return WHO[way], *(f"{digits(ms)} ({rate / 1e12:.1f}, {rate / bound():.0%})" for ms, rate in rates)
+
+
+def ring_products(results: Path) -> Iterator[str]:
+    """What min-plus products of whole numbers would take through a ring, by int8 products, beside what they take."""
+    columns = ("lengths up to", "int8 products", "ms", "ms, a level of Strassen's", "in int16, ms")
+    yield from table(columns, _ring_rows(results / "nvidia-h200"))
+
+
+def _ring_rows(folder: Path) -> Iterator[tuple[object, ...]]:
+    (byte,) = (r for r in load(folder / "integers.json")[1] if r["dtype"] == "int8" and r["equal"])
+    n, seconds = byte["side"], median(byte["candidate"])
+    (product,) = (row for row in _products(folder.parent) if row["n"] == n)
+    (paths,) = (row for row in load(folder / "shortest_paths-whole.json")[1] if row["n"] == n)
+    counts = {str(most): ceil((2 * most + 1) * log2(n + 1) / RESIDUE_BITS) for most in LENGTHS}
+    for lengths, count in counts.items():
+        yield _ring_row(f"{lengths}, n = {n}", count, seconds, product["samples"]["int16"])
+    yield _ring_row(f"no lengths, Seidel's paths, n = {n}", SEIDEL * ceil(log2(n)), seconds, paths["samples"]["int16"])
+
+
+def _ring_row(what: str, count: int, seconds: float, beside: list[float]) -> tuple[object, ...]:
+    through = (digits(1e3 * share * count * seconds) for share in (1.0, STRASSEN))
+    return what, count, *through, digits(1e3 * median(beside))
 
 
 def shortest_paths(results: Path) -> Iterator[str]:

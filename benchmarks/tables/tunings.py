@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 
-from benchmarks.held_out import FILE, environment_of, grouped, packed, summary, told_rows
+from benchmarks.held_out import FILE, Run, grouped, packed, recorded_runs, summary, told_run
 from benchmarks.held_out import Row as HeldOut
-from benchmarks.tables.markdown import Row, heading, table
+from benchmarks.tables.markdown import Row, heading, short, table
 
 
 def tuned(results: Path) -> Iterator[str]:
@@ -41,18 +42,28 @@ def _share(value: float | None) -> str:
 
 
 def held_out(results: Path) -> Iterator[str]:
-    """Default calls on shapes that no fit saw, beside the best of the plans that were tried."""
+    """Default calls on shapes that no fit saw, beside the best of the plans that were tried: a run, and in a line each
+    the others of the same device."""
     columns = (
         "type", "shapes", "how many", "by plans", "answered by", "of the best plan: mean, least",
         "of the vendor: mean, least", "poor choices",
     )  # fmt: skip
     for path in sorted({x.with_name(FILE) for x in results.glob(f"*/{FILE}*")}):
-        rows = told_rows(path)
-        environment = environment_of(path, rows[0].config)
-        yield from heading(
-            path if path.exists() else packed(path), {"device": environment.get("processor", ""), **environment}
-        )
-        yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
+        runs = recorded_runs(path)
+        told = told_run(runs)
+        environment = {"device": told.environment.get("processor", ""), **told.environment}
+        yield from heading(path if path.exists() else packed(path), environment, told.drawn)
+        yield from table(columns, (_held_out_row(*found) for found in grouped(told.rows)))
+        others = [_other_run(run) for run in runs if run is not told and run.rows]
+        yield from ("", *others) if others else ()
+
+
+def _other_run(run: Run) -> str:
+    shares, poor = [row.share_of_best for row in run.rows], sum(row.poor for row in run.rows)
+    return (
+        f"- Another run (commit {short(run.environment['commit'])}, {run.drawn}): {len(shares)} shapes, "
+        f"{mean(shares):.1%} of the best plan's speed on average, {min(shares):.1%} at least; {poor} poor choices."
+    )
 
 
 def _held_out_row(dtype: str, kind: str, rows: Sequence[HeldOut]) -> Sequence[object]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,16 @@ from benchmarks.held_out import (
     TYPES,
     WANTED_MEAN,
     Row,
+    Run,
     config_number,
     drawn_shapes,
     recorded_rows,
+    recorded_runs,
     summary,
-    told_rows,
+    told_run,
 )
 from benchmarks.regret import SAMPLE, WARM, first_samples
-from benchmarks.replay import limits_of, replayed, tuned_model
+from benchmarks.replay import limits_of, main, replayed, tuned_model
 from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
 from benchmarks.timed_machines import Cpu
 from benchmarks.tried_plans import family, shortlist, whole_list
@@ -99,12 +102,51 @@ def test_what_samples_come_to() -> None:
     assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
 
 
-def test_a_page_tells_of_the_last_run_that_measured_every_type(tmp_path: Path) -> None:
+def write_runs(path: Path, *runs: tuple[int, int, dict[str, int]]) -> None:
+    """Runs of these configs and seeds, with so many rows of each type."""
     row = {"kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": "", "seconds": {"vendor": [1.0]}}
-    runs = [(1, "float32", 5), (1, "float64", 5), (2, "float32", 5), (2, "float64", 6), (3, "float64", 9)]
-    lines = [json.dumps({**row, "config": config, "dtype": t}) for config, t, count in runs for _ in range(count)]
-    (tmp_path / FILE).write_text("\n".join(lines))
-    assert {row.config for row in told_rows(tmp_path / FILE)} == {2}
+    lines = list[str]()
+    for i, (config, seed, counts) in enumerate(runs):
+        begins = {"environment": {"commit": str(i)}, "settings": {"seed": seed, "config": config}}
+        rows = [{**row, "config": config, "dtype": t} for t, count in counts.items() for _ in range(count)]
+        lines += map(json.dumps, (begins, *rows))
+    path.write_text("\n".join(lines))
+
+
+BOTH, ONE = {"float32": 5, "float64": 5}, {"float64": 9}
+
+
+@pytest.mark.parametrize(
+    ("runs", "told"),
+    [
+        pytest.param([(1, 1, BOTH), (2, 2, BOTH), (3, 3, ONE)], (2, 2), id="the last with every type"),
+        pytest.param([(1, 7, BOTH), (1, 8, BOTH)], (1, 8), id="another seed is another run"),
+        pytest.param([(1, 1, {"float32": 1, "float64": 9}), (2, 2, ONE)], (1, 1), id="else the largest"),
+    ],
+)
+def test_a_page_tells_of_one_run(tmp_path: Path, runs: Any, told: tuple[int, int]) -> None:
+    write_runs(tmp_path / FILE, *runs)
+    found = told_run(recorded_runs(tmp_path / FILE))
+    assert (found.config, found.seed) == told
+    assert len(found.rows) == sum(dict((run[:2], run[2]) for run in runs)[told].values()), "rows of another run"
+
+
+def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
+    write_runs(tmp_path / FILE, (1, 1, BOTH), (2, 2, ONE), (1, 1, ONE))
+    found = recorded_runs(tmp_path / FILE)
+    assert [(run.config, len(run.rows), run.environment["commit"]) for run in found] == [(1, 19, "2"), (2, 9, "1")]
+
+
+@pytest.mark.parametrize(
+    ("seed", "command", "said"),
+    [
+        (1, "python -m benchmarks.regret", "shapes by its config's own seed"),
+        (20261124, "python -m benchmarks.regret --seed 20261124", "shapes by seed 20261124, as given"),
+        (20261124, "python -m benchmarks.regret", "shapes by seed 20261124"),
+    ],
+)
+def test_a_run_says_by_whose_seed_its_shapes_were_drawn(seed: int, command: str, said: str) -> None:
+    assert Run(1, seed, {"command": command}, []).drawn == said
 
 
 class Recording(Cpu):
@@ -160,6 +202,28 @@ def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
     own = replayed(a_row("float32-ieee", size), shipped).plan
     assert not own.leaf_use.leaf.error.emulates
+
+
+def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(seed: int, *rows: Row) -> list[str]:
+        begins = {"environment": {"commit": "abc"}, "settings": {"seed": seed, "config": 1}}
+        return [json.dumps(begins), *(json.dumps(asdict(row)) for row in rows)]
+
+    size = (8192, 8192, 8192)
+    plan = str(replayed(a_row("float32", size), tuned_model(SHIPPED, "float32")).plan)
+    poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
+    untried = a_row("float64", size)
+    text = [*lines(1, a_row("float32", size), untried), *lines(2, a_row("float32", size, **poor), untried)]
+    (tmp_path / FILE).write_text("\n".join(text))
+    assert main([str(tmp_path / FILE)]) == 0
+    before, _, after = capsys.readouterr().out.partition("The last run alone:\n")
+    assert "1 of 4 known: 1.000 of the best plan's speed" in before
+    float32, float64 = after.splitlines()
+    assert " ".join(float32.split()) == (
+        "float32 1 shapes, then: 0.500 of the best plan's speed, 1 below 0.9, 0 below 0.98 of the vendor's; "
+        "now: 1.000 of the best plan's speed, 0 below 0.9, 0 below 0.98 of the vendor's"
+    )
+    assert float64.endswith("now: nothing known, 1 unknown")
 
 
 def a_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:

@@ -125,7 +125,7 @@ def _validate(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     path = _path(options)
     try:
-        table = exported_table(path, options)
+        table = exported_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
             print(table.to_json(orient="records", indent=1))
         else:
@@ -136,12 +136,12 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-def exported_table(path: Path, options: argparse.Namespace) -> Any:
-    """The DataFrame that is asked for."""
+def exported_table(path: Path, what: str = "entries") -> Any:
+    """A config's entries, its "thresholds", or the "trials" beside it, as a pandas DataFrame."""
     sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
-    if options.trials:
+    if what == "trials":
         return tables.with_predictions(frame(trials_path(path)), sections)
-    if not options.thresholds:
+    if what == "entries":
         return tables.entries_table(sections)
     if not any(found.thresholds for found in sections.values()):
         raise ConfigError(f"{path} has no thresholds that this fmm knows; {AGAIN}")
