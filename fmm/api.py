@@ -14,6 +14,7 @@ from fmm.runtime import routes
 from fmm.runtime.arguments.gemm import checked_gemm
 from fmm.runtime.arguments.gram import checked_gram
 from fmm.runtime.arguments.numbers import checked_flag, checked_side
+from fmm.runtime.arguments.operands_by_position import with_operands_by_position
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
 from fmm.runtime.decisions.decide import Decision
@@ -73,6 +74,7 @@ def matmul(
     return routes.product_on(device, a, b, out, options, wishes, checked_flag("progress", progress))
 
 
+@with_operands_by_position
 def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
     """A matrix made ready for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
 
@@ -177,6 +179,7 @@ def explain_gemm(asked: Mapping[str, Any]) -> Decision:
     return routes.updated_product_explained(known)
 
 
+@with_operands_by_position
 def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin: bool = False) -> Any:
     """The min-plus product: c[i, j] is the smallest of all sums a[i, k] + b[k, j].
 

@@ -82,7 +82,7 @@ def uninstall(*names: str) -> None:
 
 def installed(*names: str) -> _GeneratorContextManager[None]:
     """The same for a `with` statement, in all threads while it is executed."""
-    _check_names(names)  # now, not only where it is entered
+    check_names(names)  # now, not only where it is entered
     return _installed_meanwhile(*names)
 
 
@@ -113,14 +113,14 @@ def install_as_told() -> None:
         log_once(f"{VARIABLE}: {error}")
 
 
-def _check_names(names: tuple[object, ...]) -> None:
+def check_names(names: tuple[object, ...]) -> None:
     unknown = [name for name in names if not isinstance(name, str) or name not in PLACES]
     if unknown:
         raise ValueError(f"fmm knows no {', '.join(map(repr, unknown))} to install for; valid: {', '.join(PLACES)}")
 
 
 def _named(names: tuple[str, ...]) -> list[Place]:
-    _check_names(names)
+    check_names(names)
     return [PLACES[name] for name in dict.fromkeys(names or usual_here())]
 
 

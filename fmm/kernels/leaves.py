@@ -119,7 +119,7 @@ F16X3 = Leaf(
         checks_entries=True,
     ),
     preparation=LeafPreparation(kept_room, by_sums=True),
-    time=LeafTime(F16X3_RATE),
+    time=LeafTime(F16X3_RATE, fills_device=True),
 )
 
 DIGITS = Leaf(

@@ -89,8 +89,8 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
               Reading and writing the operands takes bytes / memory. Each start takes `start` beside that.
     sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
               scalar, parts, deep) are divided by that share
-    hidden    overlap * min(products, sums below an overlapped level): nothing with `blocks`, and less than nothing
-              where sums and products are in each other's way
+    hidden    overlap * min(products, sums below an overlapped level): nothing where the leaf's own kernel fills the
+              device, and less than nothing where sums and products are in each other's way
     launches  launch * (starts + passes); or, if the processor cannot start products as fast as the device does them,
               the time by which `host` * products is longer than all the device's work (those of a batch start together,
               and one of several launches costs the host little more than one of one)
@@ -116,12 +116,14 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 def overlap_with(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """The share of the sums below an overlapped level that is hidden behind the plan's products.
 
-    Thread blocks that hold every multiprocessor until the last tile is done hide none. (61 plans of an H200 with
-    `f16x3` below overlapped and batched levels, of 0.8 to 52 ms, were predicted to take 0.79 of what they took at the
-    median with the 0.58 that is right of the vendor's products and of our tiles; so it is 0.93, and 1.0 from 5 ms on.)
+    None is where the leaf's own kernel holds every multiprocessor until the last tile is done. (61 plans of an H200
+    with `f16x3` below overlapped and batched levels, of 0.8 to 52 ms, were predicted to take 0.79 of what they took at
+    the median with the 0.58 that is right of the vendor's products and of our tiles; so it is 0.93, and 1.0 from 5 ms
+    on.)
     """
     rate = calibration.known_rate(plan.rate_name(dtype))
-    return 0.0 if rate and rate.blocks else calibration.overlap
+    by_own_kernel = rate is not None and rate.blocks > 0  # else the vendor multiplies the leaf's planes
+    return 0.0 if plan.leaf_use.leaf.time.fills_device and by_own_kernel else calibration.overlap
 
 
 def _products(

@@ -14,11 +14,9 @@ from fmm.arrays.kinds import array_in_words, on_device
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
-from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.perfmodel.choose import Limits
 from fmm.problem import OPERATIONS, Operation, Problem, Shape
 from fmm.runtime import devices, matmul
 from fmm.runtime.arguments.gemm import AskedGemm
@@ -26,7 +24,7 @@ from fmm.runtime.arguments.gram import AskedGram
 from fmm.runtime.arguments.result import single
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.left_to_vendor import SMALL_BYTES, left_to_vendor, small_enough_for_numpy
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.decisions.limits import NO_WISHES, Wishes, limits_without_arrays, memory_share
 from fmm.runtime.gemm import gemm_explained, gemm_product
 from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
 from fmm.runtime.prepared_operand import side_note, unwrapped, wrong_side
@@ -224,9 +222,9 @@ def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, w
     if room is None:
         room = memory_share(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
-    entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
-    limits = Limits(room, growth, emulation_allowed(), entries)
-    return matmul.planned(Problem(*size, dtype, op=op, componentwise=entries), limits, found, wishes.plan)
+    limits = limits_without_arrays(op, dtype, room, growth)
+    problem = Problem(*size, dtype, op=op, componentwise=limits.componentwise)
+    return matmul.planned(problem, limits, found, wishes.plan)
 
 
 def _who_has(dtype: str) -> str:

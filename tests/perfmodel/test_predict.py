@@ -14,6 +14,7 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
@@ -21,7 +22,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choosable import candidates
 from fmm.perfmodel.choose import Choice, Limits, choose, ranked_candidates
 from fmm.perfmodel.margins import few_tiles_doubt
-from fmm.perfmodel.predict import CUT, _vendors_slowdown, predict, predict_vendor, predicted_seconds
+from fmm.perfmodel.predict import CUT, _vendors_slowdown, overlap_with, predict, predict_vendor, predicted_seconds
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.perfmodel.work.estimate import counted_work, estimated_work, estimated_workspace
@@ -142,6 +143,15 @@ def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:
         plan = Plan.parse(f"strassen.overlapped.pad16 > strassen^2.batched.pad16 > {leaf}")
         hidden[leaf] = predict(plan, problem, known).hidden
     assert hidden["vendor"] == hidden["tile"] > 0 == hidden["f16x3"]
+
+
+def test_the_row_of_f16x3_says_that_it_holds_the_device_and_no_other_does() -> None:
+    """Where the vendor multiplies its planes, as before Hopper, it does not."""
+    assert [leaf.name for leaf in ending_rows() if leaf.time.fills_device] == ["f16x3"]
+    for leaf, device, share in (("f16x3", "h200", 0.0), ("f16x3", "a100", 0.5), ("vendor", "h200", 0.5)):
+        plan, known = Plan.parse(f"winograd.overlapped > {leaf}"), replace(datasheet(device), overlap=0.5)
+        assert known.known_rate(plan.rate_name("float32")) is not None
+        assert overlap_with(plan, "float32", known) == share
 
 
 def test_sums_may_be_in_the_way_of_products() -> None:

@@ -86,12 +86,14 @@ def test_lists_are_what_the_library_takes_them_for() -> None:
         (fmm.matmul, "matmul(a, b)"),
         (fmm.gemm, "gemm(a, b)"),
         (fmm.gram, "gram(a)"),
+        (fmm.minplus, "minplus(a, b)"),
+        (fmm.prepare, "prepare(x)"),
         (fmm.explain, "explain(a, b)"),
         (fmm.explain_gemm, "explain_gemm(a, b)"),
         (fmm.explain_gram, "explain_gram(a)"),
     ],
 )
-@pytest.mark.parametrize("name", ["input", "a", "x1", "mat1"])
+@pytest.mark.parametrize("name", ["input", "a", "x", "x1", "mat1"])
 def test_operands_by_name_are_an_error_that_says_what_to_write(function: Any, call: str, name: str) -> None:
     with pytest.raises(TypeError) as caught:
         function(**{name: X})
@@ -115,6 +117,8 @@ def test_operands_that_are_not_there_at_all() -> None:
         (lambda: fmm.matmul(out=X), r"matmul\(\) missing 2 required positional arguments: 'a' and 'b'$"),  # type: ignore[call-arg]
         (lambda: fmm.gemm(X, beta=1), r"gemm\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
         (lambda: fmm.gram(rows=True), r"gram\(\) missing 1 required positional argument: 'a'$"),  # type: ignore[call-arg]
+        (lambda: fmm.minplus(X), r"minplus\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
+        (lambda: fmm.prepare(), r"prepare\(\) missing 1 required positional argument: 'x'$"),  # type: ignore[call-arg]
         (lambda: fmm.explain(X), "missing a required argument: 'b'$"),  # type: ignore[call-arg]
     ):
         with pytest.raises(TypeError, match=words):

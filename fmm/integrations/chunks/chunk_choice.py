@@ -47,7 +47,7 @@ class ChunkCosts:
     def seconds(self, function: Any, arguments: Sequence[Any]) -> float:
         """Of one task: what it multiplies, moves, and writes to new memory."""
         if function is multiplied_chunks:
-            lefts, _, _, _, before, _ = arguments
+            lefts, _, _, _, before, *_ = arguments
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
         else:
             products, passes = 0, 1.0 + (len(arguments[1]) if function is combined_chunks else 1)

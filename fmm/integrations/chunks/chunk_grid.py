@@ -38,11 +38,13 @@ class Cell:
 
 @dataclass
 class ChunkTasks(PlainMachine):
-    """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied, and
-    `together` how many such products, of one chunk of the result, are one task."""
+    """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied (or
+    `chunk_growth`, within which growth of errors a plan is chosen for them), and `together` how many such products, of
+    one chunk of the result, are one task."""
 
     name: str
     chunk_plan: str | None = None
+    chunk_growth: float | None = None
     together: int = 1
     table: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
     leaf_updates: bool = True
@@ -154,7 +156,7 @@ class ChunkTasks(PlainMachine):
         cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
         update = (_number(alpha), _number(beta), None if before is None else before.key)
         lefts, rights = ([cell.key for cell in side] for side in zip(*pairs, strict=True))
-        return self._task(rows, cols, multiplied_chunks, lefts, rights, *update, self.chunk_plan)
+        return self._task(rows, cols, multiplied_chunks, lefts, rights, *update, self.chunk_plan, self.chunk_growth)
 
     def _task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
         key = (self.name, len(self.table))
@@ -206,22 +208,25 @@ def multiplied_chunks(
     beta: complex,
     before: Any,
     plan: str | None,
+    max_error_growth: float | None = None,
 ) -> Any:
     """alpha times the sum of the products + beta before, as large as the largest of them; `before` is left as it is.
+    Products are by this plan, or by one that is chosen within this growth of errors.
 
     One new chunk, to which the products are added one by one: each chunk more would be memory that is written first and
     read once.
     """
     check_unmasked((*lefts, *rights))
+    wishes: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
     pairs = [_matching(left, right) for left, right in zip(lefts, rights, strict=True)]
     others = [] if before is None else [before.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
     (left, right), rest = pairs[0], pairs[1:]
     whole = (left.shape[0], right.shape[1]) == shape
     if before is not None and whole:
-        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, plan=plan)
+        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, **wishes)
     elif before is None and whole:
-        total = matmul(left, right, plan=plan)
+        total = matmul(left, right, **wishes)
         total = total if alpha == 1 else total * total.dtype.type(alpha)
     else:
         dtype = np.result_type(left, right)
@@ -231,7 +236,7 @@ def multiplied_chunks(
         rest = pairs
     for left, right in rest:
         part = total[: left.shape[0], : right.shape[1]]
-        gemm(left, right, part, alpha=alpha, beta=1, out=part, plan=plan)
+        gemm(left, right, part, alpha=alpha, beta=1, out=part, **wishes)
     return total
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import dask.array
@@ -23,6 +23,8 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from fmm.api import plan as decided
+from fmm.arrays.kinds import kind_of
+from fmm.arrays.numpy_library import PLAIN
 from fmm.dtypes import DTYPES, STORED
 from fmm.integrations.chunks.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
 from fmm.integrations.chunks.chunk_grid import Cell, ChunkTasks, Grid
@@ -31,12 +33,20 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import usual_growth
 from fmm.perfmodel.stability import expected_growth
+from fmm.runtime.arguments.numbers import checked_growth
 from fmm.runtime.devices import device_of
 
 da: Any = dask.array  # which has annotations here and there
 
 # Levels over the grid that are compared.
 GRID_PLANS = ("vendor", "winograd", "winograd^2")
+
+
+class Inside(NamedTuple):
+    """How two chunks are multiplied: by this plan, or by one that the worker chooses within this growth of errors."""
+
+    plan: str | None
+    max_error_growth: float | None
 
 
 def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> Any:
@@ -50,26 +60,44 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
         As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
 
     Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's; so are
-    masked ones, as fmm.matmul leaves them to NumPy.
+    those whose chunks are no plain arrays of NumPy's or CuPy's (masked ones, say). Of these nothing can be wished.
     """
+    growth = None if max_error_growth is None else checked_growth(max_error_growth)
     x, y = da.asanyarray(x), da.asanyarray(y)
     dtype = np.result_type(x.dtype, y.dtype)
     unknown = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
-    masked = any(isinstance(array._meta, np.ma.MaskedArray) for array in (x, y))
-    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or masked or dtype.name not in STORED:
-        if plan not in (None, "vendor"):
-            kinds = "matrices of floating-point numbers, not masked, whose chunks are known"
-            raise PlanError(f"the plan {plan} is one for {kinds}")
+    known = _library_of_chunks(x, y)
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or not known or dtype.name not in STORED:
+        _check_not_wished(plan, growth, dtype)
         return da.matmul(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     if x.chunks[1] != y.chunks[0]:
         y = y.rechunk({0: x.chunks[1]})
-    on_device = not isinstance(x._meta, np.ndarray)
-    limit = usual_growth(on_device) if max_error_growth is None else max_error_growth
+    on_device = known == "cupy"
+    limit = usual_growth(on_device) if growth is None else growth
     way = _chosen_way(x, y, plan, on_device, limit)
     rest = limit / expected_growth(way.above, dtype.name)
-    inside = None if on_device else decided(*_largest_chunks(x, y), dtype=dtype, max_error_growth=rest).plan
-    return _tasks(x, y, dtype, way, None if inside is None else str(inside))
+    if on_device:  # the workers choose the plan
+        return _tasks(x, y, dtype, way, Inside(None, None if growth is None and way.above == VENDOR else rest))
+    inside = decided(*_largest_chunks(x, y), dtype=dtype, max_error_growth=rest).plan
+    return _tasks(x, y, dtype, way, Inside(str(inside), None))
+
+
+def _library_of_chunks(x: Any, y: Any) -> str:
+    """`numpy` or `cupy`, of whose plain arrays both have chunks; else empty: Dask knows what others can do."""
+    metas = x._meta, y._meta
+    if all(type(meta) in PLAIN for meta in metas):
+        return "numpy"
+    return "cupy" if all(kind_of(meta) == "cupy" for meta in metas) else ""
+
+
+def _check_not_wished(plan: str | None, growth: float | None, dtype: np.dtype[Any]) -> None:
+    """PlanError for wishes that Dask's own product would not know of. (Exact numbers are within any limit.)"""
+    kinds = "matrices of floating-point numbers, not masked, whose chunks are known and plain arrays"
+    if plan not in (None, "vendor"):
+        raise PlanError(f"the plan {plan} is one for {kinds}")
+    if growth is not None and dtype.kind not in "biu":
+        raise PlanError(f"max_error_growth={growth:g} is a limit for {kinds}; this product is dask.array.matmul's own")
 
 
 def _grid_plan(text: str) -> Plan:
@@ -113,10 +141,10 @@ def workers_there() -> tuple[int, int]:
     return count, max(threads // count, 1)
 
 
-def _tasks(x: Any, y: Any, dtype: np.dtype[Any], way: Way, inside: str | None) -> Any:
+def _tasks(x: Any, y: Any, dtype: np.dtype[Any], way: Way, inside: Inside) -> Any:
     """The array whose graph does the plan on chunks."""
     name = "fmm-matmul-" + tokenize(x, y, str(way.above), way.together, inside)
-    tasks = ChunkTasks(f"{name}-part", inside, way.together)
+    tasks = ChunkTasks(f"{name}-part", inside.plan, inside.max_error_growth, way.together)
     grids = _cells(x), _cells(y)
     result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(way.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)

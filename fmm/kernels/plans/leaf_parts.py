@@ -134,6 +134,9 @@ class LeafTime:
     relative: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     formula: Literal["vendor", "tiles"] = "vendor"  # the vendor's formula (times `relative`), or that of tiles
     slow_columns: tuple[str, ...] = ()  # types of which it takes far longer where B lies column by column
+    # Do the thread blocks of its own kernel hold every multiprocessor until the last tile is done? Then no sums run
+    # beside its products.
+    fills_device: bool = False
 
 
 @dataclass(frozen=True)

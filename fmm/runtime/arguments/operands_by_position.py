@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Final
+import inspect
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _NotGiven:
@@ -13,6 +18,26 @@ class _NotGiven:
 NOT_GIVEN: Final[Any] = _NotGiven()
 # torch's names, NumPy's in its documentation, and fmm's own.
 NAMES = ("a", "b", "input", "other", "mat1", "mat2", "self", "tensor", "x1", "x2", "x", "y")
+
+
+def with_operands_by_position(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: calls without some of the operands, which have no names, get the error below."""
+    names = operands_of(inspect.signature(function))
+
+    @wraps(function)
+    def called(*given: P.args, **named: P.kwargs) -> R:
+        if len(given) < len(names):
+            lacking = [NOT_GIVEN] * (len(names) - len(given))
+            raise missing_operands(function.__name__, names, (*given, *lacking), named)
+        return function(*given, **named)
+
+    return called
+
+
+def operands_of(signature: inspect.Signature) -> list[str]:
+    """The names of the operands that must be given, by position."""
+    parts = signature.parameters.values()
+    return [part.name for part in parts if part.kind is part.POSITIONAL_ONLY and part.default is part.empty]
 
 
 def missing_operands(

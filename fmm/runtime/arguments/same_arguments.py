@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec
 
-from fmm.runtime.arguments.operands_by_position import named_operands
+from fmm.runtime.arguments.operands_by_position import named_operands, operands_of
 from fmm.runtime.decisions.decide import Decision
 
 P = ParamSpec("P")
@@ -17,8 +17,7 @@ Explained = Callable[[Mapping[str, Any]], Decision]
 def asked_like(product: Callable[P, Any]) -> Callable[[Explained], Callable[P, Decision]]:
     """A decorator: the function takes what `product` takes, and is handed all of it by name, what was not given too."""
     signature = inspect.signature(product)
-    parts = signature.parameters.values()
-    operands = [part.name for part in parts if part.kind is part.POSITIONAL_ONLY and part.default is part.empty]
+    operands = operands_of(signature)
 
     def decorated(explained: Explained) -> Callable[P, Decision]:
         @wraps(explained)

@@ -6,9 +6,12 @@ import time
 from typing import Literal, NamedTuple
 
 from fmm.arrays.library import Library
+from fmm.config.environment import componentwise_wanted, emulation_allowed
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.problem import Layout, Problem
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Layout, Operation, Problem
 from fmm.runtime.card_sharers import processes_on
 
 SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
@@ -56,6 +59,12 @@ class HalfWishes(NamedTuple):
     rows: bool
     fill: Literal["full", "lower", "upper"]
     workspace: None = None
+
+
+def limits_without_arrays(op: Operation, dtype: str, room: int, growth: float) -> Limits:
+    """What a plan may cost where it is decided without arrays, besides that what the environment says of all calls."""
+    entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
+    return Limits(room, growth, emulation_allowed(), entries)
 
 
 _shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: until when it is good, and the share

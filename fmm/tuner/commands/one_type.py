@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     )
     progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
     journal.on_sample = progress.sample
+    journal.on_finding = lambda: progress.gained_so_far(job.dtype, partial(concluded_section, journal, job.dtype))
     outcome, full = _measured(journal, job, effort, trials, None if past else header)
     progress.gained(job.dtype, outcome.section)
     why_not = _why_not(job, path, outcome)

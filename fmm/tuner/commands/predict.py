@@ -22,7 +22,8 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.problem import OPERATIONS, Problem, Shape
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
+from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, certified_entry
+from fmm.runtime.decisions.limits import limits_without_arrays
 from fmm.tuner.commands.known_devices import (
     calibration_of,
     identity_of,
@@ -96,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     found = printed_fields(_choice(problem, calibration, limits), calibration, limits)
     found["not_used"] = _not_used(name, problem.dtype)
     found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
-    found["measured"] = _measured(name, problem)
+    found["measured"] = _measured(name, problem, limits, not calibration.batches)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
@@ -143,11 +144,12 @@ def _not_used(name: str, dtype: str) -> str:
     return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
 
 
-def _measured(name: str, problem: Problem) -> str:
-    """What was measured of exactly this product, by which fmm goes rather than by the model."""
+def _measured(name: str, problem: Problem, limits: Limits, on_cpu: bool) -> str:
+    """What was measured of exactly this product, by which fmm goes rather than by the model, if it is within the
+    limits."""
     tuned = None if problem.type.exact else tuning_of(name, problem.dtype)
     known = tuned.entry(problem.size, op=problem.op) if tuned else None
-    if known is None:
+    if tuned is None or known is None or certified_entry(problem, limits, tuned, on_cpu) is None:
         return ""
     return f"{_function(problem)} goes by what was measured of this size: {known[0].plan}, {known[0].text}"
 
@@ -167,14 +169,14 @@ def _tuned_elsewhere(name: str, problem: Problem) -> str:
 
 
 def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
-    """The limits given; never more workspace than the device has left beside the operands."""
+    """The limits given, and the environment's; never more workspace than the device has left beside the operands."""
     workspace = NO_LIMIT if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # nan too
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
-    return Limits(min(workspace, _left(name, problem)), growth)
+    return limits_without_arrays(problem.op, problem.dtype, min(workspace, _left(name, problem)), growth)
 
 
 def _left(name: str, problem: Problem) -> int:
@@ -234,7 +236,10 @@ def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor:
 
 def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
     """The limits that the candidate does not keep."""
-    kept = {"error": candidate.error_growth <= limits.error_growth, "workspace": candidate.fits(limits.workspace)}
+    kept = {
+        "error": limits.allow(candidate.plan, candidate.error_growth),
+        "workspace": candidate.fits(limits.workspace),
+    }
     return [name for name, keeps in kept.items() if not keeps]
 
 

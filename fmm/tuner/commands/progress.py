@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any, Protocol
@@ -13,6 +13,8 @@ from fmm.tuner.findings.outcome import gains_from
 
 BAR = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
 SHOWN = 4  # gains, the latest: a line holds no more
+
+Section = dict[str, Any] | None  # of a config
 
 
 class Progress(Protocol):
@@ -27,7 +29,10 @@ class Progress(Protocol):
     def sample(self, stage: str, elapsed: float) -> None:
         """A sample was taken, so many seconds after the type's beginning."""
 
-    def gained(self, dtype: str, section: dict[str, Any] | None) -> None:
+    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
+        """Something was found of the type that is being tuned: `conclude` says what, which takes a moment."""
+
+    def gained(self, dtype: str, section: Section) -> None:
         """A type has ended, with this section."""
 
 
@@ -40,7 +45,9 @@ class Silent:
 
     def sample(self, stage: str, elapsed: float) -> None: ...
 
-    def gained(self, dtype: str, section: dict[str, Any] | None) -> None: ...
+    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None: ...
+
+    def gained(self, dtype: str, section: Section) -> None: ...
 
 
 class Bar:
@@ -51,7 +58,9 @@ class Bar:
         self._before = self._planned = 0.0
         self._to_come: float | None = None
         self._label = ""
-        self._gains: dict[str, str] = {}
+        self._last = "", 0.0  # stage and seconds
+        self._gains: dict[str, str] = {}  # of the types that have ended
+        self._so_far: dict[str, str] = {}  # of the one that is being tuned
 
     def to_come(self, seconds: float) -> None:
         self._to_come = seconds
@@ -64,19 +73,27 @@ class Bar:
         self.sample("", 0.0)
 
     def sample(self, stage: str, elapsed: float) -> None:
+        self._last = stage, elapsed
         self.bar.n = self._before + min(elapsed, self._planned)
         self.bar.set_description_str(f"{self._label} {stage}".strip(), refresh=False)
         left = f"about {spelled_seconds(self.bar.total - self.bar.n)} left"
-        gains = ", ".join(list(self._gains.values())[-SHOWN:])
+        others = [gain for dtype, gain in self._gains.items() if dtype not in self._so_far]
+        gains = ", ".join([*others, *self._so_far.values()][-SHOWN:])
         self.bar.set_postfix_str(f"{left}; gained: {gains}" if gains else left)
 
-    def gained(self, dtype: str, section: dict[str, Any] | None) -> None:
+    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
+        gain = best_gain(conclude(), dtype)
+        self._so_far = {dtype: f"{dtype} {gain}"} if gain else {}
+        self.sample(*self._last)
+
+    def gained(self, dtype: str, section: Section) -> None:
+        self._so_far = {}
         if gain := best_gain(section, dtype):
             self._gains.pop(dtype, None)
             self._gains[dtype] = f"{dtype} {gain}"
 
 
-def best_gain(section: dict[str, Any] | None, dtype: str) -> str:
+def best_gain(section: Section, dtype: str) -> str:
     """The largest certified speedup, with the side of the cube with as much work; where no plan was certified the side
     from which on the model takes plans, if it can be trusted; empty where nothing is gained."""
     won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]

@@ -27,6 +27,7 @@ def confirm_best(journal: Journal, found: Found, limits: RoundLimits, noise: flo
     without = next((plan for plan in promising if needs_no_workspace(plan, found.problem)), None)
     if without and without not in raced:
         _faster(journal, "certify", found.problem, VENDOR, without, limits, noise)
+    journal.on_finding()
 
 
 def _faster(

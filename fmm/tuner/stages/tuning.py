@@ -64,6 +64,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
         probe_strategies(journal, effort)
     calibration = model_so_far(journal, dtype)
+    journal.on_finding()
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
     if not wanted:
         problems = [p for p in problems if may_win(journal, p, calibration)]

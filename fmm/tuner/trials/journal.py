@@ -61,6 +61,7 @@ class Journal:
         self.patience = patience  # seconds after which it is not waited for others any more, limit or not
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
+        self.on_finding: Callable[[], None] = lambda: None  # after the fit, and after each shape that was searched
         self.recorded: list[Trial] = list(past)
         self.first_look = tuple(first_look)  # trials of the first look that came before: they count, but are not asked
         self._past: dict[Key, deque[Trial]] = {}

@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.integrations.chunks import chunk_grid
 from fmm.integrations.chunks.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.choose import usual_growth
+from fmm.perfmodel.stability import expected_growth
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
 products = import_module("fmm.dask")
 dask_arrays = import_module("fmm.integrations.chunks.dask_arrays")
 
+GROWTH_OF_WINOGRAD = expected_growth(Plan.parse("winograd > vendor"), "float64")
 GRIDS = [
     ((64, 64, 64), (16, 16)),  # four by four equal chunks
     ((70, 53, 61), (16, 16)),  # the last ones smaller
@@ -180,18 +184,6 @@ def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(host_plans
 
 
 @pytest.mark.timed
-def test_a_worker_has_fmm_where_it_is_loaded_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `FMM_INSTALL=numpy dask worker --preload fmm` has it."""
-    monkeypatch.setenv("FMM_INSTALL", "numpy")
-    with (
-        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, preload=["fmm"]) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        (found,) = client.run(eval, "type(__import__('numpy').matmul).__name__").values()
-        assert found == "Replaced"
-
-
-@pytest.mark.timed
 def test_a_worker_that_is_lost_changes_no_bit() -> None:
     """Two processes; one of them is killed as soon as it has something to lose."""
     x, y = (da.random.default_rng(seed).standard_normal((1200, 1200), chunks=200) for seed in (5, 6))
@@ -253,3 +245,99 @@ def test_masked_chunks_that_nobody_knew_of_are_refused(sides: str, plan: str | N
     product = products.matmul(x, hidden, plan=plan) if sides == "right" else products.matmul(hidden, x, plan=plan)
     with pytest.raises(TypeError, match="masked array"):
         product.compute(scheduler="sync")
+
+
+class Marked(np.ndarray[Any, Any]):
+    """Arrays of a kind of their own, as sparse ones are: they know products and sums, and no memory for results."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        if out is not None or (ufunc is np.matmul and any(x.dtype == np.complex128 for x in inputs)):
+            raise TypeError(f"marked arrays have no such {ufunc.__name__}")
+        plain = [np.asarray(x) for x in inputs]
+        return np.asarray(getattr(ufunc, method)(*plain, **options)).view(Marked)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        if function is np.zeros_like:
+            raise TypeError("marked arrays have no zeros_like")
+        return super().__array_function__(function, types, arguments, options)
+
+
+@pytest.mark.parametrize("sides", ["left", "right", "both"])
+def test_chunks_of_other_kinds_are_dasks(sides: str) -> None:
+    (a, x), (b, y) = drawn((12, 12), 4, "float64", 1), drawn((12, 12), 4, "float64", 2)
+    x = x if sides == "right" else da.from_array(a.view(Marked), chunks=4, asarray=False)
+    y = y if sides == "left" else da.from_array(b.view(Marked), chunks=4, asarray=False)
+    found = products.matmul(x, y)
+    for product in (found, x @ y):  # (Of several blocks NumPy makes a plain array.)
+        assert type(product.blocks[1, 2].compute(scheduler="sync")) is Marked
+    np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=1e-12)
+    with pytest.raises(PlanError, match="plain arrays"):
+        products.matmul(x, y, plan="winograd")
+
+
+def test_what_such_chunks_cannot_do_is_dasks_error() -> None:
+    values = np.ones((12, 12), complex).view(Marked)
+    x = da.from_array(values, chunks=4, asarray=False)
+    said = set[str]()
+    for product in (products.matmul, da.matmul):
+        with pytest.raises(TypeError) as raised:
+            product(x, x).compute(scheduler="sync")
+        said.add(str(raised.value))
+    assert said == {"marked arrays have no such matmul"}
+
+
+def test_a_limit_of_errors_is_kept_or_refused() -> None:
+    """Where Dask multiplies, nothing could keep it but for exact numbers; no number is none anywhere."""
+    stack, matrix = da.ones((3, 8, 8), chunks=4), da.ones((8, 8), chunks=4)
+    unknown = matrix[matrix[:, 0] > 0]
+    for x, y in ((stack, stack), (unknown, matrix), (matrix.map_blocks(np.ma.masked_array), matrix)):
+        with pytest.raises(PlanError, match=r"max_error_growth=2 is a limit .* dask.array.matmul's own"):
+            products.matmul(x, y, max_error_growth=2.0)
+    whole = matrix.astype("int64")
+    assert (products.matmul(whole, whole, max_error_growth=2.0).compute(scheduler="sync") == 8).all()
+    for x in (stack, matrix):
+        with pytest.raises(ValueError, match="max_error_growth must be"):
+            products.matmul(x, x, max_error_growth=-1.0)
+
+
+class OnDevice(np.ndarray[Any, Any]):
+    """What fmm takes for an array of CuPy's, which has none of its memory."""
+
+
+OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "growth"),
+    [
+        ({}, None),
+        ({"max_error_growth": 3.0}, 3.0),
+        ({"plan": "winograd", "max_error_growth": 6.0}, 6.0 / GROWTH_OF_WINOGRAD),
+        ({"plan": "winograd"}, usual_growth(True) / GROWTH_OF_WINOGRAD),
+    ],
+    ids=["nothing wished", "a limit", "a level and a limit", "a level"],
+)
+def test_workers_with_devices_are_told_the_limit_of_errors(wishes: dict[str, Any], growth: float | None) -> None:
+    """They choose the plans for their chunks: within what the levels over the grid leave of the limit."""
+    x = da.from_array(np.ones((8, 8)).view(OnDevice), chunks=4, asarray=False)
+    graph = dict(products.matmul(x, x, **wishes).__dask_graph__())
+    asked = {task[6:] for task in graph.values() if isinstance(task, tuple) and task[0] is multiplied_chunks}
+    assert asked == {(None, growth)}
+
+
+def test_chunks_are_multiplied_within_the_limit_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Any]()
+
+    def noted(name: str) -> Any:
+        def product(*given: Any, **wishes: Any) -> Any:
+            asked.append(wishes["max_error_growth"])
+            return getattr(fmm, name)(*given, **wishes)
+
+        return product
+
+    for name in ("matmul", "gemm"):
+        monkeypatch.setattr(chunk_grid, name, noted(name))
+    ones = np.ones((2, 2))
+    assert (multiplied_chunks([ones, ones], [ones, ones], 1, 1, None, None, 3.0) == 4).all()
+    assert (multiplied_chunks([ones], [ones], 1, 1, ones, None, 3.0) == 3).all()
+    assert asked == [3.0, 3.0, 3.0]

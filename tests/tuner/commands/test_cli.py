@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import fmm
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.stability import bounds_entries
 from fmm.tuner import cli
 from fmm.tuner.cli import main
 from fmm.tuner.commands import suites
@@ -134,6 +136,28 @@ def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(found, dict) and found
     assert main(["predict", "512", "512", "512"]) == 0
     assert "vendor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "obeyed"),
+    [("FMM_COMPONENTWISE", "1", bounds_entries), ("FMM_EMULATION", "0", lambda plan: not plan.emulates)],
+    ids=["every entry right", "no emulation"],
+)
+def test_predict_obeys_the_environment_as_fmm_plan_does(
+    variable: str,
+    value: str,
+    obeyed: Callable[[Plan], bool],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = dict[str, Plan]()
+    for setting in ("", value):
+        monkeypatch.setenv(variable, setting)
+        assert main(["predict", "16384", "--dtype", "float32", "--device", "h200", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        chosen[setting] = Plan.parse(found["chosen"]["plan"])
+    assert [obeyed(plan) for plan in chosen.values()] == [False, True]
+    assert "error" in next(row["exceeds"] for row in found["runners_up"] if row["plan"] == str(chosen[""]))
 
 
 @pytest.mark.parametrize("command", ["predict", "bench"])

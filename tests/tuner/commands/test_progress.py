@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from io import StringIO
+from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
-from fmm.tuner.commands.one_type import Job
+from fmm.tuner.commands.one_type import Job, tune_job
 from fmm.tuner.commands.progress import Bar, best_gain, shown_progress, spelled_seconds
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.fake import FakeDevice
 from tests.support import configs as tuned
+from tests.support.configs import SMALL
 
 
 class Line:
@@ -18,12 +23,14 @@ class Line:
 
     def __init__(self, total: float) -> None:
         self.total, self.n, self.label, self.rest = total, 0.0, "", ""
+        self.said = list[str]()  # behind the bar, one after the other
 
     def set_description_str(self, text: str, refresh: bool = True) -> None:
         self.label = text
 
     def set_postfix_str(self, text: str) -> None:
         self.rest = text
+        self.said.append(text)
 
 
 def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
@@ -73,6 +80,43 @@ def test_no_gain_is_no_text() -> None:
 def test_where_nothing_was_certified_the_model_says_what_is_gained() -> None:
     """A quick tuning of a CPU measures no product that is large enough for an entry."""
     assert best_gain(tuned.section(), "float64") == "from 256 on"
+
+
+class SmallEffort(FakeDevice):
+    """A tuning of it is over in a moment."""
+
+    efforts = MappingProxyType({"small": SMALL})
+
+
+def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> None:
+    """By the model as soon as there is one, then by each plan that was certified; and again where one is faster."""
+    line = Line(total=60.0)
+    bar = Bar(line)
+    sizes = (4096, 4096, 4096), (6000, 6000, 6000), (8192, 8192, 8192)
+    job = Job(SmallEffort(), "float64", sizes, "small")
+    options = Namespace(resume=False, json=False, quiet=True)
+    assert tune_job(job, tmp_path / "config.json", options, None, bar).code == 0
+    gains = list(dict.fromkeys(text.partition("; gained: ")[2] for text in line.said))
+    bar.begin("float32 (small):", 60.0)
+    assert gains[0] == "" and gains[1].startswith("float64 from ")
+    assert len(gains) >= 4 and all(" at " in gain for gain in gains[2:])
+    assert line.rest.endswith(f"; gained: {gains[-1]}")
+
+
+def test_what_was_gained_so_far_gives_way_to_how_it_ended() -> None:
+    """Of a type that is tuned again, what an earlier pass gained stands unless the later one gains something."""
+    line = Line(total=100.0)
+    bar = Bar(line)
+    bar.gained("float32", tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.2)))
+    bar.begin("float32 (default):", 100.0)
+    bar.gained_so_far("float32", lambda: tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
+    assert line.rest == "about 100 s left; gained: float32 1.40 at 8192"
+    bar.gained_so_far("float32", lambda: None)
+    assert line.rest == "about 100 s left; gained: float32 1.20 at 4096"
+    bar.gained_so_far("float32", lambda: tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
+    bar.gained("float32", None)
+    bar.sample("", 0.0)
+    assert line.rest == "about 100 s left; gained: float32 1.20 at 4096"
 
 
 def test_what_is_expected_is_no_more_than_may_be() -> None:

@@ -1,0 +1,82 @@
+"""fmm on the workers of a cluster: those that there are, those that come later, those that are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dask.array", reason="Dask is not installed")
+distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
+products = import_module("fmm.dask")
+
+KIND_OF_MATMUL = "type(__import__('numpy').matmul).__name__"
+
+
+@pytest.mark.timed
+def test_a_worker_has_fmm_where_it_is_loaded_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `FMM_INSTALL=numpy dask worker --preload fmm` has it."""
+    monkeypatch.setenv("FMM_INSTALL", "numpy")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, preload=["fmm"]) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert kinds_of_matmul(client) == {"Replaced"}
+
+
+def kinds_of_matmul(client: Any) -> set[str]:
+    """On all workers that there are: fmm's, or NumPy's own."""
+    return set(client.run(eval, KIND_OF_MATMUL).values())
+
+
+@pytest.mark.timed
+def test_workers_that_are_started_again_or_join_later_have_fmm() -> None:
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        products.install(client, "numpy")
+        products.install(client, "numpy")  # which changes nothing
+        assert kinds_of_matmul(client) == {"Replaced"}
+        (lost,) = client.run(os.getpid).values()
+        os.kill(lost, signal.SIGKILL)
+        while client.submit(os.getpid, pure=False).result(timeout=120) == lost:
+            time.sleep(0.01)
+        assert kinds_of_matmul(client) == {"Replaced"}
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=120)
+        assert kinds_of_matmul(client) == {"Replaced"}
+        products.uninstall(client)
+        products.uninstall(client, "numpy")  # nor does this
+        assert kinds_of_matmul(client) == {"ufunc"}
+
+
+@pytest.mark.timed
+def test_workers_of_one_process_hold_it_together() -> None:
+    """The last one that goes puts NumPy's own function back; and clients may be asynchronous."""
+    own = np.matmul
+
+    async def installed_and_gone() -> None:
+        workers = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+        async with (
+            distributed.LocalCluster(**workers, asynchronous=True) as cluster,
+            distributed.Client(cluster, asynchronous=True) as client,
+        ):
+            await products.install(client, "numpy")
+            assert np.matmul is not own
+            await client.retire_workers([cluster.workers[0].address])
+            assert np.matmul is not own
+            with pytest.raises(ValueError, match="jax"):
+                products.install(client, "jax")
+            await products.uninstall(client)
+            assert np.matmul is own
+            await products.install(client, "numpy")
+        assert np.matmul is own
+
+    asyncio.run(installed_and_gone())
