@@ -218,7 +218,7 @@ def test_calls_that_do_not_ask_for_it_tell_nobody(made: list[progress.Progress])
 def test_what_is_no_answer_is_an_error_that_names_the_choices(value: Any, device: Any) -> None:
     for call in (fmm.matmul, fmm.explain):
         with pytest.raises(TypeError, match="progress must be True, False or None, not"):
-            call(M, M, device=device, progress=value)  # type: ignore[operator]
+            call(M, M, device=device, progress=value)
 
 
 @pytest.mark.parametrize("value", [None, False, True, 0, 1, np.False_, np.True_], ids=repr)
