@@ -13,7 +13,7 @@ from fmm.problem import Operation
 from fmm.runtime import routes
 from fmm.runtime.arguments.gemm import checked_gemm
 from fmm.runtime.arguments.gram import checked_gram
-from fmm.runtime.arguments.numbers import checked_flag, checked_side
+from fmm.runtime.arguments.numbers import checked_flag, checked_progress, checked_side
 from fmm.runtime.arguments.operands_by_position import with_operands_by_position
 from fmm.runtime.arguments.same_arguments import asked_like, some_of
 from fmm.runtime.arguments.wishes import checked_wishes, given_options
@@ -43,7 +43,7 @@ def matmul(
     workspace: int | None = None,
     componentwise: bool = False,
     device: str | int | None = None,
-    progress: bool = False,
+    progress: bool | None = False,
     **more: Any,
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
@@ -65,13 +65,15 @@ def matmul(
     device
         A CUDA device (0, "cuda:0") that is to multiply NumPy's arrays: they are streamed through it, however large.
     progress
-        With device: show a bar on stderr if that will take ten seconds or more.
+        True: show on stderr how far the product is, once it has taken ten seconds or is predicted to. Of NumPy's arrays
+        alone: streamed through a device, or multiplied by a plan of several products (the library's own says nothing).
     """
     wishes = checked_wishes(plan, max_error_growth, workspace, componentwise)
     options = given_options(casting, order, dtype, more)
-    if device is None:
+    shown = progress is not False and checked_progress(progress)
+    if device is None and not shown:
         return routes.any_product(a, b, out, options, wishes)
-    return routes.product_on(device, a, b, out, options, wishes, checked_flag("progress", progress))
+    return routes.product_on(device, a, b, out, options, wishes, shown)
 
 
 @with_operands_by_position
@@ -240,6 +242,7 @@ def explain(asked: Mapping[str, Any]) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
     wishes = checked_wishes(*some_of(asked, *WISHED, "componentwise"))
     options = given_options(*some_of(asked, "casting", "order", "dtype", "more"))
+    checked_progress(asked["progress"])
     device, a, b, out = some_of(asked, "device", "a", "b", "out")
     return routes.product_explained(device, a, b, out, options, wishes)
 

@@ -6,6 +6,7 @@ The modules that few programs need, and those that load torch or CuPy, are loade
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from fmm.runtime.decisions.limits import NO_WISHES, Wishes, limits_without_array
 from fmm.runtime.gemm import gemm_explained, gemm_product
 from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
 from fmm.runtime.prepared_operand import side_note, unwrapped, wrong_side
+from fmm.runtime.progress import progress_of_plans
 from fmm.runtime.semirings.path_request import PathRequest
 
 if TYPE_CHECKING:
@@ -86,17 +88,18 @@ def _product_of_arrays(a: Any, b: Any, wishes: Wishes, out: Any, options: Mappin
 
 
 def product_on(
-    device: str | int, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes, progress: bool
+    device: str | int | None, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes, progress: bool
 ) -> Any:
-    """The product on a device: arrays on the host are streamed through it, those that are there stay there."""
-    out = single(out)
-    x, y, _ = unwrapped(a, b, wishes)
-    machine = _machine_for(device, x, y, out)
+    """The product on a device: arrays on the host are streamed through it, those that are there stay there. Without a
+    device it is where the arrays are."""
+    machine = None if device is None else _machine_for(device, *unwrapped(a, b, wishes)[:2], single(out))
     if machine is None:
-        return any_product(a, b, out, options, wishes)
+        with progress_of_plans() if progress else nullcontext():
+            return any_product(a, b, out, options, wishes)
     from fmm.runtime.out_of_core import product
 
-    return product.host_product(NUMPY.with_options(options), x, y, out, machine, wishes, progress)
+    x, y, _ = unwrapped(a, b, wishes)
+    return product.host_product(NUMPY.with_options(options), x, y, single(out), machine, wishes, progress)
 
 
 def product_explained(

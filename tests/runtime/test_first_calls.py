@@ -323,7 +323,6 @@ NO_WORD = [M, M[:0], np.ones(2, [("x", "f8")]), [M], {}, object(), 2.5]
         ("unknown operation", lambda x: fmm.plan(3, 3, 3, op=x)),
         ("componentwise must be", lambda x: fmm.matmul(M, M, componentwise=x)),
         ("componentwise must be", lambda x: fmm.explain(M, M, componentwise=x)),
-        ("progress must be", lambda x: fmm.matmul(M, M, device="cpu", progress=x)),
         ("side must be", lambda x: fmm.prepare(M, side=x)),
         ("method must be", lambda x: fmm.shortest_paths(M, method=x)),
         ("directed must be", lambda x: fmm.shortest_paths(M, directed=x)),

@@ -68,6 +68,7 @@ class HostEngine:
     workspaces: list[int] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
+    buffers: list[int] = field(default_factory=list)
     pending: list[HostEvent] = field(default_factory=list)
     sent_bytes: int = 0
     fetched_bytes: int = 0
@@ -90,6 +91,7 @@ class HostEngine:
         self.reserved.append(nbytes)
 
     def buffer(self, nbytes: int) -> HostBuffer:
+        self.buffers.append(nbytes)
         return HostBuffer(nbytes)
 
     def send(self, buffer: Any, nbytes: int, address: int) -> None:

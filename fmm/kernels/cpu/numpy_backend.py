@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -30,11 +30,13 @@ PANEL = 256 * 1024
 WIDTH = 1024
 
 Window = tuple[slice, slice]
+Told = Callable[[int], object]  # hears how many multiply-adds are done
 
 
 @dataclass(frozen=True)
 class NumpyBackend:
     threads: Threads
+    told: Told | None = field(default=None, kw_only=True)
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Done before any product."""
@@ -42,13 +44,25 @@ class NumpyBackend:
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         """By the leaf's own function; leaves without one on the host are computed as NumPy does."""
-        host_product(leaf)(left, right, dest)
+        self.telling(host_product(leaf))(left, right, dest)
+
+    def telling(self, multiply: Multiply) -> Multiply:
+        """The same product, of which is told as soon as it is done."""
+        told = self.told
+        if told is None:
+            return multiply
+
+        def multiply_and_tell(left: Array, right: Array, dest: Array) -> None:
+            multiply(left, right, dest)
+            told(dest.size * left.shape[1])
+
+        return multiply_and_tell
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """By the leaf's own function, which has scratch memory and shares out its work itself."""
         inside = leaf_use(leaf).leaf.host.multiply_inside
         assert inside is not None
-        inside(left, right, dest, memory, self.threads)
+        self.telling(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
         """One after the other: each uses all threads."""
@@ -57,7 +71,7 @@ class NumpyBackend:
 
     def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
         """The lower half, whatever the leaf: BLAS has one way."""
-        half_product(left, right, dest, asked)
+        self.telling(partial(half_product, asked=asked))(left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))

@@ -21,7 +21,7 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.half_product import BAND, half_product, mirror_band
-from fmm.kernels.cpu.numpy_backend import NumpyBackend, host_product
+from fmm.kernels.cpu.numpy_backend import NumpyBackend, Told, host_product
 from fmm.kernels.cpu.threads.helper_threads import in_own_thread, until_done
 from fmm.kernels.cpu.threads.openblas import one_thread_each
 from fmm.kernels.cpu.threads.thread_pool import Share, Threads, side_by_side
@@ -95,12 +95,12 @@ def _byte_span(x: Array) -> Span:
 def _spans_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
     for low, high, x in some:
         for start, end, y in others:
-            if low < end and start < high and _share_elements(x, y):
+            if low < end and start < high and share_elements(x, y):
                 return True
     return False
 
 
-def _share_elements(x: Array, y: Array) -> bool:
+def share_elements(x: Array, y: Array) -> bool:
     """Have two arrays an element in common? In doubt, yes: the question can be hard."""
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # NumPy's stubs know 0 and -1
@@ -213,10 +213,10 @@ class SideBySide(NumpyBackend):
         self.flow.gate = gate
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        self.flow.add(Task.multiplying(host_product(leaf), left, right, dest))
+        self.flow.add(Task.multiplying(self.telling(host_product(leaf)), left, right, dest))
 
     def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
-        work = partial(half_product, left, right, dest, asked)
+        work = partial(self.telling(partial(half_product, asked=asked)), left, right, dest)
         self.flow.add(Task((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
@@ -244,28 +244,28 @@ def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def backend_for(count: int, flops: int) -> Iterator[NumpyBackend]:
+def backend_for(count: int, flops: int, told: Told | None = None) -> Iterator[NumpyBackend]:
     """What runs a plan on `count` threads: two products at a time where that is possible, in a thread of ours, else one
     on all threads."""
     if flops < LEAST_FLOPS or not in_own_thread():
-        yield NumpyBackend(Threads(count))
+        yield NumpyBackend(Threads(count), told=told)
         return
     with threads_per_product(count) as (at_a_time, each):
         if at_a_time == 1:
-            yield NumpyBackend(Threads(count))
+            yield NumpyBackend(Threads(count), told=told)
             return
-        with _running_queue(TaskQueue(flops), at_a_time, each) as found:
+        with _running_queue(TaskQueue(flops), at_a_time, each, told) as found:
             yield found
 
 
 @contextmanager
-def _running_queue(flow: TaskQueue, count: int, each: int) -> Iterator[NumpyBackend]:
+def _running_queue(flow: TaskQueue, count: int, each: int, told: Told | None) -> Iterator[NumpyBackend]:
     workers: list[Share] = side_by_side(count, flow.work)
     if not workers:
-        yield NumpyBackend(Threads(each))
+        yield NumpyBackend(Threads(each), told=told)
         return
     try:
-        yield SideBySide(Threads(each), flow)
+        yield SideBySide(Threads(each), flow, told=told)
     except BaseException as error:
         flow.fail(error)
         raise

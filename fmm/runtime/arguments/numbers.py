@@ -75,9 +75,20 @@ def is_float(value: Complex) -> bool:
 
 def checked_flag(name: str, value: Any) -> bool:
     """Yes or no; a word is neither, whatever it says."""
-    if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
+    if not _is_flag(value):
         raise ValueError(f"{name} must be True or False, not {in_words(value)}")
     return bool(value)
+
+
+def checked_progress(value: Any) -> bool:
+    """Is progress to be shown? With None not: as if nothing were said."""
+    if value is not None and not _is_flag(value):
+        raise TypeError(f"progress must be True, False or None, not {in_words(value)}")
+    return bool(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1)
 
 
 def in_words(value: Any) -> str:

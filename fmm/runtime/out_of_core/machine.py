@@ -82,7 +82,7 @@ def _tile_product(library: Any, wishes: Wishes, a: Any, b: Any, c: Any, adds: bo
 @lru_cache(maxsize=16)
 def _cuda_rates(number: int) -> Rates:
     with CudaMachine(number).engine(Wishes()) as engine:
-        transfers = Transfers(engine, 0)
+        transfers = Transfers(engine)
         try:
             return measured_rates(engine, transfers, time.perf_counter)
         finally:

@@ -6,11 +6,12 @@ would have, tile by tile, each by the plan that fmm.matmul would choose for it o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from math import prod
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.config.environment import emulation_allowed
 from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.side_by_side import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
@@ -30,10 +32,11 @@ from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.devices import Device
 from fmm.runtime.out_of_core.choose import DoesNotFitError, chosen_schedule
 from fmm.runtime.out_of_core.machine import Machine
-from fmm.runtime.out_of_core.progress import shown_progress
+from fmm.runtime.out_of_core.pace import Pace, paced, whole_pace
 from fmm.runtime.out_of_core.run import ScheduleRun
-from fmm.runtime.out_of_core.schedule import Multiply, Rates, Schedule, Times, spans
+from fmm.runtime.out_of_core.schedule import Rates, Schedule, Times, spans
 from fmm.runtime.out_of_core.transfers import Array, Transfers
+from fmm.runtime.progress import Progress, shown_progress
 
 SHARE = 0.9  # of the device's free memory
 SPARED = 64 << 20  # bytes of it that are left in any case
@@ -44,12 +47,18 @@ ATTEMPTS = 4
 
 @dataclass(frozen=True)
 class Streamed:
-    """What a product comes to: its schedule, how long it is expected to take, and the bytes for its tiles' products."""
+    """What a product comes to: its schedule, how long it is expected to take, the bytes for its tiles' products, and
+    how these are launched, by their sizes."""
 
     schedule: Schedule
     times: Times
     workspace: int
     dtype: str
+    paces: Mapping[Shape, Pace] = field(repr=False)
+
+    def launched(self, size: Shape) -> set[Shape]:
+        """What is multiplied at once of a product of tiles of this size: all of it, or bands of its rows."""
+        return {(last - first, *size[1:]) for first, last in spans(size[0], (self.paces[size].rows,))}
 
 
 # ---- what is asked
@@ -64,10 +73,13 @@ def host_product(
     if not dtype or shape is None:
         return library.vendor(a, b, out)
     target = plain(out)
-    if out is None or any(np.may_share_memory(x, target) for x in (a, b)):
+    if out is None or any(share_elements(x, target) for x in (a, b)):
         target = library.new_array(library.result_operand(a, b, shape, dtype))
-    for x, y, z in matrices(a, b, target):
-        _stream(x, y, z, dtype, machine, wishes, progress)
+    with shown_progress(progress) as shown:
+        if progress:
+            shown.begin(target.size * a.shape[-1], _expected_seconds(a, b, target, dtype, machine, wishes))
+        for x, y, z in matrices(a, b, target):
+            _stream(x, y, z, dtype, machine, wishes, shown)
     if out is None:
         return library.returned(target)
     if not np.may_share_memory(target, out):
@@ -84,7 +96,7 @@ def explained(library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine,
     found = list(matrices(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = found[0][0].shape, found[0][1].shape[1]
     streamed = _streamed((m, k, n), dtype, machine, wishes, room(machine))
-    return _decision(streamed, machine, wishes, len(found))
+    return _decision(streamed, machine, wishes, len(found), any(map(is_mapped, (a, b, out))))
 
 
 def plain(x: Any) -> Any:
@@ -92,6 +104,13 @@ def plain(x: Any) -> Any:
     if isinstance(x, np.memmap):
         return x.view(np.ndarray)
     return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
+
+
+def is_mapped(x: Any) -> bool:
+    """Does the array lie in a file, or show a part of one that does?"""
+    while x is not None and not isinstance(x, np.memmap | mmap):
+        x = getattr(x, "base", None)
+    return x is not None
 
 
 def _type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
@@ -158,7 +177,10 @@ def _chosen(
         return lambda tile: tile_seconds(tile, within)
 
     schedule, times = chosen_schedule(size, dtype, nbytes, rates, product_time)
-    return Streamed(schedule, times, _workspace(wishes, nbytes - schedule.memory), dtype)
+    pace = paced if wishes.plan is None else whole_pace  # a plan that is given may be none for fewer rows
+    seconds, left = product_time(nbytes - schedule.memory), _workspace(wishes, nbytes - schedule.memory)
+    paces = {tile: pace(tile, seconds) for tile in {step.size for step in schedule.products}}
+    return Streamed(schedule, times, left, dtype, paces)
 
 
 # Shares of the three sides: what tiles may be like. Of these, plans are chosen, and compared for all other tiles.
@@ -180,17 +202,20 @@ def _limits(wishes: Wishes, left: int, device: Device) -> Limits:
     return Limits(_workspace(wishes, left), growth, emulation_allowed(), wishes.componentwise)
 
 
-def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int) -> Decision:
+def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int, mapped: bool) -> Decision:
     """That of the tiles' product which takes most of the time, and the schedule around it."""
     steps, device = streamed.schedule.products, machine.device
-    largest = max(steps, key=lambda step: prod(step.size))
+    largest = max((size for step in steps for size in streamed.launched(step.size)), key=prod)
     limits = _limits(wishes, streamed.workspace, device)
-    found = matmul.planned(Problem(*largest.size, streamed.dtype), limits, device, wishes.plan)
-    needed = streamed.schedule.memory + found.workspace
-    lines = tuple(described(streamed, machine.rates, needed))
-    times = () if count == 1 else (f"so it is done {count} times, for each product of the stack",)
+    found = matmul.planned(Problem(*largest, streamed.dtype), limits, device, wishes.plan)
+    needed = streamed.schedule.memory + max(found.workspace, _most_workspace(streamed, device, wishes))
+    lines = list(described(streamed, machine.rates, needed))
+    if count > 1:
+        lines.append(f"so it is done {count} times, for each product of the stack")
+    if mapped:
+        lines.append("not counted in that: what it takes to read and write the files in which arrays lie")
     why = f"for the largest of {len(steps)} products of tiles: {found.reason}"
-    return replace(found, reason=why, kernels=(*lines, *times, *found.kernels))
+    return replace(found, reason=why, kernels=(*lines, *found.kernels))
 
 
 def described(streamed: Streamed, rates: Rates, memory: int) -> Iterator[str]:
@@ -215,6 +240,10 @@ def described(streamed: Streamed, rates: Rates, memory: int) -> Iterator[str]:
         f"predicted: {times.seconds:.3g} s (products {times.computing:.3g}, beside them {times.loading:.3g} there and"
         f" {times.storing:.3g} back)"
     )
+    largest = max(streamed.paces, key=prod)
+    pace = streamed.paces[largest]
+    if pace.rows < largest[0]:
+        yield f"launched in parts of {pace.rows} rows, {pace.seconds:.2g} s each: Ctrl-C waits for what is launched"
 
 
 def _lengths(total: int, lengths: Sequence[int]) -> str:
@@ -231,10 +260,21 @@ def _counted(count: int, what: str) -> str:
 # ---- running it
 
 
-def _stream(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: Wishes, progress: bool) -> None:
-    if c.flags.f_contiguous and not c.flags.c_contiguous:  # C's transpose lies row by row
-        a, b, c = b.T, a.T, c.T
-    size = a.shape[0], a.shape[1], b.shape[1]
+def _by_rows(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
+    """The same product, or that of the transposes, so that C's rows are contiguous if anything is."""
+    return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
+
+
+def _expected_seconds(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: Wishes) -> float:
+    """Of all products of a stack, each as the first one."""
+    x, y, z = _by_rows(*next(matrices(a, b, c)))
+    size = x.shape[0], x.shape[1], y.shape[1]
+    return _streamed(size, dtype, machine, wishes, room(machine)).times.seconds * c.size / z.size
+
+
+def _stream(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: Wishes, progress: Progress) -> None:
+    a, b, c = _by_rows(a, b, c)
+    size, done = (a.shape[0], a.shape[1], b.shape[1]), progress.done
     nbytes = room(machine)
     for attempt in range(ATTEMPTS):
         streamed = _streamed(size, dtype, machine, wishes, nbytes)
@@ -244,30 +284,28 @@ def _stream(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: 
         except machine.out_of_memory as error:
             if attempt == ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
                 raise
+        progress.add(done - progress.done)  # it begins anew
         nbytes = _rounded(int(nbytes * SMALLER))
 
 
-def _run(streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, wishes: Wishes, progress: bool) -> None:
+def _run(
+    streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, wishes: Wishes, progress: Progress
+) -> None:
     schedule, dtype = streamed.schedule, np.dtype(streamed.dtype)
     with machine.engine(wishes) as engine:
-        transfers = Transfers(engine, schedule.longest_row)
+        transfers = Transfers(engine)
         try:
-            total = sum(prod(step.size) for step in schedule.products)
             reserved = _most_workspace(streamed, machine.device, wishes)
-            with shown_progress(total, progress, streamed.times.seconds) as advance:
-                run = ScheduleRun(schedule, engine, transfers, dtype, streamed.workspace, reserved)
-                run.multiply(a, b, c, partial(_note, advance))
+            run = ScheduleRun(schedule, engine, transfers, dtype, streamed.workspace, reserved, streamed.paces)
+            run.multiply(a, b, c, progress.add)
         finally:
             transfers.close()
 
 
 def _most_workspace(streamed: Streamed, device: Device, wishes: Wishes) -> int:
     """Bytes that the tile's product takes which takes most."""
-    limits = _limits(wishes, streamed.workspace, device)
-    problems = {Problem(*step.size, streamed.dtype, beta=int(step.adds)) for step in streamed.schedule.products}
+    limits, steps = _limits(wishes, streamed.workspace, device), streamed.schedule.products
+    sizes = {(size, int(step.adds)) for step in steps for size in streamed.launched(step.size)}
+    problems = (Problem(*size, streamed.dtype, beta=adds) for size, adds in sizes)
     found = (decide(x, limits, device) if wishes.plan is None else Decision(wishes.plan, x, "") for x in problems)
     return min(max(decision.workspace for decision in found), streamed.workspace)
-
-
-def _note(advance: Any, step: Multiply) -> None:
-    advance(prod(step.size))

@@ -7,15 +7,19 @@ included, ends all three before it leaves.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from fmm.runtime.out_of_core.schedule import Load, Multiply, Schedule, Store, Tile, padded
+from fmm.problem import Shape
+from fmm.runtime.out_of_core.pace import UNKNOWN, Launched, Pace
+from fmm.runtime.out_of_core.schedule import Load, Multiply, Range, Schedule, Store, Tile, padded, spans
 from fmm.runtime.out_of_core.transfers import Array, Engine, Event, Place, Transfers
 
-Done = Callable[[Multiply], None]
+Done = Callable[[int], object]
+NO_PACES: Mapping[Shape, Pace] = MappingProxyType({})
 
 
 class EndedError(RuntimeError):
@@ -52,7 +56,8 @@ class _Outcomes:
 
 class ScheduleRun:
     """One product C = A B of matrices on the host, by transfers that end with it. `workspace`: bytes that a tile's
-    product may take; `reserved`: those that the largest one is expected to."""
+    product may take; `reserved`: those that the largest one is expected to; `paces`: how products are launched, by
+    their sizes, if not each as a whole."""
 
     def __init__(
         self,
@@ -62,13 +67,14 @@ class ScheduleRun:
         dtype: np.dtype[Any],
         workspace: int,
         reserved: int = 0,
+        paces: Mapping[Shape, Pace] = NO_PACES,
     ) -> None:
         self.schedule, self.engine, self.transfers = schedule, engine, transfers
         self.dtype, self.workspace, self.reserved = dtype, workspace, reserved
-        self.outcomes = _Outcomes(len(schedule.steps))
+        self.paces, self.outcomes = paces, _Outcomes(len(schedule.steps))
 
-    def multiply(self, a: Array, b: Array, c: Array, done: Done | None = None) -> None:
-        """`done` hears of products as they end."""
+    def multiply(self, a: Array, b: Array, c: Array, done: Done = lambda work: None) -> None:
+        """`done` hears of multiply-adds as they are done."""
         self.host = {"A": a, "B": b, "C": c}
         self.turned = {name: lies_by_columns(x) for name, x in self.host.items() if name != "C"}
         self.starts, memory = self._slots()
@@ -140,31 +146,30 @@ class ScheduleRun:
         self.transfers.store(place, band)
         return None
 
-    def _products(self, done: Done | None) -> None:
-        running: list[tuple[Multiply, Event]] = []
+    def _products(self, done: Done) -> None:
+        launched = Launched(done)
         for number, step in enumerate(self.schedule.steps):
             if isinstance(step, Multiply):
                 for other in step.after:
                     self.outcomes.wait(other)
-                event = self._product(step)
+                rows, inner, cols = step.size
+                pace = self.paces.get(step.size, Pace(rows, UNKNOWN))
+                for first, last in spans(rows, (pace.rows,)):
+                    launched.make_room(pace.seconds)
+                    event = self._product(step, (first, last))
+                    launched.add(event, pace.seconds, (last - first) * inner * cols)
                 self.outcomes.note(number, event)
-                running.append((step, event))
-                while done and running and running[0][1].happened():
-                    done(running.pop(0)[0])
-        for step, event in running:
-            event.wait()
-            if done:
-                done(step)
+        launched.end_all()
 
-    def _product(self, step: Multiply) -> Event:
+    def _product(self, step: Multiply, rows: Range) -> Event:
+        """Some rows of the step's."""
         left, right = (
             self._on_device(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
         )
-        rows, _, cols = step.size
-        place = self._place("C", step.slots[2], cols).at_row(step.inside)
-        into = self.engine.matrix(place.address, (rows, cols), place.leading, self.dtype)
-        band = slice(step.inside, step.inside + rows)
-        return self.engine.multiply(left[band], right, into, step.adds, self.workspace)
+        cols, (first, last) = step.size[2], (step.inside + row for row in rows)
+        place = self._place("C", step.slots[2], cols).at_row(first)
+        into = self.engine.matrix(place.address, (last - first, cols), place.leading, self.dtype)
+        return self.engine.multiply(left[first:last], right, into, step.adds, self.workspace)
 
     def _on_device(self, tile: Tile, slot: int) -> Any:
         host, place = self._tile(tile, slot)

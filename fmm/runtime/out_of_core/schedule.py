@@ -143,12 +143,6 @@ class Schedule:
         return sum(map(sum, self.slots.values()))
 
     @property
-    def longest_row(self) -> int:
-        """Bytes of the longest row or column of a tile, as it lies on the device."""
-        sides = (last - first for s in self.steps if isinstance(s, Load) for first, last in s.tile[1:])
-        return max(padded(side, self.itemsize) for side in sides) * self.itemsize
-
-    @property
     def bytes_loaded(self) -> int:
         return sum(self._area(s.tile.rows, s.tile.cols) for s in self.steps if isinstance(s, Load))
 

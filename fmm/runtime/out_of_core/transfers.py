@@ -18,7 +18,7 @@ from fmm.kernels.cpu.threads.thread_pool import usable_processors
 from fmm.runtime.out_of_core.schedule import Rates
 
 Array = np.ndarray[Any, np.dtype[Any]]
-CHUNK = 8 << 20  # bytes that are copied at a time, if rows are not longer
+CHUNK = 8 << 20  # bytes that are copied at a time: rows, or parts of a row that is longer
 MOST_THREADS = 8  # for one direction: more gain nothing
 BUFFERS = 2  # of a thread: one is filled while the other is read
 
@@ -86,7 +86,10 @@ class Place(NamedTuple):
     dtype: np.dtype[Any]
 
     def at_row(self, row: int) -> Place:
-        return self._replace(address=self.address + row * self.row_bytes)
+        return self.at(row, 0)
+
+    def at(self, row: int, col: int) -> Place:
+        return self._replace(address=self.address + row * self.row_bytes + col * self.dtype.itemsize)
 
     @property
     def row_bytes(self) -> int:
@@ -96,9 +99,8 @@ class Place(NamedTuple):
 class Transfers:
     """Threads that copy between arrays and one device."""
 
-    def __init__(self, engine: Engine, longest_row: int, threads: int = 0) -> None:
-        """`longest_row`: bytes, which a buffer must hold."""
-        self.engine, self.nbytes = engine, max(CHUNK, longest_row)
+    def __init__(self, engine: Engine, threads: int = 0) -> None:
+        self.engine, self.nbytes = engine, CHUNK
         count = threads or max(1, min(usable_processors() // 2, MOST_THREADS))
         self.pools = [
             ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
@@ -108,12 +110,12 @@ class Transfers:
     def load(self, host: Array, place: Place) -> Event:
         """A matrix to the device; what comes back happens when it is there. The next one may be asked for meanwhile:
         its chunks come behind those of this one, and no thread waits for another."""
-        tasks = self._share_out(0, host, place, lambda rows: self._load_rows(host[rows], place.at_row(rows.start)))
+        tasks = self._share_out(0, host, place, self._load_chunk)
         return _Loading(self.engine, tasks)
 
     def store(self, place: Place, host: Array) -> None:
         """A matrix from the device, which is there when this returns."""
-        all_done(self._share_out(1, host, place, lambda rows: self._store_rows(place.at_row(rows.start), host[rows])))
+        all_done(self._share_out(1, host, place, self._store_chunk))
 
     def close(self) -> None:
         """End the threads; copies that have not begun are dropped."""
@@ -123,21 +125,21 @@ class Transfers:
 
     # ---- in the threads
 
-    def _load_rows(self, host: Array, place: Place) -> None:
+    def _load_chunk(self, host: Array, place: Place) -> None:
         if self.ended:
             return
         buffer = self._buffer()
-        np.copyto(self._as_rows(buffer, host, place), host, casting="unsafe")  # whether it may be cast was asked before
-        self.engine.send(buffer, host.shape[0] * place.row_bytes, place.address)
+        np.copyto(self._in_rows(buffer, host, place), host, casting="unsafe")  # whether it may be cast was asked before
+        self.engine.send(buffer, _bytes_from_end_to_end(host, place), place.address)
 
-    def _store_rows(self, place: Place, host: Array) -> None:
+    def _store_chunk(self, host: Array, place: Place) -> None:
         if self.ended:
             return
         buffer = self._buffer()
-        self.engine.fetch(place.address, host.shape[0] * place.row_bytes, buffer)
-        np.copyto(host, self._as_rows(buffer, host, place), casting="unsafe")
+        self.engine.fetch(place.address, _bytes_from_end_to_end(host, place), buffer)
+        np.copyto(host, self._in_rows(buffer, host, place), casting="unsafe")
 
-    def _as_rows(self, buffer: Buffer, host: Array, place: Place) -> Array:
+    def _in_rows(self, buffer: Buffer, host: Array, place: Place) -> Array:
         rows, cols = host.shape
         strides = (place.row_bytes, place.dtype.itemsize)
         return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
@@ -153,10 +155,14 @@ class Transfers:
         buffers[-1].wait()
         return buffers[-1]
 
-    def _share_out(self, way: int, host: Array, place: Place, task: Callable[[slice], None]) -> list[Future[None]]:
-        """Rows in chunks, on all threads."""
-        height = max(self.nbytes // place.row_bytes, 1)
-        return [self.pools[way].submit(task, rows) for rows in _chunks(host.shape[0], height)]
+    def _share_out(
+        self, way: int, host: Array, place: Place, task: Callable[[Array, Place], None]
+    ) -> list[Future[None]]:
+        """In chunks, on all threads."""
+        return [
+            self.pools[way].submit(task, host[rows, cols], place.at(rows.start, cols.start))
+            for rows, cols in _chunks(host.shape, place, self.nbytes)
+        ]
 
 
 class _Loading:
@@ -179,9 +185,21 @@ class _Loading:
         return self.sent is not None and self.sent.happened()
 
 
-def _chunks(rows: int, height: int) -> Iterator[slice]:
+def _chunks(shape: tuple[int, ...], place: Place, nbytes: int) -> Iterator[tuple[slice, slice]]:
+    """As many rows as fit into so many bytes; where not one does, parts of each that are equally long."""
+    rows, cols = shape
+    height = max(nbytes // place.row_bytes, 1)
+    width = -(-cols // max(-(-cols * place.dtype.itemsize // nbytes), 1))
     for top in range(0, rows, height):
-        yield slice(top, min(top + height, rows))
+        for left in range(0, cols, width):
+            yield slice(top, min(top + height, rows)), slice(left, min(left + width, cols))
+
+
+def _bytes_from_end_to_end(host: Array, place: Place) -> int:
+    """That a chunk covers on the device, where its rows are as far apart as the place says."""
+    rows, cols = host.shape
+    nbytes: int = (rows - 1) * place.row_bytes + cols * place.dtype.itemsize
+    return nbytes
 
 
 def all_done(futures: Sequence[Future[None]]) -> None:

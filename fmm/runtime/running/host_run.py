@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import repeat
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.exact_product import digits_described
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.numpy_backend import Told
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
 from fmm.kernels.cpu.threads.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.threads.openblas import loaded_openblas
 from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.workspace import leaf_products
-from fmm.problem import Problem
+from fmm.kernels.plans.workspace import leaf_halves, leaf_products
+from fmm.problem import Problem, without_layouts
 from fmm.runtime.calls.question import Call
+from fmm.runtime.decisions.expected_time import expected_seconds
+from fmm.runtime.progress import Progress, asked_progress
 from fmm.runtime.running.overflow import may_overflow
 
 SMALL = 256 * 1024  # bytes of each operand and of the product, below which a plan gains nothing from a second thread
@@ -162,6 +166,8 @@ class _Multiplier:
         self.apart = added  # what is added, where that is not what C holds
         self.in_place = added is None and self.asked.beta != 0
         self.added = False  # has anything been added to what C held?
+        self.progress = asked_progress()
+        self.told: Told | None = None
 
     @property
     def can_be_completed(self) -> bool:
@@ -173,6 +179,8 @@ class _Multiplier:
         """Everything that is needed of the workspace is allocated before c is touched, from when on it is `begun`."""
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
+        if self.progress is not None:
+            self._begin_progress(self.progress, c.size)
         with borrowed_block(self.call.workspace) as memory, quiet:
             if self.in_place:  # before anything is added to any of the products' C
                 for x, y, _ in _products(self.call, a, b, c):
@@ -189,11 +197,23 @@ class _Multiplier:
         # Leaves that share out their own work run one after the other.
         shared = self.plan == VENDOR or self.plan.leaf_use.leaf.host.multiply_inside is not None
         flops = 0 if shared else 2 * a.shape[0] * a.shape[1] * b.shape[1]
-        with backend_for(self.threads.count, flops) as chosen:
+        with backend_for(self.threads.count, flops, self.told) as chosen:
             if not self.in_place:
                 chosen.first((a, b), partial(self._check, a, b, chosen.threads))
             self.begun = True
             execute_plan(self.plan, a, b, c, chosen, arena, *self.asked, added)
+
+    def _begin_progress(self, progress: Progress, size: int) -> None:
+        """It hears of each leaf's product; not of one that is alone, which ends with all else. `size`: of C."""
+        problem, device = self.call.decision.problem, self.call.device
+        assert problem is not None and device is not None
+        products = [kind(self.plan, *problem.size, self.asked) for kind in (leaf_products, leaf_halves)]
+        count = size // (problem.m * problem.n)
+        if count * sum(sum(found.values()) for found in products) > 1:
+            work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
+            seconds = expected_seconds({self.plan}, without_layouts(problem), self.call.limits, device)
+            progress.begin(count * work, count * seconds)
+            self.told = progress.add
 
     def _both_readable(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
         packs = self.call.packs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,22 @@ def test_the_device_gives_back_what_was_taken(little_memory: None) -> None:
     before = pool.used_bytes()
     fmm.matmul(a, b, device=0, plan="vendor")
     assert pool.used_bytes() == before
+
+
+@pytest.mark.parametrize("plan", ["vendor", "strassen > vendor", None])
+def test_the_device_gives_no_more_memory_than_explain_says(plan: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's pool takes new memory whenever a product asks for more than the pool has: it has grown by the peak."""
+    import cupy
+
+    monkeypatch.setattr(product, "room", lambda machine: 400_000_000)
+    a, b = draw((6000, 5000), "float32"), draw((5000, 7000), "float32", 7)
+    pool, unit = cupy.get_default_memory_pool(), 1 << 30
+    fmm.matmul(a, b, device=0, plan=plan)  # rates of copies are measured, handles made
+    said = re.search(r"with the workspace ([0-9.]+) GiB", str(fmm.explain(a, b, device=0, plan=plan)))
+    pool.free_all_blocks()
+    before = pool.total_bytes()
+    fmm.matmul(a, b, device=0, plan=plan)
+    assert said and 0 < pool.total_bytes() - before <= (float(said[1]) + 0.005) * unit
 
 
 def test_threads_multiply_at_once_each_on_streams_of_its_own(little_memory: None) -> None:

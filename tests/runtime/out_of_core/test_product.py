@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.numpy_library import NUMPY, NumpyLibrary
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
-from fmm.runtime.out_of_core.transfers import Place, Transfers, measured_rates
+from fmm.runtime.out_of_core.transfers import BUFFERS, MOST_THREADS, Place, Transfers, measured_rates
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
 
@@ -90,6 +90,15 @@ def test_arrays_that_are_mapped_from_files(tmp_path: Path) -> None:
     close(np.asarray(out), np.asarray(a), np.asarray(b))
 
 
+def test_explaining_says_that_files_are_not_counted(tmp_path: Path) -> None:
+    """Of arrays that are mapped from files, and of what shows a part of one."""
+    mapped: Any = np.memmap(tmp_path / "a", "f4", "w+", shape=(100, 100))
+    plain, machine, words = np.ones((100, 100), "f4"), HostMachine(200_000), "not counted in that"
+    for a, b, out in ((mapped, plain, None), (plain, np.asarray(mapped).T, None), (plain, plain, mapped)):
+        assert words in str(out_of_core.explained(NUMPY, a, b, out, machine, NO_WISHES))
+    assert words not in str(out_of_core.explained(NUMPY, plain, plain, None, machine, NO_WISHES))
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [((90,), (90, 70)), ((80, 90), (90,)), ((90,), (90,)), ((3, 40, 50), (50, 60)), ((2, 1, 40, 50), (3, 50, 30))],
@@ -124,6 +133,16 @@ def test_a_result_may_be_a_part_of_what_the_operands_are_parts_of(first: int) ->
     wanted = whole[:80] @ whole[80:]
     out = whole[first : first + 80]
     assert streamed(whole[:80], whole[80:], out) is out
+    np.testing.assert_allclose(out, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_result_between_an_operands_rows_is_written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of one array's columns have no element in common, though one begins before the other ends."""
+    whole = matrix((80, 160), "float64")
+    a, b, out = whole[:, :80], matrix((80, 80), "float64", 1), whole[:, 80:]
+    wanted = a @ b
+    monkeypatch.setattr(NumpyLibrary, "new_array", lambda *given: pytest.fail("memory for all of C"))
+    assert streamed(a, b, out) is out
     np.testing.assert_allclose(out, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -225,6 +244,23 @@ def test_far_too_little_memory() -> None:
         streamed(matrix((300, 300), "float64"), matrix((300, 300), "float64"), room=2000)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "int8"])
+@pytest.mark.parametrize("size", [(4, 20001, 4), (1, 50001, 1), (20001, 2, 3), (3, 2, 20001), (64, 5000, 64)])
+def test_buffers_are_no_larger_than_is_said_however_long_rows_are(
+    size: tuple[int, int, int], dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer rows are copied in parts, and the result is the same bit for bit."""
+    (m, k, n), found = size, []
+    a, b = (np.asarray(matrix(x, dtype), order=order) for x in ((m, k), (k, n)))
+    for chunk in (4096, 1 << 22):
+        monkeypatch.setattr("fmm.runtime.out_of_core.transfers.CHUNK", chunk)
+        machine, out = HostMachine(2_000_000), np.zeros((m, n), dtype, order=order)
+        found.append(streamed(a, b, out, machine=machine))
+        assert set(machine.made.buffers) == {chunk} and len(machine.made.buffers) <= 2 * BUFFERS * MOST_THREADS
+    np.testing.assert_array_equal(*found)
+
+
 # ---- what goes wrong in the middle
 
 
@@ -252,7 +288,7 @@ def test_a_bar_where_it_is_asked_for_and_takes_long(
     a = matrix((100, 100), "float32")
 
     def shown(long: float, progress: bool) -> str:
-        monkeypatch.setattr("fmm.runtime.out_of_core.progress.LONG", long)
+        monkeypatch.setattr("fmm.runtime.progress.LONG", long)
         close(out_of_core.host_product(NUMPY, a, a, None, HostMachine(60_000), NO_WISHES, progress), a, a)
         return capfd.readouterr().err
 
@@ -295,7 +331,7 @@ def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
             raise OSError("the array's file is gone")
 
     engine = HostEngine(fails)
-    transfers = Transfers(engine, 1 << 12, threads=1)
+    transfers = Transfers(engine, threads=1)
     a, b = matrix((32, 64), "float64"), matrix((32, 64), "float64", 1)
     (start, memory), dtype = engine.allocate(2 * a.nbytes), a.dtype
     places = [Place(start + i * a.nbytes, 64, dtype) for i in range(2)]
@@ -311,7 +347,7 @@ def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
 
 def test_rates_are_measured_there_and_back() -> None:
     engine = HostEngine()
-    transfers, ticks = Transfers(engine, 1 << 16, threads=2), iter(range(1000))
+    transfers, ticks = Transfers(engine, threads=2), iter(range(1000))
     try:
         rates = measured_rates(engine, transfers, lambda: float(next(ticks)), 1 << 20)
     finally:

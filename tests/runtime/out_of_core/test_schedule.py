@@ -128,7 +128,6 @@ def test_memory_is_that_of_the_largest_tile_in_each_slot() -> None:
         "C": (whole[3],),
     }
     assert found.memory == sum(sum(x) for x in found.slots.values())
-    assert found.longest_row == 4 * 80
     assert (padded(50, 4), padded(3, 16)) == (52, 3)
 
 
