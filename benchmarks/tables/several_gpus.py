@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks.tables.markdown import digits, loaded, paired, table
+from benchmarks.tables.markdown import Row, digits, loaded, paired, table, times
 
 WHO = {
     "torch": "torch's own product",
@@ -33,5 +33,11 @@ def _rows(results: Path) -> Iterator[tuple[object, ...]]:
             for who, seconds in taken.items():
                 beside = "alone" in taken and who in ("hook", "shared", "shared-level")
                 own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
-                speedup = f"**{paired(taken['torch'], seconds):.2f}**" if who != "torch" else ""
-                yield where, row["dtype"], row["n"], WHO[who], digits(1e3 * median(seconds)), speedup, own
+                speedup = f"**{paired(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
+                yield where, row["dtype"], size(row), WHO[who], digits(1e3 * median(seconds)), speedup, own
+
+
+def size(row: Row) -> str:
+    """Of square matrices, which are sharded by rows unless it says blocks."""
+    mesh = row.get("mesh", ())
+    return f"{row['n']} in blocks on {times(mesh)}" if len(mesh) > 1 else str(row["n"])
