@@ -7,6 +7,7 @@ GPU_CACHE ?= .cupy-cache
 KIND ?=
 
 VENV := .venv
+VENV_TORCH := .venv-torch
 BIN := $(VENV)/bin
 
 # The CUDA version that device 0's driver supports, as a package extra; empty where no device answers.
@@ -14,10 +15,11 @@ CUDA := $(shell nvidia-smi -i 0 2>/dev/null | sed -n 's/.*CUDA[^0-9]*Version: *\
 
 READY_TEST := $(VENV)/.ready-test,notebooks
 READY_TUNE := $(VENV)/.ready-tune$(CUDA)
+READY_TORCH := $(VENV)/.ready-test,torch
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: test test-all lint tune bench gpu-check clean check-style check-format check-types check-shared check-timed
+.PHONY: test test-all test-torch lint tune bench gpu-check clean check-style check-format check-types check-shared check-timed check-torch
 
 CHECKS := check-style check-format check-types
 
@@ -28,6 +30,11 @@ test: $(READY_TEST)
 # The same with the tests that are marked slow among the others.
 test-all: $(READY_TEST)
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-shared check-timed
+
+# The tests that need torch, slow ones too, with a torch that runs on the host: in a .venv-torch of their own, since it is
+# large, and brings types that mypy would read in the other one.
+test-torch:
+	@$(MAKE) --no-print-directory VENV=$(VENV_TORCH) check-torch
 
 lint: $(READY_TEST)
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
@@ -67,8 +74,12 @@ check-shared: $(READY_TEST)
 check-timed: $(READY_TEST)
 	$(BIN)/python -m pytest -m '$(WHICH)timed' $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
 
+# Those that ask for a CUDA device are `make gpu-check`'s.
+check-torch: $(READY_TORCH)
+	$(BIN)/python -m pytest -m 'not gpu' $(SHARED) $$(grep -rl --include='test_*.py' 'importorskip("torch' tests)
+
 clean:
-	rm -rf $(VENV) .test-cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_TORCH) .test-cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp per set of extras, written after the installation: an interrupted one is repeated. (Python compiles modules

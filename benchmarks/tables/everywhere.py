@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.outside import SUITES
 from benchmarks.tables.markdown import digits, load, loaded, paired, table
+from benchmarks.tables.several_gpus import size
 
 GAINED = ("what", "where", "as it is", "with fmm", "gained")
 OUTSIDE = ("tests of", "which", "every product by", "passed, skipped, failed", "with fmm", "fail only with fmm")
@@ -27,7 +28,7 @@ def _sharded(results: Path) -> Iterator[Sequence[object]]:
         for row in rows:
             plain, hooked = (row["seconds"].get(who) for who in ("torch", "hook"))
             if plain and hooked:
-                what = f"DTensor's `a @ b`, {row['dtype']} {row['n']}"
+                what = f"DTensor's `a @ b`, {row['dtype']} {size(row)}"
                 yield what, f"{environment['gpus']} x {environment['device']}", *_milliseconds(plain, hooked)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.tables.markdown import digits, loaded, paired, table
+from benchmarks.tables.markdown import Row, digits, loaded, paired, table, times
 
 WHO = {
     "torch": "torch's own product",
@@ -35,12 +35,20 @@ def _rows(results: Path) -> Iterator[tuple[object, ...]]:
             for who, seconds in taken.items():
                 beside = "alone" in taken and who in ("hook", "shared", "shared-level")
                 own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
-                speedup = f"**{paired(taken['torch'], seconds):.2f}**" if who != "torch" else ""
+                speedup = f"**{paired(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
                 expected = _predicted(row["ways"].get(who, ()))
-                yield where, row["dtype"], row["n"], WHO[who], digits(1e3 * median(seconds)), expected, speedup, own
+                time = digits(1e3 * median(seconds))
+                yield where, row["dtype"], size(row), WHO[who], time, expected, speedup, own
 
 
 def _predicted(way: Sequence[str]) -> str:
     """Milliseconds, of the lines that explain a way to share a product."""
-    found = PREDICTED.search("\n".join(way))
+    found = PREDICTED.search("
+".join(way))
     return digits(1e3 * float(found[1])) if found else ""
+
+
+def size(row: Row) -> str:
+    """Of square matrices, which are sharded by rows unless it says blocks."""
+    mesh = row.get("mesh", ())
+    return f"{row['n']} in blocks on {times(mesh)}" if len(mesh) > 1 else str(row["n"])

@@ -63,8 +63,8 @@ def install(*names: str) -> None:
     three that are here.
 
     "torch" (on CUDA devices), "cupy" and "numpy"; only if they are named: "torch-cpu", torch's products on the host,
-    "torch-inductor", a candidate in torch.compile(mode="max-autotune"). A library that is not loaded yet is changed
-    when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
+    "torch-inductor", a candidate in torch.compile(mode="max-autotune-no-cudagraphs"). A library that is not loaded
+    yet is changed when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
     """
     for place in _named(names):
         with _lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support.torch_plans import LEVEL, N, drawn, same
 
 torch: Any = pytest.importorskip("torch")
 from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
+
+fake_tensor = import_module("torch._subclasses.fake_tensor")
 
 pytestmark = pytest.mark.usefixtures("plans_run")
 
@@ -40,6 +43,70 @@ def test_gradients_of_all_shapes(left: tuple[int, ...], right: tuple[int, ...], 
 def test_complex_gradients_are_conjugated(device: str) -> None:
     a, b = (drawn(device, 5, 5, dtype=torch.complex128).requires_grad_() for _ in range(2))
     assert torch.autograd.gradcheck(torch.ops.fmm.matmul, (a, b), fast_mode=True)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this torch has no word for it")
+def test_cuda_graphs_are_captured_around_it() -> None:
+    """No plan runs while a stream is captured."""
+    assert torch.Tag.cudagraph_unsafe in graph_operator.OPERATOR.tags
+
+
+KINDS = "float16", "bfloat16", "float32", "float64", "complex64"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_casts_its_operands_as_those_of_mm(device: str, kind: str) -> None:
+    """In a fake world too, where compilers ask."""
+    dtype = getattr(torch, kind)
+    a, b = drawn(device, 8, 8, dtype=dtype).requires_grad_(), drawn(device, 8, 8, dtype=dtype)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found, expected = torch.ops.fmm.matmul(a, b), torch.mm(a, b)
+        with fake_tensor.FakeTensorMode() as mode:
+            fake = torch.ops.fmm.matmul(mode.from_tensor(a), mode.from_tensor(b))
+    same(found, expected)
+    assert fake.dtype is expected.dtype
+    (gradient,) = torch.autograd.grad(found.abs().sum(), a)
+    same(gradient, torch.autograd.grad(expected.abs().sum(), a)[0])
+
+
+def test_in_mixed_precision_a_plan_runs_on_what_it_was_cast_to(plans_run: list[Plan]) -> None:
+    """float64 is not cast."""
+    a = drawn("cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same(torch.ops.fmm.matmul(a, a), a @ a)
+    assert plans_run == [LEVEL]
+
+
+BATCHED = [(0, None), (None, 0), (0, 0), (-1, None), (None, 1), (1, -1)]
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="this torch's operators have no batches")
+@pytest.mark.parametrize("places", BATCHED)
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_batches_of_all_shapes(
+    left: tuple[int, ...], right: tuple[int, ...], places: tuple[int | None, int | None], device: str
+) -> None:
+    """torch.vmap over any axis of either operand, or of both."""
+    pair = [drawn(device, *_with_batch(shape, at)) for shape, at in zip((left, right), places, strict=True)]
+    found = torch.vmap(torch.ops.fmm.matmul, in_dims=places)(*pair)
+    same(found, torch.vmap(torch.matmul, in_dims=places)(*pair))
+
+
+def _with_batch(shape: tuple[int, ...], at: int | None) -> tuple[int, ...]:
+    """Four of them, along this axis of the whole."""
+    if at is None:
+        return shape
+    at %= len(shape) + 1
+    return (*shape[:at], 4, *shape[at:])
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="this torch's operators have no batches")
+def test_a_batch_is_one_product_and_has_gradients(device: str, plans_run: list[Plan]) -> None:
+    a, b = drawn(device, 3, N, N).requires_grad_(), drawn(device)
+    found = torch.vmap(torch.ops.fmm.matmul, in_dims=(0, None))(a, b)
+    assert plans_run == [LEVEL]
+    (ours,), (theirs,) = (torch.autograd.grad(c.square().sum(), a) for c in (found, a @ b))
+    same(ours, theirs)
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import fmm
 import fmm.distributed
+from benchmarks import forced_plan
+from benchmarks.forced_plan import force
 from fmm.kernels.plans.plan import PlanError
 
 
@@ -91,6 +93,14 @@ def refused(device: str) -> None:
         except error:
             continue
         raise AssertionError(error)
+    for places in ([Partial()], [Shard(0), Shard(1)], [], [Shard(2)], Shard(0), "rows", 1):
+        try:
+            fmm.distributed.matmul(x, x, placements=places)
+        except ValueError as told:
+            valid = "placements of the product are to be a list with one of Shard(0), Shard(1), Replicate()"
+            assert valid in str(told) and str(places) in str(told), told
+            continue
+        raise AssertionError(places)
     right(fmm.distributed.matmul(x, x), drawn(8, 8) @ drawn(8, 8))
 
 
@@ -196,6 +206,45 @@ def all_gradients(device: str) -> None:
     right(y.grad, q.grad)
 
 
+def gradients_of_parts(device: str) -> None:
+    """Of operands that are still to be added up: they are those of the sums, and each part has the whole of them."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    shares = (dist.get_rank() + 1) * 2 / dist.get_world_size() / (dist.get_world_size() + 1)
+    for kind in (torch.float64, torch.complex128):
+        a, b = drawn(10, 7).to(kind), drawn(7, 5, seed=2).to(kind)
+        weights = drawn(10, 5, seed=3).to(kind) * (1j if kind.is_complex else 1)
+        p, q = a.clone().requires_grad_(), b.clone().requires_grad_()
+        ((p @ q) * weights).sum().abs().backward()
+        whole = distribute_tensor(weights, mesh, [Replicate()])
+        for places in (None, [Shard(0)], [Shard(1)], [Replicate()]):
+            parts = [(matrix * shares).requires_grad_() for matrix in (a, b)]
+            x, y = (DTensor.from_local(part, mesh, [Partial()], run_check=False) for part in parts)
+            for operand in (x, y):
+                operand.retain_grad()
+            (fmm.distributed.matmul(x, y, placements=places) * whole).sum().full_tensor().abs().backward()
+            for operand, part, expected in zip((x, y), parts, (p.grad, q.grad), strict=True):
+                assert tuple(operand.grad.placements) == (Replicate(),), operand.grad
+                for found in (operand.grad.full_tensor(), part.grad):
+                    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12), (kind, places, found, expected)
+
+
+def under_autocast(device: str) -> None:
+    """The product has the operands' type, and is fmm's, where torch's own would be cast."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    a, b = drawn(40, 30).to(torch.float32), drawn(30, 20, seed=2).to(torch.float32)
+    x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
+    force("winograd > vendor")
+    with torch.autocast(device, dtype=torch.bfloat16):
+        ours = [fmm.distributed.matmul(x, y, plan=plan) for plan in (None, "winograd")]
+    assert forced_plan.decided > 0
+    with torch.autocast(device, dtype=torch.bfloat16):
+        theirs = x @ y
+    assert theirs.dtype is torch.bfloat16
+    for found in ours:
+        assert found.dtype is torch.float32
+        right(found, a.double() @ b.double(), 1e-5)
+
+
 def alike(device: str) -> None:
     """What each process would tell of a product is the same."""
     for shape in ((dist.get_world_size(),), (2, dist.get_world_size() // 2)):
@@ -207,4 +256,5 @@ def alike(device: str) -> None:
         assert len(set(told)) == 1, told
 
 
-HOSTILE = (disagree, refused, stuck, submeshes, again, odd_parts, all_gradients, alike)
+GRADIENTS = all_gradients, gradients_of_parts
+HOSTILE = (disagree, refused, stuck, submeshes, again, odd_parts, *GRADIENTS, under_autocast, alike)

@@ -1,7 +1,9 @@
-"""A candidate for products of two matrices in torch.compile(mode="max-autotune"): Inductor times it beside its own.
+"""A candidate for products of two matrices where torch.compile autotunes: Inductor times it beside its own.
 
-Where fmm is installed at torch's kernels, Inductor's calls of those are by fmm already, in all modes; this is for
-programs that want it in compiled functions alone. It has no name in C++: not for functions that are compiled to that.
+Where fmm is installed at torch's kernels, Inductor's calls of those are by fmm already; this is for
+programs that want it in compiled functions alone. In either way no plan runs while a CUDA graph is captured, as the
+modes reduce-overhead and max-autotune do; max-autotune-no-cudagraphs does not. Inductor asks for candidates of mm
+alone, not of addmm or bmm. It has no name in C++: not for functions that are compiled to that.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from fmm.arrays.kinds import array_in_words, kind_of, mixed_kinds, two_devices
 from fmm.dtypes import STORED
 from fmm.integrations.shards import sharded_tensors
+from fmm.integrations.shards.placements import OPERAND, RESULT, checked_placements
 from fmm.integrations.shards.sharded_tensors import Wanted
 from fmm.runtime.decisions.sharing import SharedDecision
 
@@ -44,7 +45,7 @@ def matmul(a: Any, b: Any, laid: ArrayLayout, wanted: Wanted) -> Any:
     """This process's part of the product, an array of the same library."""
     _check_parts(a, b)
     mesh = _mesh(laid.mesh, a)
-    placements = _checked_placements(mesh, "the product", wanted.placements, (Shard, Replicate))
+    placements = checked_placements(mesh, "the product", wanted.placements, RESULT)
     with _on_its_stream(a):
         x, y = _sharded(a, b, mesh, laid)
         with torch.no_grad():
@@ -99,21 +100,6 @@ def _mesh(given: Any, a: Any) -> Any:
     return given
 
 
-def _checked_placements(mesh: Any, whose: str, given: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:
-    """How a matrix is cut: unless that is given, by rows, or in blocks on a mesh of two dimensions."""
-    if given is None:
-        if mesh.ndim > 2:
-            raise ValueError(f"a mesh of {mesh.ndim} dimensions does not say how {whose} is cut: placements do")
-        return (Shard(0), Shard(1))[: mesh.ndim]
-    found = tuple(given) if isinstance(given, Sequence) else ()
-    fits = all(type(place) in kinds and getattr(place, "dim", 0) in (-2, -1, 0, 1) for place in found)
-    if len(found) != mesh.ndim or not fits:
-        names = ", ".join(kind.__name__ for kind in kinds)
-        each = f"one of {names} for each of the mesh's {mesh.ndim} dimensions"
-        raise ValueError(f"the placements of {whose} are to be {each}, not {given}")
-    return found
-
-
 # ---- to torch and back
 
 
@@ -122,9 +108,8 @@ def _sharded(a: Any, b: Any, mesh: Any, laid: ArrayLayout) -> tuple[Any, Any]:
     pair = laid.operand_placements
     if pair is not None and (not isinstance(pair, Sequence) or len(pair) != 2):
         raise ValueError(f"operand_placements= are those of A and those of B, not {pair}")
-    kinds = Shard, Replicate, Partial
     given = (None, None) if pair is None else pair
-    placed = [_checked_placements(mesh, name, x, kinds) for name, x in zip("AB", given, strict=True)]
+    placed = [checked_placements(mesh, name, x, OPERAND) for name, x in zip("AB", given, strict=True)]
     if laid.sizes is None:
         shapes = [_equal_parts(x, mesh, places) for x, places in zip((a, b), placed, strict=True)]
         if shapes[0][1] != shapes[1][0]:

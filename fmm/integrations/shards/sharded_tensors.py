@@ -23,6 +23,7 @@ from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mo
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.integrations.shards.agreement import everybody_knows
+from fmm.integrations.shards.placements import RESULT, added_up_as, cuts_of, refused_placements
 from fmm.integrations.shards.product_of_blocks import product_of_blocks
 from fmm.integrations.shards.shared_product import BegunProduct, Processes, told_of_loss
 from fmm.kernels.distributed.blocks import Cuts, Holdings
@@ -92,9 +93,14 @@ class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
         (gradient,) = gradients
         plan, _, growth = ctx.wanted
         need_a, need_b, *_ = ctx.needs_input_grad
-        of_a = matmul(gradient, _adjoint(b), Wanted(plan, a.placements, growth)) if need_a else None
-        of_b = matmul(_adjoint(a), gradient, Wanted(plan, b.placements, growth)) if need_b else None
+        of_a = matmul(gradient, _adjoint(b), Wanted(plan, _like(a), growth)) if need_a else None
+        of_b = matmul(_adjoint(a), gradient, Wanted(plan, _like(b), growth)) if need_b else None
         return of_a, of_b, None, None
+
+
+def _like(x: Any) -> list[Any]:
+    """Where the gradient of an operand is: as the operand; of parts that are added up, each has the whole gradient."""
+    return added_up_as(Replicate(), x.placements)
 
 
 def _adjoint(x: Any) -> Any:
@@ -152,7 +158,7 @@ def product_by(way: Way, a: Any, b: Any) -> Any:
     def finish(begun: BegunProduct) -> Any:
         return begun.finish(local)
 
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(mesh.device_type, enabled=False):  # in the type that the operands have
         if above == VENDOR:
             c = finish(begin(layout, a, b))
         else:
@@ -173,33 +179,21 @@ def _multiplied(growth: float, left: Any, right: Any, c: Any, added: bool) -> No
 def _added_up(x: Any) -> Any:
     """Without parts that are still to be added up."""
     if any(type(place) is Partial for place in x.placements):
-        wanted = [Shard(0) if type(place) is Partial else place for place in x.placements]
-        return x.redistribute(placements=wanted)
+        return x.redistribute(placements=added_up_as(Shard(0), x.placements))
     return x
 
 
 def _held(x: Any, cuts: Cuts) -> Any:
     """What this process holds of a matrix that is cut so."""
-    if cuts != _cuts(x):
+    if cuts != cuts_of(x):
         x = x.redistribute(placements=[Replicate() if cut is None else Shard(cut) for cut in cuts])
     local = x.detach().to_local()
     return local.wait() if hasattr(local, "wait") else local
 
 
-def _cuts(x: Any) -> Cuts:
-    """Which axis each dimension of the mesh cuts; what is to be added up will be cut by rows."""
-    return tuple(_cut(place) for place in x.placements)
-
-
-def _cut(place: Any) -> int | None:
-    if type(place) is Shard:
-        return int(place.dim) % 2
-    return 0 if type(place) is Partial else None
-
-
 def _placed(found: Any, placements: Sequence[Any] | None, processes: Processes) -> Any:
     if placements is None:
-        placements = [Shard(0) if type(place) is Partial else place for place in found.placements]
+        placements = added_up_as(Shard(0), found.placements)
     if tuple(placements) == tuple(found.placements):
         return found
     with told_of_loss(processes, "the result is brought to its places"):
@@ -264,7 +258,7 @@ def _agreed(a: Any, b: Any, wanted: Wanted) -> Way | None:
 def _question(a: Any, b: Any, wanted: Wanted) -> tuple[str, Exception | None]:
     """What this process asks for, in words; and why that cannot be."""
     shapes = " times ".join(f"{tuple(x.shape)} of {x.dtype} as {tuple(x.placements)}" for x in (a, b))
-    placed = None if wanted.placements is None else tuple(wanted.placements)
+    placed = tuple(wanted.placements) if isinstance(wanted.placements, Sequence) else wanted.placements
     asked = f"{shapes}, plan {wanted.plan}, placements {placed}, error growth {wanted.error_growth}"
     settings = f"gradients {_gradients_of(a, b)}, {tuning_mode()} {tuning_disabled()} {emulation_allowed()}"
     complaint = _complaint(a, b, wanted)
@@ -279,6 +273,10 @@ def _complaint(a: Any, b: Any, wanted: Wanted) -> Exception | None:
         return error
     if not _ours(a, b):
         return PlanError(NO_LEVEL.format(plan=wanted.plan)) if above not in (None, VENDOR) else None
+    if wanted.placements is not None:
+        refused = refused_placements(a.device_mesh, "the product", wanted.placements, RESULT)
+        if refused is not None:
+            return refused
     place, shape = processes_of(a.device_mesh).place, tuple(a.device_mesh.mesh.shape)
     for name, x in (("A", a), ("B", b)):
         cuts = tuple(int(p.dim) if type(p) is Shard else None for p in x.placements)
@@ -317,7 +315,7 @@ def _decided(a: Any, b: Any, above: Plan | None, growth: float | None) -> Shared
     """By what this process knows of its device."""
     mesh, device = a.device_mesh, _device(a)
     (m, k), n = a.shape, b.shape[1]
-    layout = Layout(m, k, n, tuple(mesh.mesh.shape), _cuts(a), _cuts(b), (M,) * mesh.ndim)
+    layout = Layout(m, k, n, tuple(mesh.mesh.shape), cuts_of(a), cuts_of(b), (M,) * mesh.ndim)
     local = a.to_local()
     library = torch_library_of(local)
     room = library.free_bytes(library.device_number(local)) - layout.m * layout.n / layout.ranks * local.element_size()

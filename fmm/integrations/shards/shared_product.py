@@ -142,14 +142,19 @@ def _empty(like: Any, box: Box) -> Any:
 
 @contextmanager
 def told_of_loss(processes: Processes, when: str) -> Iterator[None]:
-    """What torch.distributed raises where a process is gone, as an error that says so."""
+    """What torch.distributed raises where a process is gone, as an error that says so; all else as it is."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if not _tells_of_loss(error):
+            raise
         others = ", ".join(str(number) for place, number in enumerate(processes.numbers) if place != processes.place)
         raise LostProcessError(
             f"fmm.distributed.matmul, process {processes.numbers[processes.place]}: one of the processes {others} is "
             f"lost or did not answer in time ({when}); torch.distributed says: {error}"
         ) from error
+
+
+def _tells_of_loss(error: RuntimeError) -> bool:
+    """Is it one of torch.distributed's own? Those of gloo have no type, but begin with one of its files."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)

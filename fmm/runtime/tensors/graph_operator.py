@@ -6,6 +6,7 @@ any other torch's own, which the compiler may fuse with its neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.tensors.gradients import gradients, product, save_factors
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
+# While a stream is captured no plan runs (fmm/runtime/running/device_run.py), so Inductor is to leave the operator
+# between the CUDA graphs that it captures; a torch older than that word captures it, as torch's own product.
+TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
-_LIBRARY.define(SCHEMA)
+_LIBRARY.define(SCHEMA, tags=TAGS)
 OPERATOR: Any = torch.ops.fmm.matmul.default
 
 
@@ -56,10 +60,50 @@ def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return left, right, None, None, None
 
 
+def _under_autocast(kind: str) -> Callable[..., Any]:
+    """The operator of tensors of this kind of device in mixed precision: cast as torch.mm's are."""
+
+    def multiplied(a: Any, b: Any, *rest: Any) -> Any:
+        chosen = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return OPERATOR(*(x.to(chosen) if _is_cast(x, kind) else x for x in (a, b)), *rest)
+
+    return multiplied
+
+
+def _is_cast(x: Any, kind: str) -> bool:
+    return bool(x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind)
+
+
+def _of_batches(info: Any, places: tuple[int | None, ...], a: Any, b: Any, *rest: Any) -> tuple[Any, int]:
+    """The products of torch.vmap: a stack's, whose first axis is the batch, by the broadcasting of torch.matmul."""
+    at_a, at_b, *_ = places
+    of_a, of_b = a.dim() - (at_a is not None), b.dim() - (at_b is not None)
+    axes = max(of_a, of_b, 2)
+    row, column = of_a == 1, of_b == 1
+    found = OPERATOR(
+        _stacked(a, at_a, axes, -2 if row else None), _stacked(b, at_b, axes, -1 if column else None), *rest
+    )
+    found = found.squeeze(-1) if column else found
+    return (found.squeeze(-1 if column else -2) if row else found), 0
+
+
+def _stacked(x: Any, at: int | None, axes: int, lacking: int | None) -> Any:
+    """A matrix of a vector; the batch in front, if there is one, and behind it as many axes as both operands have."""
+    x = x if at is None else x.movedim(at, 0)
+    x = x if lacking is None else x.unsqueeze(lacking)
+    while at is not None and x.dim() <= axes:
+        x = x.unsqueeze(1)
+    return x
+
+
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("matmul", _multiplied, _key)
+    _LIBRARY.impl("matmul", _under_autocast(_key.lower()), f"Autocast{_key}")
 torch.library.register_fake("fmm::matmul", _shaped, lib=_LIBRARY)
 torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
+if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
+    torch.library.register_vmap("fmm::matmul", _of_batches, lib=_LIBRARY)
 
 
 def recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:

@@ -1,4 +1,4 @@
-"""Products as candidates of Inductor's, in torch.compile(mode="max-autotune")."""
+"""Products as candidates of Inductor's, where torch.compile autotunes."""
 
 from __future__ import annotations
 

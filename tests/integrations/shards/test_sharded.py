@@ -24,7 +24,19 @@ def test_of_two_processes(case: str) -> None:
     ended_well(2, case)
 
 
-@pytest.mark.parametrize("case", ["disagree", "refused", "again", "odd_parts", "all_gradients", "alike"])
+HOSTILE = [
+    "disagree",
+    "refused",
+    "again",
+    "odd_parts",
+    "all_gradients",
+    "gradients_of_parts",
+    "under_autocast",
+    "alike",
+]
+
+
+@pytest.mark.parametrize("case", HOSTILE)
 def test_what_processes_and_torch_may_do(case: str) -> None:
     """tests/support/hostile_ranks.py says what it is."""
     ended_well(2, case)
