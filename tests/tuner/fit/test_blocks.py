@@ -82,8 +82,8 @@ def test_a_fit_to_noise_is_not_taken(seed: int) -> None:
 
 
 def test_what_the_strategies_on_record_say() -> None:
-    """Forty shapes on an H200: the built-in terms are off by more than what they are kept for unseen, and a fit to half
-    of the shapes by still more on the other half."""
+    """Forty shapes on an H200, all of which the built-in terms were fitted to: these are off by more than what they are
+    kept for unasked, and a fit to half of the shapes by still more on the other half."""
     found = blocks.judged_blocks(read_shapes(ROOT / "results" / "nvidia-h200" / "blocks.json"), H200)
     assert found.shapes == 40 and found.fitted is None
     assert found.error == found.built_in_error == pytest.approx(0.093, abs=0.0005)
