@@ -5,8 +5,8 @@ and `benchmarks.gpu_residues` measured of whole calls: of every second shape. Th
 tunings held out, judge the fit. By how much a plan must be predicted to win is settled by that first half too: by as
 much as leads to the best choices there. No entry is taken along: nobody certified anything on the cards of those who
 install it. What the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did
-not see, is found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and which tiles an
-H200 is given. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
+not see, is found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles of
+an H200. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
 """
 
 from __future__ import annotations
