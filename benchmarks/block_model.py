@@ -19,7 +19,14 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED
 from fmm.perfmodel.block_time import GEMM, Operands
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.fit.block_terms import Measured, Row, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.block_terms import (
+    Measured,
+    Row,
+    alternate_halves,
+    compared_rows,
+    fitted_constants,
+    root_mean_square,
+)
 
 SUMS: Operands = (2, 2, 2)  # of the table `fused`
 OPERANDS = {"plain": GEMM, "fused": SUMS}
@@ -32,10 +39,6 @@ def read_shapes(path: Path, table: str = "plain") -> list[Measured]:
         Measured(x["kind"], (x["m"], x["k"], x["n"]), {s: median(t) for s, t in x["seconds"].items()}, OPERANDS[table])
         for x in found
     ]
-
-
-def alternate_halves(shapes: Sequence[Measured]) -> tuple[Sequence[Measured], Sequence[Measured]]:
-    return shapes[::2], shapes[1::2]
 
 
 # ---- what is printed

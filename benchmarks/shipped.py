@@ -4,11 +4,14 @@ Of each type the trials of one or more tunings of H200s are put together, and wh
 and `benchmarks.gpu_residues` measured of whole calls: of every second shape. The other half of these, and what the
 tunings held out, judge the fit. By how much a plan must be predicted to win is settled by that first half too: by as
 much as leads to the best choices there. No entry is taken along: nobody certified anything on the cards of those who
-install it. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
+install it. What the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did
+not see, is found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles of
+an H200. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,19 +21,23 @@ from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
 
+from benchmarks.block_model import read_shapes
 from benchmarks.held_out import FILE, OWN, recorded_rows
 from benchmarks.replay import replayed
-from fmm.config import document, schema, store
+from fmm.config import document, files, schema, store
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
+from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
 from fmm.tuner.findings.doubts import largest_pair, noise_floor
 from fmm.tuner.findings.thresholds import thresholds
+from fmm.tuner.fit.blocks import DTYPE, Blocks, chosen_strategies, judged_blocks
 from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
 from fmm.tuner.trials.record import Trials, Tuning
 
@@ -55,6 +62,7 @@ LAUNCH, HOST = 0.0, 0.0
 # 0.77 of the speed that copies to aligned rows have.)
 CALL = 25e-6
 KEY, DEVICE, SHEET = "cuda-9.0-132sm", "NVIDIA H200", "H200"
+CHIP = datasheet_chip(device(SHEET))
 # Where the trials of each type are.
 SOURCES = {
     "float32": ("tiles",),
@@ -149,16 +157,33 @@ def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str,
     }
 
 
-def main() -> int:
+def with_blocks(raw: dict[str, Raw], dtype: str, found: Blocks) -> dict[str, Raw]:
+    """The section with the tiles of our own kernel that are launched on an H200, and the model that chooses them."""
+    tiles = chosen_strategies(dtype, CHIP, found)
+    own = found.fields if dtype == DTYPE else None
+    return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", action="store_true", help="leave the models as they are")
+    options = parser.parse_args(arguments)
+    types = files.read_config(SHIPPED)[KEY] if options.blocks else fitted_types()
+    found = judged_blocks(read_shapes(RESULTS / "blocks.json"), CHIP)
+    types = {dtype: with_blocks(raw, dtype, found) for dtype, raw in types.items()}
+    store.replace_file(SHIPPED, document.config_text({KEY: types}))
+    return 0
+
+
+def fitted_types() -> dict[str, dict[str, Raw]]:
     sheet, types = datasheet(SHEET), dict[str, dict[str, Raw]]()
     for dtype, folders in SOURCES.items():
         tunings = [t for name in folders for t in recorded(RESULTS / name, dtype)]
         types[dtype] = section(tunings, whole_calls(RESULTS, dtype), dtype, sheet)
         known = types[dtype]["calibration"]
         print(dtype, f"margin {known['margin']:.3f}, {known['tiled_margin']:.3f}", *types[dtype]["doubts"])
-    store.replace_file(SHIPPED, document.config_text({KEY: types}))
-    return 0
+    return types
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

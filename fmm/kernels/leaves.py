@@ -22,7 +22,7 @@ from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.float16.f16_planes import f16x3_scratch, kept_room
-from fmm.kernels.cuda.products.tiles.tile_sizes import LARGEST_SMALL, PRESETS, SMALL_TYPES, SUMMING
+from fmm.kernels.cuda.products.tiles.tile_sizes import LARGEST_SMALL, PRESETS, SMALL_TYPES, STRATEGIES, SUMMING, TUNED
 from fmm.kernels.plans.leaf import Leaf, register_leaf
 from fmm.kernels.plans.leaf_parts import (
     LeafCall,
@@ -44,6 +44,9 @@ LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 ALL = FLOATS
 TILED = tuple(SUMMING)  # by gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any
 WARPGROUPS = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside; what it cannot read: the vendor
+# Strategies of that kernel. A search names Huang, Yu and van de Geijn's and those that fill today's registers; those of
+# the copy engine `tile` takes by itself.
+NAMED_TILES = tuple(LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *TUNED)) for s in PRESETS)
 # How tiles come to shared memory, if not as usual (by asynchronous copies, or by the copy engine): Li, Ranka and
 # Sahni's tStrassen and tWinograd.
 PATHS = (LeafOption("plain", TILED, fused=False), LeafOption("texture", TILED, fused=False))
@@ -82,7 +85,7 @@ TILE = Leaf(
     ("cuda",),
     LeafTypes((*TILED, *WARPGROUPS), inside=TILED),
     LeafHalves(by_kernel=TILED, loose=WARPGROUPS, mirrors=True),
-    names=LeafNames(options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS)),
+    names=LeafNames(options=(NAMED_TILES, PATHS)),
     candidacy=LeafCandidacy(
         # Those that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with
         # its sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)

@@ -6,7 +6,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from benchmarks.block_model import alternate_halves, missed_line, read_shapes
+from benchmarks.block_model import missed_line, read_shapes
 from fmm.hardware.capability import capability_limits, known_capabilities, nearest_capability
 from fmm.hardware.chip import Fitted
 from fmm.hardware.datasheets import device, device_names
@@ -15,7 +15,7 @@ from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands, Side, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import best_for
-from fmm.tuner.fit.block_terms import Row, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.block_terms import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"

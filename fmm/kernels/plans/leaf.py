@@ -83,6 +83,12 @@ class Leaf:
         return tuple(f"{self.name}{number}" for number in range(min(self.candidacy.tried, self.names.numbers)))
 
     @property
+    def searched_names(self) -> tuple[str, ...]:
+        """The names under which a tuner's search has it: those of candidates, and each with options besides."""
+        options = [option.name for group in self.names.options for option in group if option.searched]
+        return (*self.tried_names, *(f"{name}.{option}" for name in self.tried_names for option in options))
+
+    @property
     def uses(self) -> Iterator[LeafUse]:
         """Every way in which a plan may name it; those without an order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.names.numbers)) or (None,)

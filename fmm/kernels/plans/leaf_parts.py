@@ -63,6 +63,7 @@ class LeafOption:
     name: str
     types: tuple[str, ...] = ()  # the only types that the leaf multiplies with this option; empty: all of the leaf's
     fused: bool = True  # may a fused level stand above a leaf with this option?
+    searched: bool = False  # does a tuner's search name it? (Candidates never do.)
 
 
 @dataclass(frozen=True)

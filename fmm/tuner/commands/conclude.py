@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from fmm.config import store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw, Tuned
+from fmm.config.thresholds import read_thresholds
 from fmm.hardware.datasheets import device
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.untuned.built_in import cpu, in_lanes
@@ -25,7 +26,7 @@ from fmm.tuner.devices.recorded import RecordedDevice
 from fmm.tuner.findings.conclude import concluded_section, one_level
 from fmm.tuner.findings.model_in_use import device_name, guess_of
 from fmm.tuner.findings.thresholds import thresholds
-from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
+from fmm.tuner.fit.blocks import Blocks, chosen_strategies, fitted_blocks
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tuning_of
 
@@ -33,8 +34,11 @@ from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tu
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("conclude", help="make a config anew of its trials, by the rules of today")
     takes_config(parser)
+    parts = parser.add_mutually_exclusive_group()
     only = "leave the model as it is, and make of it and the trials the thresholds alone"
-    parser.add_argument("--thresholds", action="store_true", help=only)
+    parts.add_argument("--thresholds", action="store_true", help=only)
+    tiles = "leave all else as it is, and say alone which tiles our own kernel takes, and how well their model predicts"
+    parts.add_argument("--blocks", action="store_true", help=tiles)
     parser.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the same)")
     parser.set_defaults(run=one_line_errors(run))
 
@@ -42,13 +46,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(options: argparse.Namespace) -> int:
     """Write every section of which there are trials; exit code 1 if there are none of some."""
     path, code = output_path(options.config), 0
+    made = with_thresholds if options.thresholds else with_blocks if options.blocks else concluded
     into = output_path(options.into) if options.into else path
     tunings = Trials(trials_path(path)).tunings()
     for key, dtype, raw in some_sections(path):
         checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
         first = first_look_before(tunings, tuning.header) if tuning else ()
         recorded = None if tuning is None else Recorded(key, dtype, raw, checked, tuning, first)
-        found = None if recorded is None else concluded(recorded, options.thresholds)
+        found = None if recorded is None else made(recorded)
         if found is None:
             print(f"{key}, {dtype}: left as it is: no trials of it are beside {path}")
             code = 1
@@ -88,10 +93,8 @@ class Recorded:
         return RecordedDevice(identity, in_lanes(cpu(threads), known.lanes), header.conditions)
 
 
-def concluded(known: Recorded, only_thresholds: bool) -> dict[str, Raw] | None:
+def concluded(known: Recorded) -> dict[str, Raw] | None:
     """The section as it would be written today; None if too little was measured."""
-    if only_thresholds:
-        return with_thresholds(known)
     tuning = known.tuning
     journal = Journal(tuning.header.run, known.device, tuning.trials, live=False, first_look=known.first_look)
     section = concluded_section(journal, known.dtype)
@@ -105,7 +108,26 @@ def with_thresholds(known: Recorded) -> dict[str, Raw] | None:
     """The section with the thresholds of its own model, beside what was measured."""
     if known.tuned.calibration is None:
         return None
-    trials, first, chip = known.tuning.trials, known.first_look, known.device.chip
-    strategies = chosen_strategies(known.dtype, chip, fitted_blocks((*first, *trials), chip))
-    found = thresholds(known.tuned.calibration, known.dtype, one_level(first, trials), strategies)
+    _, strategies = tiles_of(known)
+    measured = one_level(known.first_look, known.tuning.trials)
+    found = thresholds(known.tuned.calibration, known.dtype, measured, strategies)
     return {**known.raw, "thresholds": found.fields}
+
+
+def with_blocks(known: Recorded) -> dict[str, Raw] | None:
+    """The section with another block model and the tiles that it chooses, beside its own thresholds; None if it has
+    none that are read today."""
+    if read_thresholds(known.raw["thresholds"]) is None:
+        return None
+    found, strategies = tiles_of(known)
+    named = {**known.raw["thresholds"], "block_strategy": strategies}
+    return {**known.raw, "thresholds": named, "blocks": known.raw.get("blocks") if found is None else found.fields}
+
+
+def tiles_of(known: Recorded) -> tuple[Blocks | None, dict[str, str]]:
+    """What the trials say of the block model, if they do, and which tiles our own kernel is launched with."""
+    chip = known.device.chip
+    found = fitted_blocks((*known.first_look, *known.tuning.trials), chip)
+    if found is None and chip is not None and known.tuned.fitted is not None:  # by another tuning
+        chip = replace(chip, fitted=known.tuned.fitted)
+    return found, chosen_strategies(known.dtype, chip, found)

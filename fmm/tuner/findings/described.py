@@ -14,6 +14,7 @@ from fmm.config.thresholds import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.findings.answers import set_aside
+from fmm.tuner.findings.kept_parameters import described_kept
 from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
 from fmm.tuner.findings.outcome import chosen_square, outcome, unmeasured_in_use, vendors_name
 from fmm.tuner.findings.parts import Part, labelled_rows, table_of, told_lines
@@ -198,6 +199,8 @@ def measured_lines(section: Mapping[str, Any], used: ModelInUse, fitted: Calibra
     )
     margin = _margin(used, fitted)
     yield from zip(("model", "", ""), (*_errors(section["error"]), margin), strict=False)
+    kept = described_kept(section["intervals"] or {}, fitted, dtype, used.guess)
+    yield from () if kept is None else (kept,)
 
 
 def _margin(used: ModelInUse, fitted: Calibration) -> str:

@@ -193,5 +193,16 @@ def described_blocks(found: Thresholds, blocks: Mapping[str, Any] | None) -> Ite
         tiles = by_sides(found.block_strategy)
         yield "blocks", f"Tiles of fmm's own kernel (Huang, Yu and van de Geijn's strategies{beside}): {tiles}."
     if blocks:
-        terms = "fitted to this device" if blocks["fitted"] else "as built in"
-        yield "", f"Their model, its terms {terms}, is off by {blocks['error']:.1%} on {blocks['shapes']} shapes."
+        yield "", _block_error(blocks)
+
+
+def _block_error(blocks: Mapping[str, Any]) -> str:
+    """By how much their model is off, and on which shapes. (Older configs do not hold what a fit does not see.)"""
+    built_in, held_back, count = blocks["built_in_error"], blocks.get("held_back"), blocks["shapes"]
+    if blocks["fitted"]:
+        told = f"Their model, its terms fitted to this device, is off by {blocks['error']:.1%} on shapes that the fit"
+        return f"{told} {'saw' if held_back is None else 'did not see'}, as built in by {built_in:.1%} on all {count}."
+    told = f"Their model, its terms as built in, is off by {built_in:.1%} on {count} shapes"
+    if held_back is None:
+        return f"{told}."
+    return f"{told}; terms fitted to half of them, by {held_back:.1%} on the other half, so they are not taken."

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fmm.hardware.chip import Chip, Fitted
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes
+from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, SUMMING, TUNED, TileSizes
+from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.tile_choice import best_double, best_for
+from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
-from fmm.tuner.fit.block_terms import Measured, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.block_terms import Measured, compared_rows, fitted_constants, held_back_rows, root_mean_square
 from fmm.tuner.fit.model import stage_medians
 from fmm.tuner.trials.record import Size, Trial
 
@@ -26,15 +27,21 @@ SIZES: tuple[Size, ...] = (
 CLOSE = 0.05  # root mean square of the errors with which the built-in terms are kept
 SIDES = (512, 1024, 2048, 4096, 8192)  # of the squares for which the chosen strategy is shown
 PLANS: Mapping[str, Plan] = {s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *TUNED)}
+OPEN = Plan(leaf="tile")  # leaves the strategy open
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The block model on this device: terms, None where the built-in ones are kept; its error with either."""
+    """The block model on this device: its terms, None where the built-in ones are kept, and by how much it is off.
+
+    `error`: with these terms; of fitted ones on shapes that the fit did not see. `held_back`: what terms of a fit are
+    off by on such shapes, whether they are taken or not; None where the built-in ones are so close that there is none.
+    """
 
     fitted: Fitted | None
     error: float
     built_in_error: float
+    held_back: float | None
     shapes: int
 
     @property
@@ -62,24 +69,33 @@ def measured_strategies(trials: Sequence[Trial]) -> list[Measured]:
 def fitted_blocks(trials: Sequence[Trial], chip: Chip | None) -> Blocks | None:
     """What the measurements say of the model; None if there are too few."""
     shapes = measured_strategies(trials)
-    if chip is None or len(shapes) < len(SIZES) / 2:
-        return None
+    return None if chip is None or len(shapes) < len(SIZES) / 2 else judged_blocks(shapes, chip)
+
+
+def judged_blocks(shapes: Sequence[Measured], chip: Chip) -> Blocks:
+    """The built-in terms, unless they are far off and those of a fit predict better what the fit did not see: each half
+    of the shapes by the terms of the other one."""
     built_in = root_mean_square(compared_rows(shapes, chip))
     if built_in <= CLOSE:
-        return Blocks(None, built_in, built_in, len(shapes))
-    own = fitted_constants(shapes, chip)
-    error = root_mean_square(compared_rows(shapes, replace(chip, fitted=own)))
-    return Blocks(own if error < built_in else None, min(error, built_in), built_in, len(shapes))
+        return Blocks(None, built_in, built_in, None, len(shapes))
+    held_back = root_mean_square(held_back_rows(shapes, chip))
+    own = fitted_constants(shapes, chip) if held_back < built_in else None
+    return Blocks(own, min(held_back, built_in), built_in, held_back, len(shapes))
+
+
+# ---- what is launched
 
 
 def chosen_strategies(dtype: str, chip: Chip | None, found: Blocks | None) -> dict[str, str]:
-    """The strategy that the model takes for squares, by their side; empty where there is none."""
-    if chip is None or dtype not in ("float32", "float64"):
+    """The strategy with which our own kernel is launched for squares, by their side; empty where there is none."""
+    if chip is None or dtype not in SUMMING:
         return {}
     own = chip if found is None or found.fitted is None else replace(chip, fitted=found.fitted)
+    return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SIDES}
 
-    def best(side: int) -> TileSizes:
-        shape = side, side, side
-        return best_for(shape, own) if dtype == "float32" else best_double(shape, own)
 
-    return {str(side): best(side).name for side in SIDES}
+def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
+    """That of the one launch which a plan for this chip is recorded as: nobody else decides what runs."""
+    (product,) = record_launches(OPEN, problem, target_on(chip)).launches
+    strategy: TileSizes = product.kernel.spec.strategy
+    return strategy

@@ -8,7 +8,7 @@ from html import escape
 from fmm.tuner.findings.described import NOT_MEASURED, described_parts
 from fmm.tuner.findings.parameter_words import meaning_of, spelled, unit_of
 from fmm.tuner.findings.parts import Table
-from fmm.tuner.fit.parameters import BY_NAME
+from fmm.tuner.fit.parameters import is_determined
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import caption
 
@@ -97,7 +97,7 @@ def _value(name: str, value: float) -> str:
 
 
 def _interval(name: str, low: float, high: float) -> str:
-    if name in BY_NAME and not BY_NAME[name].determined(low, high):
+    if not is_determined(name, low, high):
         return "not determined by these samples"
     texts, unit = spelled(unit_of(name), low, high)
     return f"{' to '.join(texts)}<small>{escape(unit)}</small>"

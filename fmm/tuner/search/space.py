@@ -10,10 +10,11 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
-from fmm.dtypes import FLOATS
+from fmm.dtypes import DTYPES, FLOATS
 from fmm.kernels.plans.candidates import candidate_plans, considered_levels, leaves_on, searched_levels
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.tuner.devices.device import Device
 
@@ -26,7 +27,8 @@ def search_space(device: str) -> Space:
     schemes = tuple(level.text for level in searched_levels(device))
     # Integers are not tuned.
     floats = [leaf for leaf in leaves_on(device) if any(t in FLOATS for t in leaf.types.below)]
-    leaves = tuple(name for leaf in floats for name in leaf.tried_names)
+    # A longer list makes no search longer: that ends with the trials of its effort, however many plans there are.
+    leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
         return {
             "scheme": schemes,
@@ -55,10 +57,20 @@ def device_space(device: Device) -> Space:
 
 
 def space_of_type(space: Space, dtype: str) -> Space:
-    """Without the levels that cannot be asked for numbers of this type."""
+    """Without the levels that cannot be asked for numbers of this type, and without a leaf's options that no plan for
+    them has."""
     fitting = [x for x in space.get("numbers", ()) if not x or dtype in (parse_level(x).types or (dtype,))]
     left = {name: values for name, values in space.items() if name != "numbers"}
+    if "leaf" in space:
+        left["leaf"] = tuple(name for name in space["leaf"] if _has_options_of(name, dtype))
     return left | ({"numbers": tuple(fitting)} if len(fitting) > 1 else {})
+
+
+def _has_options_of(leaf: str, dtype: str) -> bool:
+    """Is it named without options, or compared with these for numbers of this type, or for their parts?"""
+    use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
+    compared = use.leaf.candidacy.types
+    return not use.options or (real in use.types() and (compared is None or real in compared))
 
 
 def _above(device: str) -> list[str]:
@@ -91,6 +103,8 @@ def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
         raise PlanError("one copy of the operands is aligned, and its product has nothing to run beside")
     if traversal == "fused" and inner != "1":
         raise PlanError("each product of a fused level is a kernel of its own: two levels are 49 to compile")
+    if traversal != "fused" and leaf_use(choices.get("leaf", str(VENDOR))).options:
+        raise PlanError("without sums inside, the block model knows which tiles are the fastest")
     if (traversal == "fused") != (choices["fringe"] == "pad4"):
         raise PlanError("a fused level reads no more than 4 numbers at a time, others read and write more")
 

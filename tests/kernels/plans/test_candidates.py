@@ -16,7 +16,7 @@ from fmm.kernels.plans.candidates import (
 )
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choosable import candidates as compared
-from fmm.tuner.search.space import search_space, space_of_type
+from fmm.tuner.search.space import choices_of_plans, search_space, space_of_type
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
 CPU = [
@@ -75,6 +75,9 @@ OWN = [
     "residues(8) > strassen > bytes",
 ]
 REAL = (*GPU, *OWN)
+# Strategies that a search names.
+SHAPES = ("small", "medium", "large", "tall", "wide", "huge", "square", "half", "third", "broad")
+TILES = [f"tile.{name}" for name in SHAPES]
 WHOLE = ["residues > bytes", "residues > strassen > bytes"]  # of integers on a GPU
 EXACT = [*(plan.replace("vendor", "digits") for plan in CPU[1:]), "digits"]  # of integers, which are not tuned
 LEAVES = [plan for plan in REAL if not Plan.parse(plan).levels]
@@ -131,7 +134,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", *RESIDUES, *OWN[-2:], "vendor3m"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", *TILES, "f16x3", *RESIDUES, *OWN[-2:], "vendor3m"),
         "numbers": (
             "",
             "3m",
@@ -147,6 +150,18 @@ def test_what_is_searched() -> None:
         space = search_space(device)
         assert space_of_type(space, "complex64") == space
         assert space_of_type(space, "float32") == {name: x for name, x in space.items() if name != "numbers"}
+
+
+def test_strategies_are_searched_where_sums_are_inside() -> None:
+    """Huang, Yu and van de Geijn's and our own, of the types that have them; elsewhere the space is as it was."""
+    space = search_space("cuda")
+    named = [name for name in space["leaf"] if name.startswith("tile.")]
+    plans = choices_of_plans(tuple(space_of_type(space, "float32").items()))
+    found = [str(plan) for plan in plans if plan.leaf in named]
+    assert {"strassen.fused.pad4 > tile.huge", "winograd.pad4 > winograd.fused.pad4 > tile.square"} <= set(found)
+    assert all(".fused.pad4 > tile." in plan for plan in found) and len(found) < len(plans) / 2
+    for dtype in ("float64", "complex128", "bfloat16", "tf32"):
+        assert not set(named) & set(space_of_type(space, dtype)["leaf"]), dtype
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:

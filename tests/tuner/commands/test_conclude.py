@@ -65,6 +65,22 @@ def test_thresholds_alone_leave_the_model_as_it_is(
     assert "concluded from" in capsys.readouterr().out
 
 
+def test_tiles_alone_leave_all_else_as_it_is(folder: Path, tmp_path: Path) -> None:
+    """A processor has none, whatever an earlier fmm wrote."""
+    path, other = older(folder, tmp_path), tmp_path / "other" / "config.json"
+    known = section(folder / "config.json")
+    stale = {
+        **known,
+        "noise": 0.5,
+        "thresholds": {**known["thresholds"], "alpha": 1.0, "block_strategy": {"512": "Huge"}},
+    }
+    tuned.write(path, FAKE.key, found=stale)
+    assert main(["conclude", "--blocks", str(path), "--into", str(other)]) == 0
+    found = section(other)
+    assert found.pop("thresholds") == {**stale.pop("thresholds"), "block_strategy": {}}
+    assert found == stale and found["blocks"] is None
+
+
 def test_without_trials_nothing_is_made_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tuned.write(tmp_path / "config.json", FAKE.key, found={**section(folder / "config.json"), "thresholds": OLD})
     before = path.read_text(encoding="utf-8")

@@ -1,0 +1,74 @@
+"""The model's parameters that a tuning's samples do not determine: the value that each keeps, and whose that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fmm.dtypes import DTYPES
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.untuned.built_in import cpu
+from fmm.tuner.findings.parameter_words import spelled, unit_of
+from fmm.tuner.findings.parts import Part
+from fmm.tuner.fit.parameters import OWN_TILES, PARAMETERS, STRIDED, Parameter, exists_on
+
+NEUTRAL, EARLIER = "neutral", "as before the fit"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A parameter that was not fitted, its value, and whose value that is."""
+
+    name: str
+    value: float
+    source: str
+
+    def __str__(self) -> str:
+        (text,), unit = spelled(unit_of(self.name), self.value)
+        return f"{self.name} {text} {unit}".rstrip()
+
+
+def described_kept(
+    intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
+) -> Part | None:
+    """All of them in a sentence, by whose values they are; None if there are none."""
+    groups: dict[str, list[str]] = {}
+    for kept in kept_parameters(intervals, fitted, dtype, guess):
+        groups.setdefault(kept.source, []).append(str(kept))
+    if not groups:
+        return None
+    told = "; ".join(f"{', '.join(names)} ({source})" for source, names in groups.items())
+    return "kept", f"Not determined by these samples, so not fitted: {told}."
+
+
+def kept_parameters(
+    intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
+) -> Iterator[Kept]:
+    """Those without an interval that mean something for this type on this device; none of a model that was not fitted.
+
+    `guess`: what the datasheet says of a GPU.
+    """
+    for p in PARAMETERS if intervals else ():
+        if p.name not in intervals and exists_on(p, fitted) and _matters(p, fitted, dtype):
+            value = p.get(fitted, dtype)
+            yield Kept(p.name, value, _source(p, value, dtype, guess, fitted.batches))
+
+
+def _matters(p: Parameter, fitted: Calibration, dtype: str) -> bool:
+    """Was our own kernel measured, if the parameter is of that? Are numbers complex, if it is of their parts?"""
+    if p.informed_by & OWN_TILES:
+        return fitted.rate(dtype).tiled > 0
+    return p.name not in STRIDED or DTYPES[dtype].is_complex
+
+
+def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
+    """Whose value it is; `gpu`: of a processor what is built in takes the datasheet's place."""
+    if value == p.neutral:
+        return NEUTRAL
+    known = guess if gpu else cpu(1)  # whose rates alone depend on the threads
+    with suppress(ValueError):  # no rate of this type
+        if known is not None and p.get(known, dtype) == value:
+            return "datasheet" if gpu else "built in"
+    return EARLIER
