@@ -43,8 +43,7 @@ def _rows(results: Path) -> Iterator[tuple[object, ...]]:
 
 def _predicted(way: Sequence[str]) -> str:
     """Milliseconds, of the lines that explain a way to share a product."""
-    found = PREDICTED.search("
-".join(way))
+    found = PREDICTED.search("\n".join(way))
     return digits(1e3 * float(found[1])) if found else ""
 
 
