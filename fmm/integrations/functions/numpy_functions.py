@@ -17,6 +17,7 @@ from fmm.arrays.numpy_library import NAMES
 from fmm.integrations.functions.array_products import array_product
 from fmm.integrations.functions.dot_operands import dot_operands
 from fmm.integrations.functions.replaced import Replaced, names_of, put
+from fmm.integrations.report import reporting
 from fmm.kernels.cpu.numpy_products import dot as numpy_dot
 from fmm.kernels.cpu.numpy_products import inner as numpy_inner
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
@@ -61,24 +62,32 @@ def matmul_answer(*operands: Any, **options: Any) -> Any:
 def dot_answer(*operands: Any, **options: Any) -> Any:
     """Two matrices are multiplied as matmul does; with other numbers of axes dot is another product."""
     given = dot_operands(operands, options)
-    if given is None or not _are_matrices(*given[:2]):
+    if given is None:
         return numpy_dot(*operands, **options)
     a, b, out = given
-    ours = not small_enough_for_numpy(a, b) and a.shape[1] == b.shape[0] and _takes(out, a, b)
-    return array_product("numpy.dot", matmul if ours else numpy_dot, *operands, **options)
+    ours = _may_be_ours(a, b) and _takes(out, a, b)
+    if ours or (reporting() and _are_matrices(a, b)):
+        return array_product("numpy.dot", matmul if ours else numpy_dot, *operands, **options)
+    return numpy_dot(*operands, **options)
 
 
 def inner_answer(*operands: Any, **options: Any) -> Any:
     """Of two matrices: the product of the first and the other one's transpose."""
-    if options or len(operands) != 2 or not _are_matrices(*operands):
-        return numpy_inner(*operands, **options)
-    a, b = operands[0], operands[1].T
-    ours = not small_enough_for_numpy(a, b) and a.shape[1] == b.shape[0]
-    return array_product("numpy.inner", matmul if ours else _inner_of_transposed, a, b)
+    if len(operands) == 2 and not options and type(operands[1]) is ndarray:
+        a, b = operands[0], operands[1].T
+        ours = _may_be_ours(a, b)
+        if ours or (reporting() and _are_matrices(a, b)):
+            return array_product("numpy.inner", matmul if ours else _inner_of_transposed, a, b)
+    return numpy_inner(*operands, **options)
 
 
 def _inner_of_transposed(a: Any, b: Any) -> Any:
     return numpy_inner(a, b.T)
+
+
+def _may_be_ours(a: Any, b: Any) -> bool:
+    """Two matrices that match, and are not so small that NumPy's product is the faster one for certain."""
+    return not small_enough_for_numpy(a, b) and _are_matrices(a, b) and a.shape[1] == b.shape[0]
 
 
 def _are_matrices(a: Any, b: Any) -> bool:
