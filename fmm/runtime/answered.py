@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime.decisions.decide import Decision
 
 
@@ -47,6 +47,14 @@ def latest_answer() -> Answer | None:
 def note_answer(decision: Decision, plan: Plan | None) -> None:
     """The plan ran, unless somebody has said meanwhile why it was left to the library."""
     _notes.answer = Answer(decision, None if _notes.why else plan, _notes.why)
+
+
+def note_measured(decision: Decision) -> None:
+    """Of a product that took part in a measurement, in which plan and library take turns."""
+    answer = _notes.answer
+    if answer is not None:
+        turn = "it was the library's turn to be measured" if answer.plan in (None, VENDOR) else ""
+        _notes.answer = Answer(decision, answer.plan, answer.why or turn)
 
 
 def left_because(why: str) -> None:

@@ -15,7 +15,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.answered import COUNTING, left_because, note_answer
+from fmm.runtime.answered import COUNTING, left_because, note_answer, note_measured
 from fmm.runtime.calls.answer import answer_question, launches_at, launches_on
 from fmm.runtime.calls.prepare import prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call, Question
@@ -42,9 +42,12 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     if call.plan is None:
         return _left_to_library(library, call, a, b, out, wishes)
     if call.decision.trial is not None:
-        return _runner(library.processor).measured_product(
+        c = _runner(library.processor).measured_product(
             library, call, lambda plan: product(library, a, b, out, wishes._replace(plan=plan, replaceable=True))
         )
+        if COUNTING.on:
+            note_measured(call.decision)
+        return c
     there = out is not None and writes_there(library, call, a, b, out)
     if call.direct and not there:  # `out` overlaps an operand
         call = prepared(library, a, b, None, wishes)

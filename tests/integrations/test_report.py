@@ -21,6 +21,7 @@ from fmm.integrations.report_value import LINES, UNSEEN, Kind, Outcome, expected
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Candidate
 from fmm.runtime.answered import COUNTING, Answer, forget_answer, latest_answer
+from fmm.runtime.decisions import decide
 from fmm.runtime.running import host_run
 from tests.support import ROOT
 
@@ -114,6 +115,20 @@ def test_want_of_memory_is_a_reason(
     a, _ = rng.standard_normal((200, 200)), failing(monkeypatch, 1000)
     np.testing.assert_allclose(np.matmul(a, a), a @ a)
     assert one(counts)[1].told.startswith("memory ran out; ") and not one(counts)[1].plan
+
+
+def test_who_multiplied_while_a_shape_is_measured_is_told(
+    counts: Counts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "online")
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path))
+    monkeypatch.setattr(decide, "WORTH_TUNING", 0)
+    a = rng.standard_normal((200, 200))
+    for _ in range(2):  # the first turns are the plan's and the library's
+        np.matmul(a, a)
+    ours, numpys = sorted((outcome for _, outcome in counts.counts), key=lambda outcome: not outcome.plan)
+    assert ours.plan and "times as fast is expected" in ours.told
+    assert numpys.told == f"it was the library's turn to be measured; {ours.plan} was chosen"
 
 
 @pytest.mark.parametrize(
