@@ -4,6 +4,8 @@ from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, min
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.places import install_as_told
+from fmm.integrations.report import report
+from fmm.integrations.report_files import report_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
@@ -29,8 +31,10 @@ __all__ = [
     "plan",
     "prepare",
     "release_workspace",
+    "report",
     "shortest_paths",
     "uninstall",
 ]
 
+report_as_told()
 install_as_told()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from fmm.kernels.cpu.threads.fork_safe import Lock
+
 Act = Callable[[str], None]  # told the module's name
 
 _waiting: dict[str, list[Act]] = {}
 _told: set[str] = set()  # modules whose loading we have seen, and told of
-_lock = threading.Lock()  # of these two; nothing is imported under it
+_lock = Lock()  # of these two; nothing is imported under it
 
 
 def is_loaded(module: str) -> bool:
@@ -26,7 +27,7 @@ def is_loaded(module: str) -> bool:
 def after_import(module: str, act: Act) -> bool:
     """Once the module has been loaded by whoever imports it, `act` is called; once, however often it is said. False,
     and nothing will be called, if that has just been done."""
-    with _lock:
+    with _lock.now:
         if module in _told and module in sys.modules:
             return False
         _told.discard(module)
@@ -41,7 +42,7 @@ def after_import(module: str, act: Act) -> bool:
 def _next_acts(module: str) -> list[Act]:
     """The calls that wait for a module, now that it is loaded. Once there are none, it is noted as loaded:
     whoever comes later is told so at once."""
-    with _lock:
+    with _lock.now:
         acts = _waiting.pop(module, [])
         if not acts:
             _told.add(module)

@@ -11,13 +11,14 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fmm.config.environment import log_once
 from fmm.integrations.on_import import after_import, is_loaded
+from fmm.kernels.cpu.threads.fork_safe import Lock
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -55,7 +56,7 @@ PLACES = {
     "numpy": Place("numpy", "fmm.integrations.functions.numpy_functions"),
 }
 USUAL = "torch", "cupy", "numpy"
-_lock = threading.RLock()
+_lock = Lock(threading.RLock)  # entered again by imports of what is installed
 
 
 def install(*names: str) -> None:
@@ -67,7 +68,7 @@ def install(*names: str) -> None:
     yet is changed when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
     """
     for place in _named(names):
-        with _lock:
+        with _lock.now:
             place.kept = True
             _settle(place)
 
@@ -75,7 +76,7 @@ def install(*names: str) -> None:
 def uninstall(*names: str) -> None:
     """Ends what `install` began, for these libraries or for all; the libraries have their own objects back."""
     for place in _named(names or tuple(PLACES)):
-        with _lock:
+        with _lock.now:
             place.kept = False
             _settle(place)
 
@@ -91,32 +92,36 @@ def _installed_meanwhile(*names: str) -> Iterator[None]:
     held: list[Place] = []
     try:
         for place in _named(names):  # which may take seconds, in which somebody may press Ctrl-C
-            with _lock:
+            with _lock.now:
                 place.holders += 1
                 held.append(place)
                 _settle(place)
         yield
     finally:
         for place in held:
-            with _lock:
+            with _lock.now:
                 place.holders -= 1
                 _settle(place)
 
 
 def install_as_told() -> None:
-    """What the environment variable FMM_INSTALL names, for programs that say nothing themselves."""
-    told = tuple(name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip())
-    try:
-        if told:
-            install(*told)
-    except ValueError as error:
-        log_once(f"{VARIABLE}: {error}")
+    """What the environment variable FMM_INSTALL names, for programs that say nothing themselves. Of what fmm does not
+    know, one line in the log: a job does not end because of a wrong word, nor miss what the others name."""
+    told = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if unknown := [name for name in told if name not in PLACES]:
+        log_once(f"{VARIABLE}: {_unknown_in_words(unknown)}")
+    if known := [name for name in told if name in PLACES]:
+        install(*known)
 
 
 def check_names(names: tuple[object, ...]) -> None:
     unknown = [name for name in names if not isinstance(name, str) or name not in PLACES]
     if unknown:
-        raise ValueError(f"fmm knows no {', '.join(map(repr, unknown))} to install for; valid: {', '.join(PLACES)}")
+        raise ValueError(_unknown_in_words(unknown))
+
+
+def _unknown_in_words(names: Sequence[object]) -> str:
+    return f"fmm knows no {', '.join(map(repr, names))} to install for; valid: {', '.join(PLACES)}"
 
 
 def _named(names: tuple[str, ...]) -> list[Place]:
@@ -157,7 +162,7 @@ def _settle(place: Place, loaded: bool = False) -> None:
 def settle_loaded(library: str) -> None:
     """Once a library has been loaded: whoever waited for it gets in, if that is still wanted."""
     for place in PLACES.values():
-        with _lock:
+        with _lock.now:
             if place.library == library:
                 _settle(place, loaded=True)
 

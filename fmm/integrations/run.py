@@ -8,7 +8,6 @@ paths. What it raises is shown without our frames, and ends the process as it wo
 from __future__ import annotations
 
 import argparse
-import atexit
 import builtins
 import os
 import runpy
@@ -23,18 +22,20 @@ from typing import Any
 from zipfile import is_zipfile
 
 from fmm.integrations.places import PLACES, VARIABLE, install, usual_here
-from fmm.integrations.report import Report, begin_report, unseen_line
+from fmm.integrations.report_files import PROCESS, STDERR, report_at_exit
+from fmm.integrations.report_files import VARIABLE as REPORT_VARIABLE
 
-USAGE = "python -m fmm [--report] [--install NAMES] (script.py | -m module | -c code | -) [arguments of the program]"
+USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it as Python itself would."""
     options, program, rest = _parsed(list(sys.argv[1:] if arguments is None else arguments))
-    if options.report:
-        # What is registered first is called last: when the program's threads and its own such calls have ended.
-        atexit.register(_print_report, begin_report(), os.getpid())
-    names = tuple(name.strip() for name in options.install.split(",") if name.strip())
+    if options.report is not None:
+        report_at_exit(options.report)
+        if PROCESS in options.report:  # else they would all write the same file
+            os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
+    names = _names(options.install)
     install(*names)
     os.environ[VARIABLE] = ",".join(names)  # for processes that the program starts
     work = _prepared(options, program, rest)
@@ -48,13 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.excepthook = _shown_already  # and the rest is Python's: the status, or the signal's end
         raise
     return 0
-
-
-def _print_report(report: Report, process: int) -> None:
-    """Not in a process that was forked off."""
-    if os.getpid() == process:
-        places = [name for name, place in PLACES.items() if place.was_in]
-        print(report, unseen_line(places), sep="\n", file=sys.stderr)
 
 
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
@@ -139,16 +133,34 @@ def _put_first(folder: str) -> None:
 
 def _parsed(given: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
     """Our own options, which stand before the program; the program; what is the program's."""
-    parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE, description=__doc__)
-    parser.add_argument("--report", action="store_true", help="at the end, say which products ran by plans")
+    parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE, description=__doc__, allow_abbrev=False)
+    told = "at the end, say which products ran by plans; in a file: as JSON if it ends in .json, %%p is the process"
+    parser.add_argument("--report", metavar="FILE", help=told)
     parser.add_argument("--install", default=",".join(usual_here()), help=f"between commas: {', '.join(PLACES)}")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
-    options = parser.parse_args(given)
+    options = parser.parse_args(_with_report_named(given))
     if not options.program:
         parser.error("no program is named")
-    for name in options.install.split(","):
-        if name.strip() and name.strip() not in PLACES:
-            parser.error(f"--install: {name.strip()!r} is none of {', '.join(PLACES)}")
+    names = _names(options.install)
+    if not names:
+        parser.error(f"--install: nothing is named; valid: {', '.join(PLACES)}")
+    for name in names:
+        if name not in PLACES:
+            parser.error(f"--install: {name!r} is none of {', '.join(PLACES)}")
     return options, options.program[0], options.program[1:]
+
+
+def _names(between_commas: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in between_commas.split(",") if name.strip())
+
+
+def _with_report_named(given: Sequence[str]) -> list[str]:
+    """`--report` alone, among our own options, names no file: argparse would take the program for one."""
+    words, i = list(given), 0
+    while i < len(words) and words[i].startswith("--"):
+        if words[i] == "--report":
+            words[i] = f"--report={STDERR}"
+        i += 2 if words[i] == "--install" else 1
+    return words

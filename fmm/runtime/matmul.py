@@ -15,6 +15,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
+from fmm.runtime.answered import COUNTING, left_because, note_answer, note_measured
 from fmm.runtime.calls.answer import answer_question, launches_at, launches_on
 from fmm.runtime.calls.prepare import prepare, prepared, writes_there
 from fmm.runtime.calls.question import Call, Question
@@ -41,9 +42,12 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     if call.plan is None:
         return _left_to_library(library, call, a, b, out, wishes)
     if call.decision.trial is not None:
-        return _runner(library.processor).measured_product(
+        c = _runner(library.processor).measured_product(
             library, call, lambda plan: product(library, a, b, out, wishes._replace(plan=plan, replaceable=True))
         )
+        if COUNTING.on:
+            note_measured(call.decision)
+        return c
     there = out is not None and writes_there(library, call, a, b, out)
     if call.direct and not there:  # `out` overlaps an operand
         call = prepared(library, a, b, None, wishes)
@@ -64,7 +68,11 @@ def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: W
     """
     c = _attempt(library, call, a, b, target, wishes, added)
     if isinstance(c, Failure):  # what the failed attempt had allocated is given back now that the exception is gone
-        c = _product_instead(library, call, a, b, target, wishes, c, added)
+        failed = c
+        c = _product_instead(library, call, a, b, target, wishes, failed, added)
+        if c is None and COUNTING.on:
+            left_because(failed.why)
+            note_answer(call.decision, None)
     return c
 
 
@@ -82,16 +90,18 @@ class Failure:
     """Why a plan gave no product: what is tried instead of it."""
 
     plans_instead: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
+    why: str = "no plan could run"
 
 
-OUT_OF_MEMORY, CANNOT_RUN = Failure(leaner_plans), Failure(other_plans)
+OUT_OF_MEMORY = Failure(leaner_plans, "memory ran out")
+CANNOT_RUN = Failure(other_plans, "no plan can run on arrays that lie like these")
 
 
 def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes, added: Any) -> Any:
     """C by the call's plan, None if the library must multiply, or a Failure, unless the caller insists on the plan."""
     more = () if added is None else (added,)
     try:
-        return _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None, *more)
+        c = _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None, *more)
     except library.out_of_memory:
         if wishes.insists:
             raise
@@ -100,6 +110,9 @@ def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wis
         if wishes.insists:
             raise
         return CANNOT_RUN
+    if COUNTING.on:
+        note_answer(call.decision, None if c is None else call.plan)
+    return c
 
 
 def _product_instead(
@@ -126,6 +139,8 @@ def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wis
     if call.refused_plan:
         library.vendor(a, b)
         raise PlanError(call.refused_plan)
+    if COUNTING.on:
+        note_answer(call.decision, None)
     if wishes is NO_WISHES and (out is None or call.decision.problem is not None):  # not because `out` is no usual one
         remember_vendor(library, a, b, call.decision)
     return library.vendor(a, b, out)

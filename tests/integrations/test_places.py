@@ -131,7 +131,13 @@ def test_what_the_environment_names_is_installed(
     monkeypatch.setenv(places.VARIABLE, "nunpy")
     with caplog.at_level(logging.WARNING, "fmm"):
         places.install_as_told()  # a job does not end because of it
-    assert "FMM_INSTALL: fmm knows no 'nunpy'" in caplog.text
+    assert "FMM_INSTALL: fmm knows no 'nunpy' to install for; valid: torch, torch-cpu" in caplog.text
+    monkeypatch.setenv(places.VARIABLE, "typo,numpy,other")
+    with caplog.at_level(logging.WARNING, "fmm"):
+        for _ in range(2):
+            places.install_as_told()
+    assert np.matmul is not MATMUL
+    assert caplog.text.count("fmm knows no 'typo', 'other' to install for; valid: ") == 1
 
 
 # ---- what cannot be installed

@@ -7,7 +7,7 @@ import ast
 from tests.support import ROOT
 
 CHANGING = {
-    "_Moves", "StepTimes", "Report",  # they gather what comes
+    "_Moves", "StepTimes", "Counts",  # they gather what comes
     "ChunkTasks", "Task", "Trust", "Place",  # they note what was done
     "CpuSession", "FakeDevice", "FakeSession", "Laboratory",  # a clock, a random generator or a limit goes on in them
 }  # fmt: skip

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fmm.api import matmul
+from fmm.integrations.functions.array_products import array_product
 from fmm.integrations.functions.contraction import contraction
+from fmm.integrations.functions.dot_operands import dot_operands
 from fmm.integrations.functions.replaced import Replaced, names_of, put
-from fmm.integrations.report import noted
 from fmm.runtime.decisions.left_to_vendor import small_enough_for_vendor
 
 
@@ -45,8 +46,7 @@ class CupyFunctions:
     def operator(self) -> Callable[[Any, Any], Any]:
         def __matmul__(self_: Any, other: Any) -> Any:  # noqa: N807 - a method by that name
             if type(self_) is type(other) is self.ndarray:
-                noted("cupy @", self_, other)
-                return matmul(self_, other)
+                return array_product("cupy @", matmul, self_, other)
             return self.own_operator(self_, other)
 
         return __matmul__
@@ -56,18 +56,17 @@ class CupyFunctions:
 
     def matmul(self, *operands: Any, **options: Any) -> Any:
         if self.plain(operands):
-            noted("cupy.matmul", *operands[:2])
-            return matmul(*operands, **options)
+            return array_product("cupy.matmul", matmul, *operands, **options)
         return self.own_matmul(*operands, **options)
 
     def dot(self, *operands: Any, **options: Any) -> Any:
         """Two matrices are multiplied as matmul does; with other numbers of axes dot is another product."""
-        without_out = len(operands) == 2 and (not options or (options.get("out") is None and len(options) == 1))
-        if without_out and self.plain(operands) and operands[0].ndim == operands[1].ndim == 2:
-            a, b = operands
-            noted("cupy.dot", a, b)
-            if a.shape[1] == b.shape[0] and a.dtype == b.dtype and not self.small(a, (*a.shape, b.shape[1])):
-                return matmul(a, b)
+        given = dot_operands(operands, options)
+        if given is not None and self.plain(operands) and operands[0].ndim == operands[1].ndim == 2:
+            a, b, out = given
+            fits = a.shape[1] == b.shape[0] and a.dtype == b.dtype and self.takes(out, a, b)
+            ours = fits and not self.small(a, (*a.shape, b.shape[1]))
+            return array_product("cupy.dot", matmul if ours else self.own_dot, *operands, **options)
         return self.own_dot(*operands, **options)
 
     def tensordot(self, a: Any, b: Any, axes: Any = 2) -> Any:
@@ -77,9 +76,15 @@ class CupyFunctions:
                 m, k, n = found.size
                 left = a.transpose(found.left_axes).reshape(m, k)
                 right = b.transpose(found.right_axes).reshape(k, n)
-                noted("cupy.tensordot", left, right)
-                return matmul(left, right).reshape(found.shape)
+                return array_product("cupy.tensordot", matmul, left, right).reshape(found.shape)
         return self.own_tensordot(a, b, axes)
+
+    def takes(self, out: Any, a: Any, b: Any) -> bool:
+        """Does cupy.dot write the product there? Of what it does not take, it says so itself."""
+        if out is None:
+            return True
+        fits = type(out) is self.ndarray and out.dtype == a.dtype and out.shape == (a.shape[0], b.shape[1])
+        return fits and bool(out.flags.c_contiguous)
 
     def small(self, a: Any, size: tuple[int, int, int]) -> bool:
         """Is it CuPy's product for certain, by its own way?"""

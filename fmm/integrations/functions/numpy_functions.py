@@ -1,4 +1,4 @@
-"""numpy.matmul and numpy.dot, also where NumPy's own functions call them: linalg.multi_dot and others, tensordot.
+"""numpy.matmul, numpy.dot and numpy.inner, also where NumPy's own functions call them: einsum, cov, linalg.multi_dot.
 
 The operator `@` cannot be replaced, nor can methods: they belong to a type that is written in C. Only two plain arrays
 are fmm's; lists, subclasses and other libraries' arrays find NumPy's function as ever.
@@ -14,13 +14,19 @@ import numpy as np
 
 from fmm.api import matmul
 from fmm.arrays.numpy_library import NAMES
+from fmm.integrations.functions.array_products import array_product
+from fmm.integrations.functions.dot_operands import dot_operands
 from fmm.integrations.functions.replaced import Replaced, names_of, put
-from fmm.integrations.report import noted
+from fmm.integrations.report import reporting
 from fmm.kernels.cpu.numpy_products import dot as numpy_dot
+from fmm.kernels.cpu.numpy_products import inner as numpy_inner
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
 
 ndarray = np.ndarray
+# Functions of NumPy that call the three by names of the modules that they are in; each stands for its module, which has
+# another name in other versions.
+CALLERS = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
 def install() -> Callable[[], None]:
@@ -28,15 +34,19 @@ def install() -> Callable[[], None]:
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
-    for own, answer in ((numpy_matmul, matmul_answer), (numpy_dot, dot_answer)):
+    modules = dict.fromkeys((np, *_modules()))
+    for own, answer in ((numpy_matmul, matmul_answer), (numpy_dot, dot_answer), (numpy_inner, inner_answer)):
         replaced = Replaced(own, answer)
-        for owner, name in names_of(own, np, *_modules()):
+        for owner, name in names_of(own, *modules):
             yield owner, name, replaced
 
 
 def _modules() -> Iterator[Any]:
-    """NumPy's modules whose functions call the two by name."""
-    for function in (np.linalg.multi_dot, np.tensordot):
+    """NumPy's modules whose functions call the three by name, as far as this version has them."""
+    for caller in CALLERS:
+        function: Any = np
+        for name in caller.split("."):
+            function = getattr(function, name, None)
         own = getattr(function, "_implementation", getattr(function, "__wrapped__", function))
         module = sys.modules.get(str(getattr(own, "__globals__", {}).get("__name__")))
         if module is not None:
@@ -45,23 +55,50 @@ def _modules() -> Iterator[Any]:
 
 def matmul_answer(*operands: Any, **options: Any) -> Any:
     if 1 < len(operands) < 4 and type(operands[0]) is ndarray and type(operands[1]) is ndarray:
-        noted("numpy.matmul", *operands[:2])
-        return matmul(*operands, **options)
+        return array_product("numpy.matmul", matmul, *operands, **options)
     return numpy_matmul(*operands, **options)
 
 
 def dot_answer(*operands: Any, **options: Any) -> Any:
     """Two matrices are multiplied as matmul does; with other numbers of axes dot is another product."""
-    if len(operands) == 2 and (not options or (options.get("out") is None and len(options) == 1)):
-        a, b = operands
-        if (
-            type(a) is ndarray
-            and type(b) is ndarray
-            and a.ndim == b.ndim == 2
-            and a.dtype in NAMES
-            and b.dtype in NAMES
-        ):
-            noted("numpy.dot", a, b)
-            if not small_enough_for_numpy(a, b) and a.shape[1] == b.shape[0]:
-                return matmul(a, b)
+    given = dot_operands(operands, options)
+    if given is None:
+        return numpy_dot(*operands, **options)
+    a, b, out = given
+    ours = _may_be_ours(a, b) and _takes(out, a, b)
+    if ours or (reporting() and _are_matrices(a, b)):
+        return array_product("numpy.dot", matmul if ours else numpy_dot, *operands, **options)
     return numpy_dot(*operands, **options)
+
+
+def inner_answer(*operands: Any, **options: Any) -> Any:
+    """Of two matrices: the product of the first and the other one's transpose."""
+    if len(operands) == 2 and not options and type(operands[1]) is ndarray:
+        a, b = operands[0], operands[1].T
+        ours = _may_be_ours(a, b)
+        if ours or (reporting() and _are_matrices(a, b)):
+            return array_product("numpy.inner", matmul if ours else _inner_of_transposed, a, b)
+    return numpy_inner(*operands, **options)
+
+
+def _inner_of_transposed(a: Any, b: Any) -> Any:
+    return numpy_inner(a, b.T)
+
+
+def _may_be_ours(a: Any, b: Any) -> bool:
+    """Two matrices that match, and are not so small that NumPy's product is the faster one for certain."""
+    return not small_enough_for_numpy(a, b) and _are_matrices(a, b) and a.shape[1] == b.shape[0]
+
+
+def _are_matrices(a: Any, b: Any) -> bool:
+    """Two plain ones, of types that plans know."""
+    return type(a) is ndarray and type(b) is ndarray and a.ndim == b.ndim == 2 and a.dtype in NAMES and b.dtype in NAMES
+
+
+def _takes(out: Any, a: Any, b: Any) -> bool:
+    """Does numpy.dot write the product there? Unlike matmul it casts nothing, and writes row by row; of what it does
+    not take, it says so itself."""
+    if out is None:
+        return True
+    fits = type(out) is ndarray and out.flags.carray and out.shape == (a.shape[0], b.shape[1])
+    return bool(fits and out.dtype.isnative and out.dtype.num == np.result_type(a.dtype, b.dtype).num)

@@ -15,6 +15,7 @@ class Replaced:
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
         self.__wrapped__, self._answer = own, answer
+        self.__module__ = getattr(own, "__module__", None)  # unknown of the ufuncs of NumPy 1.26: not ours
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
         return self._answer(*operands, **options)
@@ -25,6 +26,13 @@ class Replaced:
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # for isinstance(numpy.matmul, numpy.ufunc)
         return type(self.__wrapped__)
+
+    def __eq__(self, other: object) -> Any:  # of an array NumPy says it entry by entry
+        """Who looks the function up in a table of his own finds what he knows of it."""
+        return self.__wrapped__ == other
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
 
     def __reduce__(self) -> str:
         return str(self.__wrapped__.__name__)  # pickled by its name, as the function itself would be

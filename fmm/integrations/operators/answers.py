@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fmm.arrays.torch_calls import calls_are_recorded, without_marks
-from fmm.integrations.operators.operands import are_factors, can_be_added, plain_operands, takes
+from fmm.integrations.operators.operands import are_factors, can_be_added, plain_operands, takes, why_torchs
 from fmm.integrations.operators.operator_table import Operator
 from fmm.integrations.operators.own_kernels import Hooked, own_kernels_answer, passing
-from fmm.integrations.report import noted, reporting
+from fmm.integrations.report import count, count_answer, counted, reporting
+from fmm.integrations.report_value import Kind, Outcome
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
+from fmm.runtime.answered import Answer
 from fmm.runtime.calls.prepare import prepared
 from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
 from fmm.runtime.decisions.left_to_vendor import small_enough_for_vendor as small_enough
-from fmm.runtime.decisions.limits import NO_WISHES
+from fmm.runtime.decisions.limits import NO_WISHES, Wishes
 from fmm.runtime.gemm import Update, gemm_product, update_wishes
 
 PRODUCT = Update()
+# Why products are left to torch that no decision is about.
+RECORDED = "torch answers: somebody records its calls"
+NOT_ADDED = (
+    "torch answers: what is added is no plain tensor of the product's type and shape, or alpha or beta no number"
+)
 
 
 class Answers:
@@ -31,53 +39,66 @@ class Answers:
     def answer(self, row: Operator) -> Callable[..., Any]:
         """Who answers in the operator's place, by its operands: a tensor, or None for torch's own kernel."""
         if row.in_place:
-            return self.sum_in_place
-        return self.sum_with_product if row.first else self.product
+            return partial(self.sum_in_place, row.shown)
+        return partial(self.sum_with_product if row.first else self.product, row.shown)
 
-    def product(self, a: Any, b: Any, out: Any = None) -> Any:
+    def product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
         """A product of two matrices, or of two stacks of as many."""
-        return None if self._not_now() else self._answer(a, b, out)
+        return None if self._not_now(where, a, b) else self._answer(a, b, out, where)
 
-    def sum_with_product(self, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+    def sum_with_product(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """beta * added + alpha * a @ b.
 
         Alpha and beta are factors of the plan's last sums, which read what is added where it lies, a row for all rows
         of the product perhaps. Without beta it is not looked at, be it inf or NaN.
         """
-        if self._not_now() or not (can_be_added(added, a, b) and are_factors(alpha, beta, a)):
+        if self._not_now(where, a, b):
             return None
-        return self._answer(a, b, out, Update(alpha, beta), added if beta else None)
+        if not (can_be_added(added, a, b) and are_factors(alpha, beta, a)):
+            _left(where, a, b, NOT_ADDED)
+            return None
+        return self._answer(a, b, out, where, Update(alpha, beta), added if beta else None)
 
-    def sum_in_place(self, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+    def sum_in_place(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """The same in the place of what is added."""
-        return self.sum_with_product(added, a, b, beta, alpha, added)
+        return self.sum_with_product(where, added, a, b, beta, alpha, added)
 
-    def _not_now(self) -> bool:
+    def _not_now(self, where: str, a: Any, b: Any) -> bool:
         """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls? Then it is not
         remembered as declined."""
-        declined = getattr(passing, "on", False) or calls_are_recorded()
+        own = getattr(passing, "on", False)
+        declined = own or calls_are_recorded()
         if self.hook is not None and (declined or reporting()):  # a report counts each product
             self.hook.only_now()
+        if declined and not own:
+            _left(where, a, b, RECORDED)
         return declined
 
-    def _answer(self, a: Any, b: Any, out: Any, update: Update = PRODUCT, added: Any = None) -> Any:
+    def _answer(self, a: Any, b: Any, out: Any, where: str, update: Update = PRODUCT, added: Any = None) -> Any:
         """alpha a b + beta added, or None."""
         if self.hook is None and not reporting() and self._quick_no(a, b):
             return None
         if not plain_operands(a, b) or not (out is None or takes(out, a, b)):
+            if reporting():
+                _left(where, a, b, why_torchs(a, b, out))
             return None
         a, b = without_marks(a, b)
         if added is not None and added is not out:
             added = without_marks(added, added)[0]
         wishes = update_wishes(self.library, a, b, added, out, update) if update != PRODUCT else NO_WISHES
-        noted(
-            f"torch.{'mm' if a.dim() == 2 else 'bmm'}", a, b, lambda: matmul.explained(self.library, a, b, out, wishes)
-        )
         ready = prepared(self.library, a, b, out, wishes)
         if ready.plan is None or (ready.plan == VENDOR and ready.decision.trial is None):
             if update == PRODUCT:
                 remember_vendor(self.library, a, b, ready.decision)
+            if reporting():
+                count_answer(_kind(where, a, b), Answer(ready.decision, None))
             return None
+        if not reporting():
+            return self._multiplied(a, b, out, update, added, wishes)
+        product = partial(self._multiplied, a, b, out, update, added, wishes)
+        return counted(_kind(where, a, b), product, lambda: ready.decision)
+
+    def _multiplied(self, a: Any, b: Any, out: Any, update: Update, added: Any, wishes: Wishes) -> Any:
         if update == PRODUCT:
             return matmul.product(self.library, a, b, out, wishes)
         with own_kernels_answer():  # whatever torch is asked for meanwhile
@@ -87,3 +108,13 @@ class Answers:
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         small = small_enough(m, k, n, a.element_size())
         return small or (a.dim() == 2 and just_left_to_vendor(self.library, a, b))
+
+
+def _left(where: str, a: Any, b: Any, why: str) -> None:
+    """Counted as torch's, if somebody counts."""
+    if reporting():
+        count(_kind(where, a, b), Outcome("", why))
+
+
+def _kind(where: str, a: Any, b: Any) -> Kind:
+    return Kind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))

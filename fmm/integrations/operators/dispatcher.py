@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from fmm.integrations.operators.answers import Answers
+from fmm.integrations.operators.compiled_hook import CompiledHook
 from fmm.integrations.operators.operator_table import OPERATORS, Operator
 from fmm.integrations.operators.own_kernels import own_kernels
 from fmm.integrations.places import CannotInstallError, Undo
-from fmm.integrations.report import reporting
+from fmm.integrations.report import reporting, watch_counting
 from fmm.runtime.decisions.left_to_vendor import SMALL, SMALL_HALF, SMALL_UNALIGNED
 
 # ---- behind the hook in C++
@@ -28,15 +30,22 @@ def install_compiled(answers: Answers, key: str) -> Undo:
     hook = answers.hook
     _define_questions(key)
     _answering[key] = answers
-    hook.least_work(*((0, 0, 0) if reporting() else (SMALL, SMALL_HALF, SMALL_UNALIGNED)))
+    _set_least_work(hook)
     if failure := hook.install(key == "CUDA", [(row.name, row.first) for row in OPERATORS]):
         raise CannotInstallError(failure)
+    forget = watch_counting(partial(_set_least_work, hook))
 
     def undo() -> None:
+        forget()
         hook.uninstall(key == "CUDA")
         _answering.pop(key, None)
 
     return undo
+
+
+def _set_least_work(hook: CompiledHook) -> None:
+    """From how many multiply-adds on Python is asked; of all products, where somebody counts them."""
+    hook.least_work(*((0, 0, 0) if reporting() else (SMALL, SMALL_HALF, SMALL_UNALIGNED)))
 
 
 def _define_questions(key: str) -> None:

@@ -22,6 +22,25 @@ def plain_operands(a: Any, b: Any) -> bool:
     )
 
 
+def why_torchs(a: Any, b: Any, out: Any) -> str:
+    """Why torch multiplies, where operands are not plain or `out` does not take the product."""
+    return f"torch answers: {_what_is_not_plain(a, b, out)}"
+
+
+def _what_is_not_plain(a: Any, b: Any, out: Any) -> str:
+    if deterministic():
+        return "deterministic algorithms are asked for"
+    for name, x in (("the left operand", a), ("the right operand", b)):
+        if type(x) not in PLAIN:
+            return f"{name} is a {type(x).__name__}, not a plain tensor"
+        if not plain_bits(dispatch_keys(x).raw_repr()):
+            return f"{name} is not a plain tensor, or in the midst of a transform"
+    if plain_operands(a, b):
+        assert out is not None
+        return "out is of another type or shape, or torch cannot write there as it is"
+    return "the operands are of two types or on two devices, or their sizes do not match"
+
+
 def takes(out: Any, a: Any, b: Any) -> bool:
     """Is it a place for the product as it is? Torch makes others fit, or says what is wrong."""
     return writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])

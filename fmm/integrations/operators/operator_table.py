@@ -15,6 +15,11 @@ class Operator:
     first: int = 0  # where the left operand stands among the arguments
     in_place: bool = False  # does the result take the place of what is added?
 
+    @property
+    def shown(self) -> str:
+        """As torch has it in Python: the forms with `out` are not other functions there."""
+        return f"torch.{self.name.removesuffix('.out')}"
+
 
 _FACTORS = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
 _ADDED = f"Tensor added, {_FACTORS}"

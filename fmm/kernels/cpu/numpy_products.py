@@ -6,6 +6,6 @@ name in NumPy, and fmm, asking for that name, would find itself.
 
 from __future__ import annotations
 
-from numpy import dot, matmul
+from numpy import dot, inner, matmul
 
-__all__ = ["dot", "matmul"]
+__all__ = ["dot", "inner", "matmul"]

@@ -33,6 +33,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
+from fmm.runtime.answered import left_because
 from fmm.runtime.calls.answer import cublas_scratch
 from fmm.runtime.calls.question import Call
 from fmm.runtime.devices import chip_as_tuned, cuda_device
@@ -76,12 +77,14 @@ def _run(
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         if given:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
+        left_because("its stream is being captured")
         return None  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)
     if ready.flagged and not (given or flag.trusted()):
+        left_because("products on its stream had inf or NaN a moment ago")
         return None
     p, q, r, workspace, c, kept = library.allocate(call, a, b, out)
     if out is not None:

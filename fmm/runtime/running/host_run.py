@@ -26,6 +26,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products
 from fmm.problem import Problem, without_layouts
+from fmm.runtime.answered import left_because
 from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.expected_time import expected_seconds
 from fmm.runtime.progress import Progress, asked_progress
@@ -53,7 +54,8 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     (What is added to `out` itself cannot be begun anew: if memory runs out in its middle, PartlyAddedError says so.)
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
-        return None  # a caller who asks to be told of underflow: a plan's sums have their own
+        left_because("numpy.errstate asks to be told of underflow, and a plan's sums have their own")
+        return None
     assert call.result is not None
     c = library.new_array(call.result) if out is None else out
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
@@ -69,10 +71,12 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
             _fill_apart(multiplier, x, y, z, whole, given)
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)
-    except _LeftToVendorError:
+    except _LeftToVendorError as why:
+        left_because(str(why))
         return None
     except NoThreadError:
         if not given:
+            left_because("no thread can be started")
             return None
         _fill_here(multiplier, x, y, z, out is not None, given)
     if call.plan == VENDOR and _numpy_might_warn(call, z):
@@ -122,14 +126,16 @@ def _fill_apart(
 
     try:
         call_apart(work, last)
-    except _LeftToVendorError:
+    except _LeftToVendorError as why:
         if not last:
             raise
+        left_because(str(why))
     except MemoryError as error:
         if multiplier.added:
             raise PartlyAddedError("memory ran out while a product was added to out") from error
         if given or not last:
             raise
+        left_because("memory ran out")
 
 
 def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, seen: bool, given: bool) -> None:
@@ -140,7 +146,7 @@ def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, seen: bool
         return
     call = multiplier.call
     if not given and z.nbytes > max(SMALL, call.limits.workspace - call.workspace):
-        raise _LeftToVendorError
+        raise _LeftToVendorError("there is no room to compute the result beside its place")
     c = np.array(z) if multiplier.updates or multiplier.half else np.empty_like(z)
     multiplier.fill(x, y, c)
     np.copyto(z, c)
@@ -236,7 +242,7 @@ class _Multiplier:
             return  # nothing is added up that the vendor does not add up
         scale = max(1.0, abs(complex(self.asked.alpha)))
         if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill, scale):
-            raise _LeftToVendorError
+            raise _LeftToVendorError("inf, NaN or numbers so large that sums may overflow are in its operands")
 
 
 def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:

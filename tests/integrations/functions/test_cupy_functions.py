@@ -108,6 +108,26 @@ def test_options_go_on_to_who_answers(cupy: Any, rng: np.random.Generator) -> No
     assert cupy.calls == ["dot", "fmm", "fmm"]
 
 
+def test_dot_writes_by_fmm_where_cupys_own_would_write(cupy: Any, rng: np.random.Generator) -> None:
+    a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
+    undo = put(CupyFunctions(cupy).replacements())
+    try:
+        cupy.dot(a, a, out=out)
+        cupy.dot(a, a, out)
+        np.testing.assert_allclose(np.asarray(out), np.asarray(a) @ np.asarray(a))
+        assert cupy.calls == ["fmm"] * 2
+        for wrong in (out.T, out.astype("f4").view(Array), drawn(rng, 20, 21), drawn(rng, 20, 40)[:, ::2]):
+            cupy.calls.clear()
+            with pytest.raises(ValueError, match="output array"):
+                cupy.dot(a, a, out=wrong)
+            assert cupy.calls == ["dot"]
+        cupy.calls.clear()
+        cupy.dot(drawn(rng, 3, 3), drawn(rng, 3, 3), drawn(rng, 3, 3))  # few numbers
+        assert cupy.calls == ["dot"]
+    finally:
+        undo()
+
+
 def test_types_of_c_are_left_alone() -> None:
     assert can_be_changed(Array) and not can_be_changed(np.ndarray) and not can_be_changed(int)
 

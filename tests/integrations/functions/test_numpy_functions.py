@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import sys
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -16,7 +17,7 @@ import fmm
 from fmm.kernels.plans.plan import Plan
 
 np: Any = numpy
-MATMUL, DOT = np.matmul, np.dot
+MATMUL, DOT, INNER = np.matmul, np.dot, np.inner
 
 
 @pytest.fixture
@@ -48,6 +49,78 @@ def test_products_of_two_matrices_run_plans(run: list[Plan], rng: numpy.random.G
     assert len(run) == 3 + 1 + 2 + 1 + 2
 
 
+def test_numpys_own_functions_come_to_them(run: list[Plan], rng: numpy.random.Generator) -> None:
+    """Each calls matmul or dot by a name of its own module."""
+    a, b, w = draw(rng, 96, 128), draw(rng, 128, 64), rng.uniform(1, 2, 128)
+    stack = draw(rng, 2, 96, 128)
+    away = a - np.average(a, axis=1, weights=w)[:, None]
+    calls: list[tuple[str, Any, Any]] = [
+        ("einsum", lambda: np.einsum("ij,jk->ik", a, b, optimize=True), a @ b),
+        ("einsum of stacks", lambda: np.einsum("sij,jk->sik", stack, b, optimize=True), stack @ b),
+        ("einsum of three", lambda: np.einsum("ij,jk,lk->il", a, b, b, optimize="greedy"), a @ b @ b.T),
+        ("inner", lambda: np.inner(a, np.ascontiguousarray(b.T)), a @ b),
+        ("cov", lambda: np.cov(a, aweights=w, ddof=0), (away * w) @ away.T / w.sum()),
+        ("pinv", lambda: np.linalg.pinv(np.eye(96) + a @ a.T), np.linalg.inv(np.eye(96) + a @ a.T)),
+        ("ma.dot", lambda: np.ma.dot(np.ma.array(a), np.ma.array(b)).data, a @ b),
+    ]
+    for name, call, expected in calls:
+        before = len(run)
+        np.testing.assert_allclose(call(), expected, rtol=1e-7, atol=1e-7)
+        assert len(run) > before, name
+    for function in (np.einsum, np.tensordot, np.cov, np.polyfit, np.linalg.multi_dot):
+        module = sys.modules[function._implementation.__globals__["__name__"]]
+        assert not [name for name, value in vars(module).items() if value is MATMUL or value is DOT]
+
+
+def test_dot_writes_where_numpys_does_and_refuses_the_rest_in_its_words(
+    run: list[Plan], rng: numpy.random.Generator
+) -> None:
+    a, b = draw(rng, 96, 128), draw(rng, 128, 64)
+    for by_name in (True, False):
+        out = np.empty((96, 64))
+        assert (np.dot(a, b, out=out) if by_name else np.dot(a, b, out)) is out
+        np.testing.assert_allclose(out, a @ b, rtol=1e-9, atol=1e-9)
+    assert len(run) == 2
+    square = draw(rng, 96, 96)
+    expected = square @ square
+    assert np.dot(square, square, out=square) is square
+    np.testing.assert_allclose(square, expected, rtol=1e-9, atol=1e-9)
+    assert len(run) == 3
+    locked = np.empty((96, 64))
+    locked.flags.writeable = False
+    refused = [
+        np.empty((96, 64), "f4"),
+        np.empty((64, 96)).T,
+        np.empty((96, 65)),
+        np.empty((96, 128))[:, ::2],
+        np.empty((2, 96, 64)),
+        np.empty((96, 64), ">f8"),
+        locked,
+        [0.0],
+        7,
+    ]
+    for wrong in refused:
+        with pytest.raises(Exception) as theirs:
+            DOT(a, b, out=wrong)
+        with pytest.raises(type(theirs.value)) as ours:
+            np.dot(a, b, out=wrong)
+        assert str(ours.value) == str(theirs.value)
+    assert len(run) == 3
+
+
+def test_inner_of_other_things_is_numpys(run: list[Plan], rng: numpy.random.Generator) -> None:
+    a, v = draw(rng, 96, 96), draw(rng, 96)
+    for operands in ((a, v), (v, v), (2.0, a), (a.tolist(), v), (a[:2], a), (draw(rng, 2, 3, 4), draw(rng, 5, 4))):
+        np.testing.assert_array_equal(np.inner(*operands), INNER(*operands))
+    assert not run
+    for wrong in ((a,), (a, draw(rng, 96, 7)), (a, v, v)):
+        with pytest.raises(Exception) as theirs:
+            INNER(*wrong)
+        with pytest.raises(type(theirs.value)) as ours:
+            np.inner(*wrong)
+        assert str(ours.value) == str(theirs.value)
+
+
 def test_all_other_calls_are_numpys(run: list[Plan], rng: numpy.random.Generator) -> None:
     class Mine(numpy.ndarray):
         pass
@@ -55,19 +128,16 @@ def test_all_other_calls_are_numpys(run: list[Plan], rng: numpy.random.Generator
     a, v = draw(rng, 96, 96), draw(rng, 96)
     mine, whole = a.view(Mine), np.arange(96 * 96).reshape(96, 96)
     calls = [
-        ((a, v), {}),
-        ((v, v), {}),
-        ((mine, a), {}),
-        ((whole, whole), {}),
-        ((a.tolist(), v.tolist()), {}),
-        ((a[:2], a), {}),
-        ((a, a), {"out": np.empty((96, 96))}),
+        (a, v),
+        (v, v),
+        (mine, a),
+        (whole, whole),
+        (a.tolist(), v.tolist()),
+        (a[:2], a),
     ]
-    for operands, options in calls:
+    for operands in calls:
         for ours, theirs in ((np.matmul, MATMUL), (np.dot, DOT)):
-            if options and theirs is MATMUL:
-                continue
-            found, expected = ours(*operands, **options), theirs(*operands, **options)
+            found, expected = ours(*operands), theirs(*operands)
             assert type(found) is type(expected)
             np.testing.assert_array_equal(found, expected)
     stack = draw(rng, 2, 40, 40)
@@ -87,6 +157,8 @@ def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:
     assert isinstance(np.matmul, np.ufunc) and isinstance(np.dot, type(DOT)) and not isinstance(np.dot, np.ufunc)
     for function, protocol in product((np.dot, np.matmul), range(pickle.HIGHEST_PROTOCOL + 1)):
         assert pickle.loads(pickle.dumps(function, protocol)) is function
+    assert {MATMUL: 1, DOT: 2}[np.matmul] == 1 and {np.dot: 2}[DOT] == 2  # as compilers look functions up
+    assert np.dot == DOT == np.dot and np.dot != np.matmul != DOT and np.matmul != "matmul"
     assert copy.copy(np.matmul) is np.matmul and copy.deepcopy(np.dot) is np.dot
     assert inspect.signature(np.dot) == inspect.signature(DOT)
 

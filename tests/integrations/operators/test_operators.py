@@ -283,7 +283,89 @@ def test_a_report_counts_every_product(device: str, compiled: bool, asked: list[
     finally:
         end_report()
     assert sum(report.counts.values()) == 4 and "of 4 products ran by plans" in str(report)
-    assert "torch.mm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(report)
+    assert "torch.addmm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(report)
+    if device == "cpu":
+        assert "3  torch.mm, int64, 64 x 64 by 64 x 64: left alone: torch answers: products of int64" in str(report)
+    else:
+        assert "torch.mm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(report)
+
+
+def test_a_report_begun_later_counts_small_products_too(
+    device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]
+) -> None:
+    a = drawn(device, 8, 8)
+    torch.mm(a, a)
+    report = begin_report()
+    try:
+        torch.mm(a, a)
+    finally:
+        end_report()
+    torch.mm(a, a)
+    assert list(report.counts.values()) == [1]
+    if compiled:
+        assert len(asked) == 1
+
+
+def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool, asked: list[Any]) -> None:
+    a, row = drawn(device), drawn(device, N)
+    mine = a.as_subclass(type("Mine", (torch.Tensor,), {}))
+    wrong = torch.zeros(N, N, dtype=torch.float64, device=device).mT[:, :3]
+
+    def deterministic() -> None:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            torch.mm(a, a)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def rejected() -> None:
+        with pytest.raises(RuntimeError):
+            torch.addmm(a.int(), a, a)
+
+    calls: list[tuple[Callable[[], object], str]] = [
+        (deterministic, "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: deterministic algorithms"),
+        (
+            lambda: torch.mm(mine, a),
+            "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: the left operand is a",
+        ),
+        (
+            lambda: torch.mm(a, a, out=wrong),
+            "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: out is of",
+        ),
+        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: what is added is no plain"),
+    ]
+    for call, told in calls:
+        report = begin_report()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                call()
+        finally:
+            end_report()
+        assert told in str(report) and report.report().by_plans == 0, str(report)
+    report = begin_report()
+    try:
+        row.expand(N, N).contiguous().addmm_(a, a)
+        torch.baddbmm(row, a[None], a[None])
+    finally:
+        end_report()
+    assert sorted(kind.where for kind, _ in report.counts) == ["torch.addmm_", "torch.baddbmm"]
+    assert report.report().by_plans == 2
+
+
+def test_products_that_torch_answers_in_the_end_are_not_the_plans(device: str, asked: list[Any]) -> None:
+    if device == "cuda":
+        pytest.skip("the host looks at the numbers beforehand")
+    a = torch.full((N, N), 1e200, dtype=torch.float64)
+    report = begin_report()
+    try:
+        torch.mm(a, a)
+        torch.addmm(a, a, a)
+    finally:
+        end_report()
+    assert report.report().by_plans == 0 and str(report).count("sums may overflow are in its operands") == 2, str(
+        report
+    )
 
 
 def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list[Any], plans_run: list[Plan]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 
 def in_child(renew: Callable[[], None]) -> Callable[[], None]:
@@ -17,12 +18,14 @@ def in_child(renew: Callable[[], None]) -> Callable[[], None]:
 class Lock:
     """A lock that a forked child finds open: `with lock.now`.
 
-    `now` is Python's own, which Ctrl-C cannot leave shut: a lock entered by Python code could be.
+    `now` is Python's own, which Ctrl-C cannot leave shut: a lock entered by Python code could be. `kind` makes it:
+    threading.RLock for one that its holder may enter again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[[], Any] = threading.Lock) -> None:
+        self._kind = kind
         self._renew()
         in_child(self._renew)
 
     def _renew(self) -> None:
-        self.now = threading.Lock()
+        self.now = self._kind()
