@@ -15,7 +15,9 @@ class Replaced:
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
         self.__wrapped__, self._answer = own, answer
-        self.__dict__["__module__"] = getattr(own, "__module__", None)  # unknown of the ufuncs of NumPy 1.26: not ours
+        # The ufuncs of NumPy 1.26 have none: pickle is to look for them everywhere, and not in this module.
+        home: Any = getattr(own, "__module__", None)
+        self.__module__ = home
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
         return self._answer(*operands, **options)
