@@ -387,9 +387,9 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
     seen = list[int]()
     usual = half_product.half_product
 
-    def noted(*given: Any) -> None:
+    def noted(*given: Any, **asked: Any) -> None:
         seen.append(len(given[2]))
-        usual(*given)
+        usual(*given, **asked)
 
     monkeypatch.setattr(numpy_backend, "half_product", noted)
     monkeypatch.setattr(small_half, "SMALL_SIDE", 100)
