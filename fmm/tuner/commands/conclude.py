@@ -22,9 +22,13 @@ from fmm.perfmodel.untuned.built_in import cpu, in_lanes
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.devices.recorded import RecordedDevice
-from fmm.tuner.findings.conclude import concluded_section, one_level
+from fmm.tuner.findings.conclude import (
+    concluded_section,
+    in_rounds_of_their_own,
+    sure_thresholds,
+    trials_that_count,
+)
 from fmm.tuner.findings.model_in_use import device_name, guess_of
-from fmm.tuner.findings.thresholds import thresholds
 from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tuning_of
@@ -87,14 +91,18 @@ class Recorded:
         threads = int(header.conditions.get("threads") or self.key.rpartition("-")[2].rstrip("t"))
         return RecordedDevice(identity, in_lanes(cpu(threads), known.lanes), header.conditions)
 
+    @property
+    def journal(self) -> Journal:
+        """What was measured, for whoever concludes from it."""
+        run, trials = self.tuning.header.run, self.tuning.trials
+        return Journal(run, self.device, trials, live=False, first_look=self.first_look)
+
 
 def concluded(known: Recorded, only_thresholds: bool) -> dict[str, Raw] | None:
     """The section as it would be written today; None if too little was measured."""
     if only_thresholds:
         return with_thresholds(known)
-    tuning = known.tuning
-    journal = Journal(tuning.header.run, known.device, tuning.trials, live=False, first_look=known.first_look)
-    section = concluded_section(journal, known.dtype)
+    section = concluded_section(known.journal, known.dtype)
     if section is None:
         return None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -105,7 +113,9 @@ def with_thresholds(known: Recorded) -> dict[str, Raw] | None:
     """The section with the thresholds of its own model, beside what was measured."""
     if known.tuned.calibration is None:
         return None
-    trials, first, chip = known.tuning.trials, known.first_look, known.device.chip
-    strategies = chosen_strategies(known.dtype, chip, fitted_blocks((*first, *trials), chip))
-    found = thresholds(known.tuned.calibration, known.dtype, one_level(first, trials), strategies)
+    journal, dtype = known.journal, known.dtype
+    trials, chip = trials_that_count(journal, dtype), journal.device.chip
+    strategies = chosen_strategies(dtype, chip, fitted_blocks(trials, chip))
+    intervals, apart = known.raw["intervals"] or {}, in_rounds_of_their_own(journal, trials)
+    found = sure_thresholds(known.tuned.calibration, dtype, intervals, apart, strategies)
     return {**known.raw, "thresholds": found.fields}
