@@ -17,7 +17,7 @@ from fmm.kernels import Plan
 from fmm.kernels.plans.levels.complex_3m import ThreeProducts
 from fmm.perfmodel.stability import SHORTER_PIECES
 from fmm.tuner import cli
-from fmm.tuner.findings import doubts
+from fmm.tuner.findings import doubts, threshold_agreement
 from fmm.tuner.fit import blocks as strategies
 from tests.support import ROOT
 
@@ -78,6 +78,7 @@ STATED = {
         "95 %": CONFIDENCE,
         "1.02": GAIN,
         "2 %": GAIN - 1,
+        "10 %": threshold_agreement.NEAR,
     },
 }
 FIGURE = re.compile(
