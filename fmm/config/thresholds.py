@@ -28,6 +28,7 @@ from typing import Any
 Raw = Any
 Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
 TAUS = ("tau1", "tau2", "tau3")
+SECONDS = ("alpha", "pi")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import TAUS, Interval, Thresholds
+from fmm.config.thresholds import SECONDS, TAUS, Interval, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked_candidates
@@ -62,13 +62,13 @@ def with_intervals(
     for tau, levels in zip(TAUS, LEVELS, strict=True):
         sides = [_gains_from(calibration, drawn, dtype, levels) for drawn in admitted[:FEW]]
         intervals[tau] = middle_95([found.value(tau), *sides])
-    drawn_ones = {name: _rounded(ends) for name, ends in intervals.items() if name in TAUS or ends[0] != ends[1]}
-    return replace(found, intervals=drawn_ones)
+    told = {name: _rounded(name, ends) for name, ends in intervals.items() if name in TAUS or ends[0] != ends[1]}
+    return replace(found, intervals=told)
 
 
-def _rounded(interval: Interval) -> Interval:
-    """To four digits: it is a matter of chance."""
-    low, high = (None if end is None else float(f"{end:.4g}") for end in interval)
+def _rounded(name: str, interval: Interval) -> Interval:
+    """To four digits, sides to whole ones: it is a matter of chance."""
+    low, high = (None if x is None else float(f"{x:.4g}" if name in SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import TAUS, Interval, Spread, Thresholds
+from fmm.config.thresholds import SECONDS, TAUS, Interval, Spread, Thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -20,7 +20,6 @@ from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite, le
 
 NEVER = "never"
 UNDETERMINED = "not determined"
-SECONDS = ("alpha", "pi")
 POINTS = (*SECONDS, "n1", "epsilon")
 MOST_OF_ONE_LEVEL = WINOGRAD.classical / WINOGRAD.products  # 8/7: where the halves are multiplied as fast as the whole
 
