@@ -6,14 +6,15 @@ tunings held out, judge the fit. By how much a plan must be predicted to win is 
 much as leads to the best choices there. No entry is taken along: nobody certified anything on the cards of those who
 install it. What the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did
 not see, is found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles of
-an H200. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
+an H200. With `--thresholds` the models stay as they are, and of them and of the same trials the thresholds alone are
+made anew. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
@@ -27,6 +28,7 @@ from benchmarks.replay import replayed
 from fmm.config import document, files, schema, store
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
+from fmm.config.thresholds import Thresholds
 from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
@@ -36,7 +38,9 @@ from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
 from fmm.tuner.findings.doubts import largest_pair, noise_floor
+from fmm.tuner.findings.threshold_intervals import with_intervals
 from fmm.tuner.findings.thresholds import thresholds
+from fmm.tuner.fit.admitted import admitted_models
 from fmm.tuner.fit.blocks import DTYPE, Blocks, chosen_strategies, judged_blocks
 from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
 from fmm.tuner.trials.record import Trials, Tuning
@@ -130,9 +134,8 @@ def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibrati
 
 
 def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str, sheet: Calibration) -> dict[str, Raw]:
-    seen, others = halves(calls)
-    tuned = without_repeated_tiles(observed(tunings, FITTED), seen)
-    fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, [*tuned, *seen])
+    (_, others), seen = halves(calls), fitted_to(tunings, calls)
+    fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, seen)
     largest = max(largest_pair(t.trials) for t in tunings)
     known = replace(fitted.calibration, launch=LAUNCH, host=HOST, call=CALL)
     rates = {
@@ -144,14 +147,15 @@ def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str,
     calibration = with_best_margins(model.calibration, dtype, RESULTS)
     noise = max((x for t in tunings if (x := noise_floor(t.trials)) is not None), default=None)
     runs = ", ".join(t.header.run for t in tunings)
+    intervals = {name: list(ends) for name, ends in fitted.intervals.items() if name not in ("launch", "host")}
     return {
         **schema.empty_section(dict(tunings[-1].header.versions)),
         "conditions": {"device": DEVICE},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "effort": "shipped", "run": runs},
         "calibration": schema.calibration_fields(calibration, dtype, SHEET),
-        "intervals": {name: list(ends) for name, ends in fitted.intervals.items() if name not in ("launch", "host")},
+        "intervals": intervals,
         "error": {name: e.fields for name, e in model.error.items()},
-        "thresholds": thresholds(calibration, dtype).fields,
+        "thresholds": todays_thresholds(calibration, dtype, intervals, seen).fields,
         "noise": noise,
         "doubts": list(model.doubts),
     }
@@ -164,22 +168,49 @@ def with_blocks(raw: dict[str, Raw], dtype: str, found: Blocks) -> dict[str, Raw
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}
 
 
+def fitted_to(tunings: Sequence[Tuning], calls: Sequence[Observation]) -> list[Observation]:
+    """What the tunings measured, and of whole calls those of every second shape."""
+    seen, _ = halves(calls)
+    return [*without_repeated_tiles(observed(tunings, FITTED), seen), *seen]
+
+
+def todays_thresholds(
+    calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], seen: Sequence[Observation]
+) -> Thresholds:
+    """Those of the model, with the intervals that what it was fitted to leaves."""
+    admitted = admitted_models(calibration, dtype, intervals, seen)
+    return with_intervals(thresholds(calibration, dtype), calibration, dtype, admitted)
+
+
+def with_todays_thresholds(known: Raw, dtype: str, seen: Sequence[Observation]) -> dict[str, Raw]:
+    """A section whose model is as it was."""
+    calibration = schema.checked_calibration(known["calibration"], "calibration", dtype, DEVICE, "")
+    return {**known, "thresholds": todays_thresholds(calibration, dtype, known["intervals"], seen).fields}
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", action="store_true", help="leave the models as they are")
+    parser.add_argument("--blocks", action="store_true", help="leave models and thresholds as they are")
+    parser.add_argument("--thresholds", action="store_true", help="leave the models as they are")
     options = parser.parse_args(arguments)
-    types = files.read_config(SHIPPED)[KEY] if options.blocks else fitted_types()
+    before = files.read_config(SHIPPED)[KEY]
+    types = before if options.blocks else sections_of_types(before if options.thresholds else None)
     found = judged_blocks(read_shapes(RESULTS / "blocks.json"), CHIP)
     types = {dtype: with_blocks(raw, dtype, found) for dtype, raw in types.items()}
     store.replace_file(SHIPPED, document.config_text({KEY: types}))
     return 0
 
 
-def fitted_types() -> dict[str, dict[str, Raw]]:
+def sections_of_types(before: Mapping[str, Raw] | None) -> dict[str, dict[str, Raw]]:
+    """Of every type, fitted anew; or as before, with new thresholds."""
     sheet, types = datasheet(SHEET), dict[str, dict[str, Raw]]()
     for dtype, folders in SOURCES.items():
         tunings = [t for name in folders for t in recorded(RESULTS / name, dtype)]
-        types[dtype] = section(tunings, whole_calls(RESULTS, dtype), dtype, sheet)
+        calls = whole_calls(RESULTS, dtype)
+        if before is not None:
+            types[dtype] = with_todays_thresholds(before[dtype], dtype, fitted_to(tunings, calls))
+        else:
+            types[dtype] = section(tunings, calls, dtype, sheet)
         known = types[dtype]["calibration"]
         print(dtype, f"margin {known['margin']:.3f}, {known['tiled_margin']:.3f}", *types[dtype]["doubts"])
     return types

@@ -8,7 +8,7 @@
         "conditions": {...}, "tuned": {...},           for people: names, clocks, memory; when and how
         "calibration": {"stream": ..., "rate": {...}}, the model's numbers, those of fmm.perfmodel.calibration; or null
         "intervals": {...}, "error": {...},            how sure they are, and how far off the model is on other shapes
-        "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names (thresholds.py)
+        "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names, with 95 % intervals (thresholds.py)
         "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
         "noise": 0.01,                                 the noise floor, as a share; null if it was not measured
         "doubts": ["..."],                             why the model is not used; none as a rule

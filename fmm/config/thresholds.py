@@ -7,11 +7,15 @@
     epsilon           what must be added to alpha / pi so that their Equation 2 agrees with what was measured
     one_level         what was measured: the best speedup by one level, by the side of the square
     tau1, tau2, tau3  the sides of squares up to which the tuned model takes no level, one, two (Li, Ranka and Sahni)
+    without_emulation the same where no product is made of products in another type (FMM_EMULATION=0); only where that
+                      is another model
+    intervals         of alpha, pi, n1, epsilon, tau1 to tau3: where 95 % of the models have them that the measurements
+                      admit as well as the one that was fitted (fmm.tuner.fit.admitted)
     block_strategy    of our own product kernel, by the side of the product (Huang, Yu and van de Geijn)
 
-tau1 to tau3 have a spread each: `low` is where the model predicts no loss, `value` where it predicts a gain of 2 %, as
-much as is certified; `high` where it predicts as much as its own margin, which is its error on other shapes, so that
-fmm.matmul chooses such a plan.
+tau1 to tau3 are of that one model, by how much it has to promise: `low` is where it predicts no loss, `value` where it
+predicts a gain of 2 %, as much as is certified; `high` where it predicts as much as its own margin, which is its error
+on other shapes, so that fmm.matmul chooses such a plan. How sure `value` is say the intervals.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from math import isfinite
 from typing import Any
 
 Raw = Any
+Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
+TAUS = ("tau1", "tau2", "tau3")
+SECONDS = ("alpha", "pi")
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,10 @@ class Thresholds:
     tau2: Spread
     tau3: Spread
     block_strategy: Mapping[str, str] = field(default_factory=dict)  # side -> name; empty where there is no such kernel
-    one_level: Mapping[str, float] = field(default_factory=dict)  # side -> speedup; empty in older configs
+    # What older configs do not have is empty: side -> speedup; name -> 95 %; tau1 to tau3 -> value.
+    one_level: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    without_emulation: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def recursion_points(self) -> tuple[float | None, ...]:
@@ -64,23 +74,35 @@ class Thresholds:
         """As they stand in a section."""
         return {**asdict(self), "recursion_points": list(self.recursion_points)}
 
+    def value(self, name: str) -> float | None:
+        """One of those that are a number, or a spread around one."""
+        found = getattr(self, name)
+        return found.value if isinstance(found, Spread) else found
+
 
 def read_thresholds(raw: Raw) -> Thresholds | None:
     """The thresholds of a section; None where there are none, or those of an older fmm, which meant something else."""
     try:
         alpha, pi = (_positive(raw[name]) for name in ("alpha", "pi"))
         n1, measured, epsilon = (_number(raw[name]) for name in ("n1", "n1_measured", "epsilon"))
-        tau1, tau2, tau3 = (_spread(raw[name]) for name in ("tau1", "tau2", "tau3"))
+        tau1, tau2, tau3 = (_spread(raw[name]) for name in TAUS)
         names = {str(side): str(name) for side, name in dict(raw["block_strategy"]).items()}
         gains = {str(int(side)): _positive(gain) for side, gain in dict(raw.get("one_level") or {}).items()}
+        intervals = {str(name): _interval(ends) for name, ends in dict(raw.get("intervals") or {}).items()}
+        apart = {str(name): _number(side) for name, side in dict(raw.get("without_emulation") or {}).items()}
     except (KeyError, TypeError, ValueError):
         return None
-    return Thresholds(alpha, pi, n1, measured, epsilon, tau1, tau2, tau3, names, gains)
+    return Thresholds(alpha, pi, n1, measured, epsilon, tau1, tau2, tau3, names, gains, intervals, apart)
 
 
 def _spread(raw: Raw) -> Spread:
     value, low, high = (_number(raw[end]) for end in ("value", "low", "high"))
     return Spread(value, low, high)
+
+
+def _interval(raw: Raw) -> Interval:
+    low, high = map(_number, raw)
+    return low, high
 
 
 def _number(raw: Raw) -> float | None:

@@ -18,7 +18,7 @@ from fmm.kernels.plans.levels.complex_3m import ThreeProducts
 from fmm.kernels.plans.levels.residues import Residues
 from fmm.perfmodel.stability import SHORTER_PIECES
 from fmm.tuner import cli
-from fmm.tuner.findings import doubts
+from fmm.tuner.findings import doubts, threshold_agreement
 from fmm.tuner.fit import blocks as strategies
 from tests.support import ROOT
 
@@ -79,6 +79,7 @@ STATED = {
         "95 %": CONFIDENCE,
         "1.02": GAIN,
         "2 %": GAIN - 1,
+        "10 %": threshold_agreement.NEAR,
     },
 }
 WORD = "(?:one|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty|thirty|forty|fifty|sixty|a hundred)"

@@ -86,9 +86,16 @@ def recurse(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: flo
 
     For odd sizes the left side of the paper's equation is the largest block's product, not the exact saving.
     """
-    if any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True)):
+    if _too_small(shape, work):
         return False
     return saved_flops(shape, work) > (_at(ratio, shape) + epsilon) * added_elements(shape, work)
+
+
+def most_correction(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN) -> float:
+    """Below which epsilon Equation 2 asks for one more level of this shape; of none if it cannot be cut."""
+    if _too_small(shape, work):
+        return -inf
+    return float(saved_flops(shape, work) / added_elements(shape, work)) - _at(ratio, shape)
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN) -> int:
@@ -226,6 +233,11 @@ def _halved(shape: Shape, axis: int) -> tuple[Shape, Shape]:
 
 
 # ---- shared
+
+
+def _too_small(shape: Shape, work: BlockWork) -> bool:
+    """Is a side shorter than the number of its parts?"""
+    return any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True))
 
 
 def _blocks(shape: Shape, split: Shape) -> Shape:

@@ -1,14 +1,16 @@
-"""fmm-tune compare: do two tunings of one device choose alike? Over a grid of shapes, tuned and not."""
+"""fmm-tune compare: do two tunings of one device choose alike, over a grid of shapes, tuned and not? And do they find
+the same thresholds?"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fmm.config.schema import ConfigError, Tuned
 from fmm.kernels.plans.plan import Plan
@@ -22,10 +24,12 @@ from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.findings.described import share_or_nothing
+from fmm.tuner.findings.threshold_agreement import NEAR, ComparedThreshold, agreement_table, compared_thresholds
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # of the choices that should be equal
 ANY_MEMORY = 1 << 62  # bytes
+NOT_IN_BOTH = "not in both; `fmm-tune conclude --thresholds` makes those of a config of its trials"
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,20 @@ class Agreement:
     equal: int
     worst: float
     noise: float | None  # the larger of the two, None where neither measured it
+    thresholds: tuple[ComparedThreshold, ...] = ()  # none if one of the two has none
 
     @property
     def holds(self) -> bool:
         return self.equal >= LEAST * self.shapes and self.worst <= (self.noise or 0.0)
+
+    @property
+    def thresholds_agree(self) -> bool:
+        return all(x.agrees for x in self.thresholds)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "thresholds": [x.fields for x in self.thresholds]}
 
 
 def compared_choices(one: Tuned, two: Tuned, noise: float | None) -> Agreement:
@@ -53,7 +67,8 @@ def compared_choices(one: Tuned, two: Tuned, noise: float | None) -> Agreement:
         equal += first == second
         if first != second:
             worst = max(worst, *(_apart(t.calibration, problem, first, second) for t in (one, two) if t.calibration))
-    return Agreement(one.identity.key, one.dtype, len(sizes), equal, worst, noise)
+    found = compared_thresholds(one.thresholds, two.thresholds)
+    return Agreement(one.identity.key, one.dtype, len(sizes), equal, worst, noise, found)
 
 
 def _chosen(tuned: Tuned, problem: Problem) -> Plan:
@@ -74,14 +89,16 @@ def _apart(calibration: Calibration, problem: Problem, first: Plan, second: Plan
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("compare", help="do two configs of one device choose the same plans?")
+    what = "do two configs of one device choose the same plans, by the same thresholds?"
+    parser = commands.add_parser("compare", help=what)
     parser.add_argument("configs", nargs=2, type=Path, metavar="CONFIG")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 if they disagree by more than the noise, or have nothing in common."""
+    """Exit code 1 if they choose otherwise by more than the noise, if a threshold differs, or if they have nothing in
+    common."""
     try:
         found = list(_agreements(*(output_path(path) for path in options.configs)))
     except (ConfigError, OSError) as error:
@@ -90,11 +107,12 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         print("fmm-tune compare: the configs have no device and type in common", file=sys.stderr)
         return 1
-    alike = all(a.holds for a in found)
-    asked = f"at least {LEAST:.0%} equal choices, and the others within the noise, are asked for"
-    said = f"they {'' if alike else 'do not '}choose alike: {asked}"
-    print(json.dumps([asdict(a) for a in found]) if options.json else "\n".join([*map(_line, found), said]))
-    return int(not alike)
+    alike, agree = all(a.holds for a in found), all(a.thresholds_agree for a in found)
+    if options.json:
+        print(json.dumps([a.fields for a in found]))
+    else:
+        print("\n".join([*(line for a in found for line in _lines(a)), *_verdicts(found, alike, agree)]))
+    return int(not (alike and agree))
 
 
 def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
@@ -106,8 +124,20 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
             yield compared_choices(*found, max(noises, default=None))
 
 
-def _line(a: Agreement) -> str:
+def _lines(a: Agreement) -> Iterator[str]:
     share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
-    return (
-        f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {share_or_nothing(a.noise)}"
-    )
+    noise = share_or_nothing(a.noise)
+    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {noise}"
+    if a.thresholds:
+        yield from (f"  {line}" for line in agreement_table(a.thresholds).lines)
+    else:
+        yield f"  thresholds: {NOT_IN_BOTH}"
+
+
+def _verdicts(found: Sequence[Agreement], alike: bool, agree: bool) -> Iterator[str]:
+    """What is asked for, and whether it is so; of thresholds only if any were compared."""
+    if any(a.thresholds for a in found):
+        asked = f"each within {NEAR:.0%}, or with 95 % intervals that overlap, is asked for"
+        yield f"their thresholds {'' if agree else 'do not '}agree: {asked}"
+    asked = f"at least {LEAST:.0%} equal choices, and the others within the noise, are asked for"
+    yield f"they {'' if alike else 'do not '}choose alike: {asked}"

@@ -23,9 +23,13 @@ from fmm.perfmodel.untuned.built_in import cpu, in_lanes
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.devices.recorded import RecordedDevice
-from fmm.tuner.findings.conclude import concluded_section, one_level
+from fmm.tuner.findings.conclude import (
+    concluded_section,
+    in_rounds_of_their_own,
+    sure_thresholds,
+    trials_that_count,
+)
 from fmm.tuner.findings.model_in_use import device_name, guess_of
-from fmm.tuner.findings.thresholds import thresholds
 from fmm.tuner.fit.blocks import Blocks, chosen_strategies, fitted_blocks
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tuning_of
@@ -92,12 +96,16 @@ class Recorded:
         threads = int(header.conditions.get("threads") or self.key.rpartition("-")[2].rstrip("t"))
         return RecordedDevice(identity, in_lanes(cpu(threads), known.lanes), header.conditions)
 
+    @property
+    def journal(self) -> Journal:
+        """What was measured, for whoever concludes from it."""
+        run, trials = self.tuning.header.run, self.tuning.trials
+        return Journal(run, self.device, trials, live=False, first_look=self.first_look)
+
 
 def concluded(known: Recorded) -> dict[str, Raw] | None:
     """The section as it would be written today; None if too little was measured."""
-    tuning = known.tuning
-    journal = Journal(tuning.header.run, known.device, tuning.trials, live=False, first_look=known.first_look)
-    section = concluded_section(journal, known.dtype)
+    section = concluded_section(known.journal, known.dtype)
     if section is None:
         return None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -108,9 +116,10 @@ def with_thresholds(known: Recorded) -> dict[str, Raw] | None:
     """The section with the thresholds of its own model, beside what was measured."""
     if known.tuned.calibration is None:
         return None
+    journal, dtype = known.journal, known.dtype
     _, strategies = tiles_of(known)
-    measured = one_level(known.first_look, known.tuning.trials)
-    found = thresholds(known.tuned.calibration, known.dtype, measured, strategies)
+    intervals, apart = known.raw["intervals"] or {}, in_rounds_of_their_own(journal, trials_that_count(journal, dtype))
+    found = sure_thresholds(known.tuned.calibration, dtype, intervals, apart, strategies)
     return {**known.raw, "thresholds": found.fields}
 
 

@@ -19,6 +19,7 @@ from fmm.tuner.findings.described import described
 from fmm.tuner.findings.model_in_use import device_name, model_in_use
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 from fmm.tuner.report.plan_words import plan_words, plans_in
+from fmm.tuner.report.recursion_table import recursion_lines
 
 LEGEND = "How a plan is read: levels, then behind the last > who multiplies what is left. fmm.explain(a, b) tells more."
 WIDE = 116  # letters of a line
@@ -68,11 +69,12 @@ def _answers(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str) -> Raw
 
 
 def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
-    """In short, what is to be done next, then type by type."""
+    """In short, the papers' thresholds, what is to be done next, then type by type."""
     types = [TypeInShort(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
     yield from in_short(types)
+    yield from recursion_lines((dtype, raw["thresholds"]) for dtype, raw in sections.items())
     short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT]
     yield from next_steps(key, types, _in_force(path), str(path), short)
     for dtype, raw in sections.items():

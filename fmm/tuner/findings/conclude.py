@@ -14,6 +14,7 @@ from typing import Any
 
 from fmm.config import certify, schema
 from fmm.config.schema import Entry
+from fmm.config.thresholds import Thresholds
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -32,8 +33,10 @@ from fmm.tuner.findings.doubts import (
     promised_margin,
     unexplained_share,
 )
+from fmm.tuner.findings.threshold_intervals import with_intervals
 from fmm.tuner.findings.thresholds import chosen_from, thresholds
 from fmm.tuner.fit import model as fitting
+from fmm.tuner.fit.admitted import admitted_models
 from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
 from fmm.tuner.search.race import needs_no_workspace
 from fmm.tuner.trials.journal import Journal
@@ -232,8 +235,8 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     calibration = replace(model.calibration, rates=fitted.calibration.rates)
     tiles = fitted_blocks(trials, device.chip)
     strategies = chosen_strategies(dtype, device.chip, tiles)
-    disturbed = machine_doubts_of(device, trials, dtype)
-    apart = trials[: len(trials) - len(journal.recorded)], journal.recorded  # each with rounds of its own
+    disturbed, apart = machine_doubts_of(device, trials, dtype), in_rounds_of_their_own(journal, trials)
+    found = sure_thresholds(calibration, dtype, fitted.intervals, apart, strategies)
     entries = {e.key: replace(e, verified=not disturbed) for some in apart for e in all_entries(some, noise)}
     return {
         "versions": dict(device.identity.versions),
@@ -242,13 +245,32 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.fields for name, e in model.error.items()},
-        "thresholds": thresholds(calibration, dtype, one_level(*apart), strategies).fields,
+        "thresholds": found.fields,
         "blocks": None if tiles is None else tiles.fields,
         "noise": noise,
         "doubts": [*disturbed, *model.doubts],
         "failed": list(failed_rates(trials)),
         "entries": [e.fields for e in entries.values()],
     }
+
+
+def in_rounds_of_their_own(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
+    """The trials that count, those of the first look apart."""
+    return trials[: len(trials) - len(journal.recorded)], journal.recorded
+
+
+def sure_thresholds(
+    calibration: Calibration,
+    dtype: str,
+    intervals: Mapping[str, Sequence[float]],
+    apart: Sequence[Sequence[Trial]],
+    strategies: Mapping[str, str],
+) -> Thresholds:
+    """A fitted model's thresholds, with the intervals that those of its parameters leave them."""
+    measured = one_level(*apart)
+    observed = fitting.stage_medians([t for trials in apart for t in trials], FITTED)
+    admitted = admitted_models(calibration, dtype, intervals, observed)
+    return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, admitted, measured)
 
 
 OUT_OF_MEMORY = "out of memory"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from fmm.config.schema import Entry, Raw, Tuned
-from fmm.config.thresholds import Spread
+from fmm.config.thresholds import Spread, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
@@ -33,19 +33,27 @@ def _entry_row(key: str, dtype: str, entry: Entry) -> dict[str, Raw]:
 
 
 def thresholds_table(sections: Sections) -> Any:
-    """A row for each section: the thresholds, those with a spread in three columns."""
+    """A row for each section: the thresholds, those with a spread in three columns, 95 % intervals in two."""
     import pandas
 
     rows = []
     for (key, dtype), known in sections.items():
         row: dict[str, Raw] = {"device": key, "dtype": dtype}
-        for name, value in vars(known.thresholds).items() if known.thresholds else ():
-            if isinstance(value, Spread):
-                row |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
-            elif not isinstance(value, Mapping):
-                row[name] = value
+        if known.thresholds:
+            row |= dict(_threshold_cells(known.thresholds))
         rows.append(row)
     return pandas.DataFrame(rows)
+
+
+def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
+    for name, value in vars(found).items():
+        if isinstance(value, Spread):
+            yield from ((name, value.value), (f"{name}_low", value.low), (f"{name}_high", value.high))
+        elif not isinstance(value, Mapping):
+            yield name, value
+    for name, (low, high) in found.intervals.items():
+        yield from ((f"{name}_95_low", low), (f"{name}_95_high", high))
+    yield from ((f"{name}_without_emulation", side) for name, side in found.without_emulation.items())
 
 
 def with_predictions(trials: Any, sections: Sections) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import Spread, Thresholds
+from fmm.config.thresholds import SECONDS, TAUS, Interval, Spread, Thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -20,7 +20,23 @@ from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite, le
 
 NEVER = "never"
 UNDETERMINED = "not determined"
+POINTS = (*SECONDS, "n1", "epsilon")
 MOST_OF_ONE_LEVEL = WINOGRAD.classical / WINOGRAD.products  # 8/7: where the halves are multiplied as fast as the whole
+
+
+# ---- one of them
+
+
+def spelled(name: str, value: float | None) -> str:
+    """A threshold: seconds in four digits, sides whole."""
+    if value is None:
+        return NEVER
+    return f"{value:.4g}" if name in SECONDS else f"{value:.0f}"
+
+
+def spelled_interval(name: str, interval: Interval | None) -> str:
+    """Where 95 % of the models have it that the measurements admit; empty where none was recorded."""
+    return f"[{', '.join(spelled(name, end) for end in interval)}]" if interval else ""
 
 
 # ---- levels of recursion
@@ -29,11 +45,7 @@ MOST_OF_ONE_LEVEL = WINOGRAD.classical / WINOGRAD.products  # 8/7: where the hal
 def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -> Iterator[Part]:
     """From which sides on one, two or three levels pay, and which are taken."""
     dtype, taus = used.tuned.dtype, (found.tau1, found.tau2, found.tau3)
-    rows = [
-        ("so that nothing is lost", *(_side(tau.low) for tau in taus)),
-        ("so that 2 % are gained: tau1, tau2, tau3", *(_side(tau.value) for tau in taus)),
-        (f"so that the margin is gained: {fitted.margin:.1%}", *(_side(tau.high) for tau in taus)),
-    ]
+    rows = list(_rows_of_levels(found, taus, fitted.margin))
     taken = None
     if used.calibration is not None:
         taken = [finite(chosen_from(used.calibration, dtype, levels)) for levels in LEVELS]
@@ -43,14 +55,27 @@ def described_levels(found: Thresholds, used: ModelInUse, fitted: Calibration) -
     yield "", "(Li, Ranka and Sahni's tau1, tau2, tau3: up to tau1 no level, up to tau2 one, up to tau3 two.)"
     yield "", "(From there on at all sides; some smaller ones may have as many.)"
     yield "", f"({_of_which_leaf(found.tau1, fitted, dtype, 'All but the last row: of' if taken else 'Of')})"
+    if found.without_emulation:
+        sides = ", ".join(_side(found.without_emulation.get(name)) for name in TAUS)
+        yield "", f"(Without emulation, FMM_EMULATION=0, tau1, tau2, tau3 are {sides}: of products in {dtype} itself.)"
     if taken is not None and _differ(taken, taus):
         yield "", f"({_why_others(found, used, fitted)})"
     if taken is not None and (others := _by_memory(used, taken)):
         yield "", f"({others})"
 
 
+def _rows_of_levels(found: Thresholds, taus: Sequence[Spread], margin: float) -> Iterator[tuple[str, ...]]:
+    """By how much the model has to promise, and how sure that is."""
+    yield "so that nothing is lost", *(_side(tau.low) for tau in taus)
+    yield "so that 2 % are gained: tau1, tau2, tau3", *(_side(tau.value) for tau in taus)
+    intervals = [spelled_interval(name, found.intervals.get(name)) for name in TAUS]
+    if any(intervals):
+        yield "95 % intervals of tau1, tau2, tau3", *intervals
+    yield f"so that the margin is gained: {margin:.1%}", *(_side(tau.high) for tau in taus)
+
+
 def _side(x: float | None) -> str:
-    return NEVER if x is None else f"{x:.0f}"
+    return spelled(TAUS[0], x)
 
 
 def _of_which_leaf(tau1: Spread, fitted: Calibration, dtype: str, these: str) -> str:
@@ -127,8 +152,19 @@ def described_recursion(found: Thresholds, dtype: str) -> Iterator[Part]:
         yield "", f"{ratio}. It pays from n1 = {factor:g} alpha / {pi} = {found.n1:.0f} on (their Equation 3)."
         yield "", f"(The paper has 22 in the place of {factor:g}: 18 sums and 4 copies, which fmm does without.)"
         yield "", "n1 knows alpha and pi alone; tau1 is of the whole model, and the one that counts."
-    yield from (("", sentence) for sentence in _seen(found))
-    yield "", _corrected(found, factor, pi)
+    yield from (("", sentence) for sentence in (*_seen(found), _corrected(found, factor, pi), *_how_sure(found)))
+
+
+def _how_sure(found: Thresholds) -> Iterator[str]:
+    """The intervals of what does not stand in a table, where any were recorded."""
+    told = [f"{name} {spelled_interval(name, found.intervals.get(name))}" for name in POINTS if name in found.intervals]
+    if told:
+        yield (
+            f"{', '.join(told)}: 95 % of the models that the measurements admit have them there. (How other devices of "
+            "this kind differ is not in it.)"
+        )
+    if told and "alpha" not in found.intervals:
+        yield "(alpha has none: these samples did not determine it, and it is that of other devices of this kind.)"
 
 
 def _seen(found: Thresholds) -> Iterator[str]:

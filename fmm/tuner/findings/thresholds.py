@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import inf, isfinite
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import Spread, Thresholds
+from fmm.config.thresholds import TAUS, Spread, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, considered_candidates, usual_growth
@@ -31,28 +31,28 @@ LEVELS = (1, 2, 3)
 def holds_from(known: Callable[[int], bool]) -> float:
     """The side from which on something holds on all sides of the grid, to 1 %; infinite if it does not at its end. (A
     smaller side on which it holds, while on a larger one it does not, is passed over.)"""
-    failing = [i for i in range(len(GRID)) if not known(GRID[i])]
-    if not failing:
+    last = next((i for i in reversed(range(len(GRID))) if not known(GRID[i])), None)
+    if last is None:
         return float(GRID[0])
-    if failing[-1] + 1 == len(GRID):
+    if last + 1 == len(GRID):
         return inf
-    low, high = GRID[failing[-1]], GRID[failing[-1] + 1]
-    while high > CLOSE * low and high - low > ROW:
-        middle = (low + high) // 2 // ROW * ROW
+    low, high = GRID[last], GRID[last + 1]
+    while high > CLOSE * low and (middle := (low + high) // 2 // ROW * ROW) > low:
         low, high = (low, middle) if known(middle) else (middle, high)
     return float(high)
 
 
-def chosen_from(calibration: Calibration, dtype: str, levels: int) -> float:
+def chosen_from(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
     """The side from which on the model chooses plans of so many levels, or more, for square products; infinite if it
     never does up to 65536."""
-    return holds_from(lambda side: chosen_depth(calibration, dtype, side) >= levels)
+    return holds_from(lambda side: chosen_depth(calibration, dtype, side, emulation) >= levels)
 
 
-def chosen_depth(calibration: Calibration, dtype: str, side: int) -> int:
-    """How many levels the model chooses for a square product, however much workspace they need."""
+def chosen_depth(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
+    """How many levels the model chooses for a square product, however much workspace they need; without `emulation` of
+    the plans that multiply in no other type."""
     problem = Problem(side, side, side, dtype)
-    for plan, time in _ranked(replace(calibration, margin=0.0, tiled_margin=0.0), problem):
+    for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
         if time <= 1 - needed_margin(plan, problem, calibration):
             return levels_of(plan)
     return 0
@@ -64,10 +64,10 @@ def levels_of(plan: Plan) -> int:
 
 
 @lru_cache(maxsize=2048)
-def _ranked(calibration: Calibration, problem: Problem) -> tuple[tuple[Plan, float], ...]:
+def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
     """The candidates within the usual limit of the error and their predicted times, the vendor's being 1: the same
     whatever the margin is."""
-    limits = Limits(1 << 62, usual_growth(calibration.batches))
+    limits = Limits(1 << 62, usual_growth(calibration.batches), emulation)
     known = considered_candidates(problem, calibration, limits)
     return tuple((c.plan, c.time) for c in known if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
 
@@ -83,13 +83,10 @@ def thresholds(
 ) -> Thresholds:
     """The thresholds of a tuned model; `measured` are (size, speedup) of one level, `strategies` those of our own
     product kernel by the side."""
-    large = Problem(1 << 15, 1 << 15, 1 << 15, dtype)
-    point = recursion_points.recursion_point(alpha_over_pi(calibration, large), recursion_points.WINOGRAD)
     tau1, tau2, tau3 = (level_spread(calibration, dtype, levels) for levels in LEVELS)
     return Thresholds(
-        alpha(calibration, large.itemsize),
-        pi(calibration, large),
-        finite(point),
+        *alpha_and_pi(calibration, dtype),
+        point_by_equation_3(calibration, dtype),
         measured_point(measured),
         fitted_epsilon(calibration, dtype, measured),
         tau1,
@@ -97,15 +94,48 @@ def thresholds(
         tau3,
         strategies or {},
         squares(measured),
+        without_emulation=without_emulation(calibration, dtype),
     )
+
+
+def large_problem(dtype: str) -> Problem:
+    """So large that alpha and pi hardly change with it."""
+    return Problem(1 << 15, 1 << 15, 1 << 15, dtype)
+
+
+def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
+    large = large_problem(dtype)
+    return alpha(calibration, large.itemsize), pi(calibration, large)
+
+
+def point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
+    """n1."""
+    ratio = alpha_over_pi(calibration, large_problem(dtype))
+    return finite(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
 
 
 def level_spread(calibration: Calibration, dtype: str, levels: int) -> Spread:
     """From which side on so many levels are predicted to lose nothing, to gain 2 %, to gain the margin."""
-    ends = (replace(calibration, margin=x, tiled_margin=x) for x in (GAIN - 1, 0.0))
+    ends = (with_margin(calibration, x) for x in (GAIN - 1, 0.0))
     value, low, own = (finite(chosen_from(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
     return Spread(value, low, high)
+
+
+def with_margin(calibration: Calibration, margin: float) -> Calibration:
+    """By which every plan must be predicted to win."""
+    return replace(calibration, margin=margin, tiled_margin=margin)
+
+
+def without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
+    """tau1 to tau3 where no product is made of products in another type; nothing if none is anyway."""
+    free = with_margin(calibration, 0.0)
+    known = (plan for side in ROUND for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
+    if not any(plan.emulates for plan in known):
+        return {}
+    asked = with_margin(calibration, GAIN - 1)
+    sides = (finite(chosen_from(asked, dtype, levels, emulation=False)) for levels in LEVELS)
+    return dict(zip(TAUS, sides, strict=True))
 
 
 def finite(x: float) -> float | None:
@@ -132,27 +162,27 @@ def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tupl
     in the paper's installation; None if nothing was."""
     if not measured:
         return None
-    large = alpha_over_pi(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
 
     def at(m: int, k: int, n: int) -> float:
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
-    def agreement(epsilon: float) -> int:
-        return sum(
-            recursion_points.recurse(size, at, recursion_points.WINOGRAD, epsilon) == (gain > 1)
-            for size, gain in measured
-        )
-
+    large = alpha_over_pi(calibration, large_problem(dtype))
+    most = [recursion_points.most_correction(size, at, recursion_points.WINOGRAD) for size, _ in measured]
+    gained = [gain > 1 for _, gain in measured]
     steps = [large * x / 20 for x in range(-19, 61)]
-    best = max(agreement(e) for e in steps)
-    return min((e for e in steps if agreement(e) == best), key=abs)
+    agreement = {e: sum((e < x) == own for x, own in zip(most, gained, strict=True)) for e in steps}
+    best = max(agreement.values())
+    return min((e for e in steps if agreement[e] == best), key=abs)
 
 
 def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
-    """What Li, Ranka and Sahni's recursive code of `strassen` or `winograd` comes to with a tuning's tau1 and tau2.
+    """What Li, Ranka and Sahni's recursive code of `strassen` or `winograd` comes to with a tuning's tau1 and tau2:
+    those for leaves that multiply in the type itself, if it is one.
 
     Where the model never takes a level, neither does their code.
     """
     never = 1 << 40
-    tau1, tau2 = (int(x.value) if x.value is not None else never for x in (found.tau1, found.tau2))
+    apart = {} if Plan.parse(leaf).emulates else found.without_emulation
+    sides = (apart.get(name, found.value(name)) for name in TAUS[:2])
+    tau1, tau2 = (never if side is None else int(side) for side in sides)
     return li_thresholds.plan(scheme, side, tau1, max(tau1, tau2), leaf)

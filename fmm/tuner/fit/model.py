@@ -147,12 +147,16 @@ def determined_fit(
 
 @dataclass(frozen=True)
 class Solution:
-    """Where least squares ended: coordinates, what is left, half widths of 95 % intervals."""
+    """Where least squares ended: coordinates, what is left, how far off the coordinates may be."""
 
     x: Any
     cost: float
     residuals: tuple[float, ...]
-    half_widths: tuple[float, ...]
+    directions: Any  # of x, independent of each other, a row each: half a 95 % interval long
+
+    @property
+    def half_widths(self) -> tuple[float, ...]:
+        return tuple(float(x) for x in np.sqrt(np.sum(self.directions**2, axis=0)))
 
 
 class Solver:
@@ -175,8 +179,11 @@ class Solver:
         self._begin = self._origin
 
     def calibrated(self, x: Any) -> Calibration:
-        values = {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
-        return put_all(self.start, self.dtype, values)
+        return put_all(self.start, self.dtype, self.values(x))
+
+    def values(self, x: Any) -> dict[str, float]:
+        """The parameters at these coordinates."""
+        return {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
 
     def residuals(self, x: Any) -> Any:
         c = self.calibrated(x)
@@ -194,7 +201,7 @@ class Solver:
         )
         self._begin = np.clip(solved.x, *bounds)
         residues = tuple(solved.fun[: len(self.observed)] / self._weights)
-        return Solution(solved.x, float(solved.cost), residues, self._half_widths(solved))
+        return Solution(solved.x, float(solved.cost), residues, self._directions(solved))
 
     def loose(self, found: Solution) -> dict[Parameter, float]:
         """The parameters that are not determined, and how far from it they are."""
@@ -211,17 +218,16 @@ class Solver:
         solver._begin = np.clip(kept, solver._low, solver._high)
         return solver
 
-    def _half_widths(self, solved: Any) -> tuple[float, ...]:
-        """Of 95 % intervals, from the curvature at the solution, as if the residuals were normal. An observation counts
-        as much as its weight."""
+    def _directions(self, solved: Any) -> Any:
+        """From the curvature at the solution, as if the residuals were normal. An observation counts as much as its
+        weight."""
         from scipy.stats import t
 
         more = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
         spread = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / more, EXACT**2)
         _, found, directions = np.linalg.svd(solved.jac, full_matrices=False)
         found = np.maximum(found, UNSEEN * np.max(found, initial=1.0))  # nothing was seen along the others
-        variances = np.sum((directions / found[:, None]) ** 2, axis=0) * spread
-        return tuple(float(x) for x in t.ppf(0.975, more) * np.sqrt(variances))
+        return t.ppf(0.975, more) * np.sqrt(spread) * directions / found[:, None]
 
     def intervals(self, found: Solution) -> dict[str, tuple[float, float]]:
         """By the parameters' names."""

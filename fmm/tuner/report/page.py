@@ -168,7 +168,7 @@ def _folded_tables(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str
     won = [gain for gain in gains if gain.kind != LEFT]
     if won:
         yield _folded("By which plans, at which error, with how much memory", _plans_table(won))
-    rows = list(recursion_rows(cases))
+    rows = list(recursion_rows((case.dtype, case.section["thresholds"]) for case in cases))
     if rows:
         yield _folded("The papers' thresholds", f"<p>{escape(ABOUT)}</p>{numbers_table(HEAD, rows)}")
 

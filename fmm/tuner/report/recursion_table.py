@@ -1,26 +1,62 @@
-"""D'Alberto and Nicolau's Table 3 of this device: alpha, pi, and the recursion point by the model and as measured."""
+"""D'Alberto and Nicolau's Table 3 of this device: alpha, pi, and the recursion point by the model and as measured; for
+the report, with 95 % intervals, and for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from fmm.config.thresholds import Thresholds, read_thresholds
+from fmm.config.thresholds import Interval, Thresholds, read_thresholds
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.described import AGAIN, EARLIER, NEVER
+from fmm.tuner.findings.parts import table_of
 from fmm.tuner.findings.threshold_words import UNDETERMINED, determined_epsilon
-from fmm.tuner.report.case import Case
 
-HEAD = (
-    "type",
-    "1/pi, Gflop/s",
-    "1/alpha, million additions/s",
-    "alpha / pi, flops",
-    "n1 by Equation 3, side",
-    "n1 measured, side",
-    "epsilon, flops",
-    "tau1, tau2, tau3, sides",
-)
 FACTOR = recursion_point(1.0, WINOGRAD)
+
+
+@dataclass(frozen=True)
+class Column:
+    """What stands in it: a threshold as a number that people read."""
+
+    head: str  # in the report
+    short: str  # in a terminal
+    name: str
+    spelled: Callable[[float], str]
+    falls: bool = False  # is that number the smaller, the larger the threshold?
+
+    def cell(self, found: Thresholds, intervals: bool) -> str:
+        value = determined_epsilon(found) if self.name == "epsilon" else found.value(self.name)
+        if self.name == "n1_measured":
+            told = measured_point(found)
+            return told if intervals else told.partition(",")[0]
+        if value is None:
+            return UNDETERMINED if self.name == "epsilon" else NEVER
+        interval = found.intervals.get(self.name) if intervals else None
+        return f"{self.spelled(value)} {self._ends(interval)}" if interval else self.spelled(value)
+
+    def _ends(self, interval: Interval) -> str:
+        ends = [NEVER if end is None else self.spelled(end) for end in interval]
+        return f"[{', '.join(reversed(ends) if self.falls else ends)}]"
+
+
+def _whole(x: float) -> str:
+    return f"{x:.0f}"
+
+
+COLUMNS = (
+    Column("1/pi, Gflop/s", "1/pi", "pi", lambda x: f"{1e-9 / x:,.0f}", falls=True),
+    Column("1/alpha, million additions/s", "1/alpha", "alpha", lambda x: f"{1e-6 / x:,.0f}", falls=True),
+    Column("alpha / pi, flops", "alpha/pi", "n1", lambda x: f"{x / FACTOR:.0f}"),
+    Column("n1 by Equation 3, side", "n1", "n1", _whole),
+    Column("n1 measured, side", "n1 measured", "n1_measured", _whole),
+    Column("epsilon, flops", "epsilon", "epsilon", lambda x: f"{x:+.0f}"),
+    Column("tau1, side", "tau1", "tau1", _whole),
+    Column("tau2, side", "tau2", "tau2", _whole),
+    Column("tau3, side", "tau3", "tau3", _whole),
+)
+HEAD = ("type", *(column.head for column in COLUMNS))
 ABOUT = (
     f"As in D'Alberto and Nicolau's Table 3, by their Equation 3 n1 = {FACTOR:g} alpha / pi for Winograd's variant "
     "(22 in the paper, for 18 sums and 4 copies): the side from which one level of recursion pays. For the measured "
@@ -30,27 +66,36 @@ ABOUT = (
     "Equation 2 says what was measured; it is not determined where nothing need be added, since all products gained by "
     "one level, or none did. tau1, tau2, tau3: the sides from which on the whole model, which knows these too, "
     "predicts a gain of 2 % by one, two, three levels (Li, Ranka and Sahni), however much memory they need: where that "
-    "is short, leaner plans with more or fewer levels are taken, also where it says never."
+    "is short, leaner plans with more or fewer levels are taken, also where it says never. In brackets: where 95 % of "
+    "the models have it that the measurements admit as well; such intervals know nothing of other cards of this kind."
+)
+# The same in a terminal, whose lines below the table are no longer than this.
+ABOVE = "The papers' thresholds, as D'Alberto and Nicolau's Table 3 has them:"
+BELOW = (
+    "1/pi: Gflop/s of the library's large products. 1/alpha: million additions a second in sums.",
+    f"n1 = {FACTOR:g} alpha/pi: by Equation 3 one level pays on squares from that side on; n1 measured: on those",
+    "that were timed it did. epsilon corrects alpha/pi so that Equation 2 says what was measured.",
+    "Up to tau1 no level, up to tau2 one, up to tau3 two, by the whole model (Li, Ranka and Sahni).",
 )
 
 
-def recursion_rows(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
-    """A row a type, as many cells as HEAD; of thresholds of an earlier fmm what makes new ones of them."""
-    for case in cases:
-        found = read_thresholds(case.section["thresholds"])
+def recursion_rows(types: Iterable[tuple[str, Any]], intervals: bool = True) -> Iterator[tuple[str, ...]]:
+    """A row for each type with thresholds, as many cells as HEAD; of those of an earlier fmm what makes new ones."""
+    for dtype, raw in types:
+        found = read_thresholds(raw)
         if found is not None:
-            yield case.dtype, *_cells(found)
-        elif case.section["thresholds"]:
-            yield case.dtype, f"{EARLIER}: {AGAIN}"
+            yield dtype, *(column.cell(found, intervals) for column in COLUMNS)
+        elif raw:
+            yield dtype, f"{EARLIER}: {AGAIN}"
 
 
-def _cells(found: Thresholds) -> tuple[str, ...]:
-    n1 = NEVER if found.n1 is None else f"{found.n1:.0f}"
-    ratio = "" if found.n1 is None else f"{found.n1 / FACTOR:.0f}"
-    known = determined_epsilon(found)
-    epsilon = UNDETERMINED if known is None else f"{known:+.0f}"
-    taus = ", ".join(NEVER if x is None else f"{x:.0f}" for x in found.recursion_points)
-    return f"{1e-9 / found.pi:,.0f}", f"{1e-6 / found.alpha:,.0f}", ratio, n1, measured_point(found), epsilon, taus
+def recursion_lines(types: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """The same for a terminal; nothing where no type has any that are read."""
+    rows = [row for row in recursion_rows(types, intervals=False) if len(row) == len(HEAD)]
+    if rows:
+        yield ABOVE
+        head = "type", *(column.short for column in COLUMNS)
+        yield from (f"  {line}" for line in (*table_of(head, rows).lines, *BELOW))
 
 
 def measured_point(found: Thresholds) -> str:

@@ -21,6 +21,7 @@ from fmm.perfmodel.papers.recursion_points import (
     first_speedup,
     levels,
     levels_until,
+    most_correction,
     recurse,
     recursion_point,
     saved_flops,
@@ -65,6 +66,13 @@ def test_equation_2_as_printed(ratio: float) -> None:
 )
 def test_recurse(shape: Shape, ratio: float, epsilon: float, yes: bool) -> None:
     assert recurse(shape, ratio, epsilon=epsilon) is yes
+
+
+@pytest.mark.parametrize("shape", [(1102, 1102, 1102), (777, 1500, 101), (1, 5000, 5000)])
+def test_the_largest_correction_with_which_a_level_still_pays(shape: Shape) -> None:
+    most = most_correction(shape, 30.0)
+    assert recurse(shape, 30.0, epsilon=most - 0.01) is (most > -inf)
+    assert not recurse(shape, 30.0, epsilon=max(most, -30.0) + 0.01)
 
 
 @pytest.mark.parametrize("ratio", [17.7, 30.0, 39.3, 160.0])

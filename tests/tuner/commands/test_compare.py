@@ -1,9 +1,10 @@
-"""fmm-tune compare: equal configs agree, others are told apart, tuned shapes count."""
+"""fmm-tune compare: equal configs agree, others are told apart, tuned shapes count; thresholds stand side by side."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,10 @@ from tests.support import configs as tuned
 KEY = "cpu-test-2t"
 
 
-def config(folder: Path, stream: float, *entries: object, noise: float = 0.02) -> str:
+def config(folder: Path, stream: float, *entries: object, noise: float = 0.02, thresholds: Any = None) -> str:
     rate = {"flops": 1e11, "fill": 2500.0, "pipe": 20.0}
-    section = tuned.section(*entries, calibration={"stream": stream, "rate": rate}, noise=noise)  # type: ignore[arg-type]
+    known = {"calibration": {"stream": stream, "rate": rate}, "noise": noise, "thresholds": thresholds}
+    section = tuned.section(*entries, **known)  # type: ignore[arg-type]
     return str(tuned.write(folder / "config.json", KEY, "float64", section))
 
 
@@ -74,3 +76,70 @@ def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "no device and type in common" in capsys.readouterr().err
     assert main(["compare", one, str(tmp_path / "none.json")]) == 1
     assert "there is no config" in capsys.readouterr().err
+
+
+def thresholds(intervals: dict[str, list[float | None]] | None = None, **found: float | None) -> dict[str, Any]:
+    """As a section has them; tau1 to tau3 by their values."""
+    sides = {"tau1": 2000.0, "tau2": 4000.0, "tau3": None} | {x: y for x, y in found.items() if x.startswith("tau")}
+    taus = {name: {"value": side, "low": side, "high": side} for name, side in sides.items()}
+    known: dict[str, Any] = {
+        "alpha": 1e-9,
+        "pi": 1e-11,
+        "n1": 750.0,
+        "n1_measured": None,
+        "epsilon": None,
+        "block_strategy": {},
+    }
+    return {**known, **found, **taus, **({"intervals": intervals} if intervals else {})}
+
+
+WIDE: dict[str, list[float | None]] = {"tau1": [1500.0, 2700.0], "tau3": [30000.0, None]}
+
+
+@pytest.mark.parametrize(
+    ("second", "said", "code"),
+    [
+        (thresholds(n1=820.0), ["n1", "750", "820", "+9.3%", "agree"], 0),
+        (thresholds(alpha=1.2e-9), ["alpha", "1e-09", "1.2e-09", "+20.0%", "differ"], 1),
+        (thresholds(), ["tau3", "never", "never", "+0.0%", "agree"], 0),
+        (thresholds(tau3=31000.0), ["tau3", "never", "31000", "differ"], 1),
+        (thresholds(tau2=None), ["tau2", "4000", "never", "differ"], 1),
+    ],
+    ids=["near", "apart", "both never", "the second alone pays", "the first alone pays"],
+)
+def test_thresholds_stand_side_by_side(
+    second: dict[str, Any], said: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = config(tmp_path / "one", 1e10, thresholds=thresholds())
+    two = config(tmp_path / "two", 1e10, thresholds=second)
+    assert main(["compare", one, two]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:8]] == ["threshold", "alpha", "pi", "n1", "tau1", "tau2", "tau3"]
+    assert said in [line.split() for line in lines]
+    assert lines[-2].startswith("their thresholds do not agree: " if code else "their thresholds agree: ")
+    assert lines[-1].startswith("they choose alike: ")
+
+
+@pytest.mark.parametrize(
+    ("interval", "agrees"), [([2600.0, 3500.0], True), ([2800.0, 3500.0], False), ([2600.0, None], True), (None, False)]
+)
+def test_thresholds_whose_intervals_overlap_agree(
+    interval: list[float | None] | None, agrees: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3000 is half as much again as 2000, whose interval ends at 2700; an end that is null is beyond all sides."""
+    one = config(tmp_path / "one", 1e10, thresholds=thresholds(WIDE))
+    two = config(tmp_path / "two", 1e10, thresholds=thresholds({"tau1": interval} if interval else None, tau1=3000.0))
+    assert main(["compare", one, two]) == int(not agrees)
+    assert ("agree: the intervals overlap" in capsys.readouterr().out) == agrees
+    assert main(["compare", one, two, "--json"]) == int(not agrees)
+    (found,) = json.loads(capsys.readouterr().out)
+    (tau1,) = (x for x in found["thresholds"] if x["name"] == "tau1")
+    assert (tau1["first"], tau1["second"], tau1["difference"], tau1["agrees"]) == (2000.0, 3000.0, 0.5, agrees)
+    assert tau1["first_interval"] == [1500.0, 2700.0] and tau1["second_interval"] == interval
+
+
+def test_thresholds_that_one_config_lacks_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = config(tmp_path / "one", 1e10, thresholds=thresholds()), config(tmp_path / "two", 1e10)
+    assert main(["compare", one, two]) == 0
+    said = capsys.readouterr().out
+    assert "thresholds: not in both; `fmm-tune conclude --thresholds` makes" in said and "thresholds agree" not in said

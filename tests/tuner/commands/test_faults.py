@@ -482,6 +482,9 @@ WHAT_THE_PAPERS_ASK = (
     r"2 % are gained: tau1, tau2, tau3 +\d+ +\d+ +(\d+|never)\n",
     r"as fmm.matmul takes them elsewhere +\d+ +\d+ +(\d+|never)\n",
     r"Li, Ranka and Sahni's tau1, tau2, tau3",
+    r"95 % intervals of tau1, tau2, tau3 +\[\d+, (\d+|never)\] ",
+    r"alpha\s+\[\S+\s+\S+\],\s+pi\s+\[\S+\s+\S+\],\s+n1\s+\[\d+,\s+\d+\]",
+    r"type +1/pi +1/alpha +alpha/pi +n1 +n1 measured +epsilon +tau1 +tau2 +tau3\n +float32 ",
 )
 
 
@@ -511,10 +514,9 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith(",predicted") and len(rows) == fake.asked
     assert main(["export", "--thresholds", "--json", where]) == 0
-    assert {(row["dtype"], row["tau1"] > 0) for row in json.loads(capsys.readouterr().out)} == {
-        ("float32", True),
-        ("float64", True),
-    }
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["dtype"], row["tau1"] > 0) for row in rows} == {("float32", True), ("float64", True)}
+    assert all(0 < row["alpha_95_low"] <= row["alpha"] <= row["alpha_95_high"] for row in rows)
     trials = frame(where)
     assert len(trials) == fake.asked and set(trials.dtype) == {"float32", "float64"}
     assert (

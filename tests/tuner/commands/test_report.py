@@ -32,7 +32,6 @@ from fmm.tuner.report.page import _start_text, gains_table, tunings_left
 from fmm.tuner.report.pictures import caption
 from fmm.tuner.report.plan_grid import mapped
 from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
-from fmm.tuner.report.recursion_table import HEAD, recursion_rows
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -383,26 +382,6 @@ def test_a_map_asks_where_plans_change() -> None:
     found = mapped(chosen, 49)
     assert len(found) == 49**2 and len(asked) == len(set(asked)) < 49**2 / 3
     assert all(plan == ("large" if i + 2 * j > 70 else "vendor") for (i, j), plan in found.items())
-
-
-@pytest.mark.parametrize(
-    ("gains", "measured", "told"),
-    [
-        ({"2048": 0.97, "3072": 1.02}, 3072.0, "3072"),
-        ({"2048": 1.01, "4096": 1.1}, None, "below 2048, the least that was timed"),
-        ({"2048": 0.9, "4096": 0.99}, None, "above 4096, the largest timed"),
-        ({}, None, "not measured"),
-    ],
-)
-def test_the_recursion_point_by_the_model_stands_beside_the_measured_one(
-    gains: dict[str, float], measured: float | None, told: str, folder: Path
-) -> None:
-    """As in D'Alberto and Nicolau's Table 3."""
-    (case,) = tuned_cases(folder / "config.json")
-    raw = {**case.section["thresholds"], "one_level": gains, "n1_measured": measured, "n1": 1500.4}
-    ((dtype, *cells),) = recursion_rows([replace(case, section={**case.section, "thresholds": raw})])
-    assert dtype == "float64" and len(cells) == len(HEAD) - 1
-    assert cells[2:5] == ["100", "1500", told] and cells[0] == f"{1e-9 / raw['pi']:,.0f}"
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

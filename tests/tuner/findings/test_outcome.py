@@ -11,6 +11,7 @@ import pytest
 from fmm.config import files
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import checked_calibration
+from fmm.config.thresholds import read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -19,7 +20,7 @@ from fmm.tuner.findings.described import described, described_parts
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.outcome import chosen_square, gains_from, odd_gains, outcome
 from fmm.tuner.findings.parts import Table, labelled_rows
-from fmm.tuner.findings.thresholds import CLOSE, ROW
+from fmm.tuner.findings.thresholds import CLOSE, ROW, holds_from, li_plan
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -123,6 +124,13 @@ def test_levels_agree_with_the_gains(dtype: str) -> None:
     assert (int(taken[-3]) == first) == bool(chosen_square(known, dtype, first).plan.splits)
 
 
+@pytest.mark.parametrize("side", [257, 990, 4321, 60000])
+def test_a_side_between_those_of_the_grid_is_found(side: int) -> None:
+    """Also between 976 and 1000, of which the second is on the grid and no multiple of 16."""
+    found = holds_from(lambda x: x >= side)
+    assert side <= found <= max(CLOSE * side, side + ROW)
+
+
 RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
 
 
@@ -134,7 +142,8 @@ def test_nothing_that_is_told_of_a_recorded_tuning_contradicts_another_line(path
     for dtype, section in types.items():
         known = model_in_use(key, dtype, types)
         tables = [part for _, part in described_parts(section, dtype, key, types) if isinstance(part, Table)]
-        (levels,) = ([row[1:] for row in t.rows[1:]] for t in tables if t.rows[0][-1] == "three")
+        (rows,) = (t.rows[1:] for t in tables if t.rows[0][-1] == "three")
+        levels = [row[1:] for row in rows if not row[0].startswith("95 %")]
         least, taus, most = ([int(x.replace("never", "999999")) for x in row] for row in levels[:3])
         assert all(a <= b <= c for a, b, c in zip(least, taus, most, strict=True)), dtype
         if known.calibration is None:
@@ -151,3 +160,28 @@ def test_nothing_that_is_told_of_a_recorded_tuning_contradicts_another_line(path
 def test_a_cpu_has_no_odd_sides() -> None:
     known = model_in_use("cpu-a", "float64", {"float64": tuned.section()})
     assert "faster than NumPy's product" in told(known) and "odd" not in told(known)
+
+
+@pytest.mark.parametrize("path", [*RECORDED, SHIPPED], ids=lambda path: str(path.relative_to(ROOT).parent))
+def test_stored_thresholds_are_those_that_todays_model_chooses(path: Path) -> None:
+    """No config that is recorded or that ships is said to be of an earlier fmm, and each has intervals."""
+    for key, types in files.read_config(path).items():
+        for dtype, section in types.items():
+            said = " ".join(" ".join(described(section, dtype, key, types)).split())
+            assert "earlier fmm" not in said, dtype
+            assert "95 % intervals of tau1, tau2, tau3" in said, dtype
+            assert "95 % of the models that the measurements admit have them there" in said, dtype
+
+
+def test_thresholds_of_products_in_the_type_itself_are_told_apart() -> None:
+    """Where float32 is multiplied by float16 products, levels pay far later than above the library's."""
+    found = read_thresholds(TYPES["float32"]["thresholds"])
+    assert found is not None and found.tau1.value and found.without_emulation["tau1"]
+    assert found.without_emulation["tau1"] < found.tau1.value / 2
+    sides = [found.without_emulation[name] for name in ("tau1", "tau2", "tau3")]
+    said = " ".join(" ".join(described(TYPES["float32"], "float32", KEY)).split())
+    told = ", ".join("never" if side is None else f"{side:.0f}" for side in sides)
+    assert f"(Without emulation, FMM_EMULATION=0, tau1, tau2, tau3 are {told}: of products in float32 itself.)" in said
+    assert "Without emulation" not in " ".join(described(TYPES["bfloat16"], "bfloat16", KEY))
+    side = int(found.tau1.value) - 16
+    assert li_plan("winograd", side, found, "vendor").levels and not li_plan("winograd", side, found, "f16x3").levels

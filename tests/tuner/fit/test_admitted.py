@@ -1,0 +1,130 @@
+"""Models that the measurements admit as well as the fitted one, and the intervals of thresholds that come from them: on
+a device that is a formula with noise, so that the truth is known."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from fmm.config import schema
+from fmm.config.thresholds import TAUS, Interval, Thresholds, read_thresholds
+from fmm.perfmodel.calibration import Calibration
+from fmm.tuner.devices.fake import FAKE, TRUTH, FakeDevice
+from fmm.tuner.findings.conclude import FITTED
+from fmm.tuner.findings.threshold_intervals import with_intervals
+from fmm.tuner.findings.thresholds import thresholds
+from fmm.tuner.fit.admitted import admitted_models, middle_95
+from fmm.tuner.fit.model import Observation, stage_medians
+from fmm.tuner.fit.parameters import BY_NAME
+from fmm.tuner.stages.tuning import tune_type
+from fmm.tuner.trials.journal import Journal
+from tests.support.configs import SMALL
+
+TYPE = "float64"
+POINTS = ("alpha", "pi", "n1", *TAUS)
+
+
+@lru_cache(maxsize=32)
+def tuned(seed: int = 0, noise: float = 0.01) -> tuple[dict[str, Any], list[Observation]]:
+    """The section of a tuning, and what its model was fitted to."""
+    journal = Journal("run", FakeDevice(seed=seed, noise=noise))
+    section = tune_type(journal, TYPE, SMALL, ((4096, 4096, 4096),)).section
+    assert section is not None
+    return section, stage_medians(journal.recorded, FITTED)
+
+
+def model_of(section: dict[str, Any]) -> Calibration:
+    found = schema.checked_section(section, "test", FAKE, TYPE).calibration
+    assert found is not None
+    return found
+
+
+def thresholds_of(section: dict[str, Any]) -> Thresholds:
+    found = read_thresholds(section["thresholds"])
+    assert found is not None
+    return found
+
+
+def test_each_parameter_lies_in_its_interval_in_95_percent_of_the_models() -> None:
+    section, observed = tuned()
+    models = admitted_models(model_of(section), TYPE, section["intervals"], observed)
+    assert models == admitted_models(model_of(section), TYPE, section["intervals"], observed)
+    assert {"rate.flops", "stream"} <= section["intervals"].keys()
+    for name, (low, high) in section["intervals"].items():
+        if BY_NAME[name].determined(low, high):
+            inside = sum(low <= BY_NAME[name].get(model, TYPE) <= high for model in models) / len(models)
+            assert 0.9 <= inside <= 1.0, name
+
+
+def test_what_is_not_determined_keeps_its_value() -> None:
+    """Configs of older versions have intervals of all parameters, also of some that there are no more."""
+    section, observed = tuned()
+    known = {"stream": section["intervals"]["stream"], "rate.rows": [0.1, 1e4], "frayed": [0.5, 2.0]}
+    models = admitted_models(model_of(section), TYPE, known, observed)
+    assert len({model.stream for model in models}) > 10
+    assert {model.rate(TYPE) for model in models} == {model_of(section).rate(TYPE)}
+    assert admitted_models(model_of(section), TYPE, {}, observed) == ()
+
+
+def test_a_tuning_writes_intervals_around_its_thresholds() -> None:
+    found = thresholds_of(tuned()[0])
+    assert set(POINTS) <= found.intervals.keys()
+    for name in POINTS:
+        value, (low, high) = found.value(name), found.intervals[name]
+        assert value is not None and low is not None and low <= value * 1.001, name
+        assert high is None or value <= high * 1.001, name
+    assert found.intervals["n1"][0] != found.intervals["n1"][1]
+
+
+def test_more_noise_makes_wider_intervals() -> None:
+    quiet, loud = (thresholds_of(tuned(noise=noise)[0]).intervals for noise in (0.005, 0.05))
+    assert all(share(loud[name]) > 1.5 * share(quiet[name]) for name in ("alpha", "pi", "n1"))
+
+
+def share(interval: Interval) -> float:
+    low, high = interval
+    assert low is not None and high is not None
+    return high / low - 1
+
+
+def test_epsilon_has_an_interval_where_it_is_determined() -> None:
+    section, observed = tuned()
+    model = model_of(section)
+    point = int(thresholds(model, TYPE).n1 or 0)
+    measured = [((n, n, n), 0.9 if n < 2 * point else 1.1) for n in range(point, 4 * point, point // 4)]
+    models = admitted_models(model, TYPE, section["intervals"], observed)
+    found = with_intervals(thresholds(model, TYPE, measured), model, TYPE, models, measured)
+    low, high = found.intervals["epsilon"]
+    assert found.epsilon is not None and low is not None and high is not None
+    assert 0 < low <= found.epsilon <= high and low < high
+    gained = [(size, 1.1) for size, _ in measured]
+    assert "epsilon" not in with_intervals(thresholds(model, TYPE, gained), model, TYPE, models, gained).intervals
+
+
+@pytest.mark.slow
+def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
+    """Of the vendor's rate, of that of sums and of their ratio; of tau1 to a step of the grid of sides."""
+    true, held = thresholds(TRUTH, TYPE), dict.fromkeys(("alpha", "pi", "n1", "tau1"), 0)
+    for seed in range(12):
+        found = thresholds_of(tuned(seed)[0])
+        for name in held:
+            (low, high), value = found.intervals[name], true.value(name)
+            assert low is not None and high is not None and value is not None
+            held[name] += low / 1.01 <= value <= high * 1.01
+    assert min(held.values()) >= 9, held
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([float(x) for x in range(39)], (0.0, 38.0)),
+        ([float(x) for x in range(399)], (9.0, 389.0)),
+        ([*(float(x) for x in range(38)), None], (0.0, None)),
+        ([None] * 39, (None, None)),
+    ],
+    ids=["few: the least and the largest", "many", "never in some", "never"],
+)
+def test_the_middle_of_draws(values: list[float | None], ends: Interval) -> None:
+    assert middle_95(values) == ends
