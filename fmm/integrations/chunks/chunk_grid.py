@@ -8,7 +8,7 @@ dimension only as much is multiplied as both chunks have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,11 @@ class ChunkTasks(PlainMachine):
         if (cell.rows, cell.cols) == (rows, cols):
             return cell
         return self._task(rows, cols, resized_chunk, cell.key, rows, cols)
+
+    def check_finite(self, keys: Iterable[Key], plan: str) -> None:
+        """Let these tasks end with an error where the plan's sums may have moved inf or NaN."""
+        for key in keys:
+            self.table[key] = (finite_chunk, plan, *self.table[key])
 
     def rename(self, names: Mapping[Key, Key]) -> None:
         """Give chunks of the table other keys, wherever they are read."""
@@ -238,6 +243,21 @@ def multiplied_chunks(
         part = total[: left.shape[0], : right.shape[1]]
         gemm(left, right, part, alpha=alpha, beta=1, out=part, **wishes)
     return total
+
+
+def finite_chunk(plan: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function makes; PlanError where that has inf or NaN. Sums of blocks take them to places where the
+    product has none, and overflow before it does; each that an operand or a sum has shows in every chunk that it
+    concerns, so that a chunk without any is right."""
+    found = function(*arguments)
+    with np.errstate(all="ignore"):
+        finite = bool(np.isfinite(found.sum())) or bool(np.isfinite(found).all())
+    if not finite:
+        raise PlanError(
+            f"by {plan} over the chunks a part of this product has inf or NaN, since the operands have, or numbers "
+            "near the largest of their type; plan='vendor' has them where Dask's own product has"
+        )
+    return found
 
 
 def check_unmasked(chunks: Sequence[Any]) -> None:

@@ -59,6 +59,9 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     max_error_growth
         As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
 
+    With levels, a product that has inf or NaN, or numbers near the largest of their type, is a PlanError once it is
+    computed: sums of blocks would move them. plan="vendor" has them where Dask's own product has.
+
     Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's; so are
     those whose chunks are no plain arrays of NumPy's or CuPy's (masked ones, say). Of these nothing can be wished.
     """
@@ -152,6 +155,8 @@ def _tasks(x: Any, y: Any, dtype: np.dtype[Any], way: Way, inside: Inside) -> An
     for i, j in np.ndindex(result.shape):
         made: Any = result[i, j]
         names[tasks.fitted(made, x.chunks[0][i], y.chunks[1][j]).key] = (name, i, j)
+    if way.above != VENDOR:
+        tasks.check_finite(names, " > ".join(map(str, way.above.levels)))
     tasks.rename(names)
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]

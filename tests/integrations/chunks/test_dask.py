@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from importlib import import_module
@@ -54,6 +55,27 @@ def test_products_of_all_grids(size: tuple[int, int, int], chunks: Any, dtype: s
     assert (found.chunks, found.dtype) == ((x.chunks[0], y.chunks[1]), a.dtype)
     tolerance = 1e-12 if dtype == "float64" else 1e-3
     np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=tolerance, atol=tolerance)
+
+
+def poisoned(value: float) -> Any:
+    a = np.ones((9, 9))
+    a[7, 2] = value
+    return a
+
+
+OUT_OF_RANGE = {"inf": poisoned(np.inf), "NaN": poisoned(np.nan), "near the largest": np.full((9, 9), 1.7e308)}
+
+
+@pytest.mark.parametrize("plan", ["winograd", "strassen^2", "strassen.peel"])
+@pytest.mark.parametrize("what", OUT_OF_RANGE)
+def test_levels_do_not_move_inf_and_nan_unseen(what: str, plan: str) -> None:
+    x, y = da.from_array(OUT_OF_RANGE[what], chunks=2), da.from_array(np.eye(9), chunks=2)
+    said = f"by {re.escape(plan)}.* over the chunks .* has inf or NaN.*plan='vendor'"
+    with np.errstate(all="ignore"):
+        with pytest.raises(PlanError, match=said):
+            products.matmul(x, y, plan=plan).compute(scheduler="sync")
+        wanted = OUT_OF_RANGE[what] @ np.eye(9)
+        np.testing.assert_array_equal(products.matmul(x, y, plan="vendor").compute(scheduler="sync"), wanted)
 
 
 @pytest.mark.parametrize("plan", ["winograd", "strassen", "strassen^2"])

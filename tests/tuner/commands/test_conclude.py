@@ -107,8 +107,7 @@ def test_the_shipped_thresholds_are_those_of_their_command(tmp_path: Path, monke
     again = tmp_path / "config.json"
     again.write_bytes(SHIPPED.read_bytes())
     monkeypatch.setattr(shipped, "SHIPPED", again)
-    monkeypatch.setattr("sys.argv", ["shipped", "--thresholds"])
-    assert shipped.main() == 0
+    assert shipped.main(["--thresholds"]) == 0
     same_thresholds(again, SHIPPED)
 
 
