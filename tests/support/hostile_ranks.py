@@ -256,5 +256,17 @@ def alike(device: str) -> None:
         assert len(set(told)) == 1, told
 
 
+def out_of_range(device: str) -> None:
+    """Above the processes' products a level has inf and NaN where the product has them, and overflows no sooner."""
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    rows, eye = [Shard(0)], torch.eye(24, dtype=torch.float64)
+    one_inf, one_nan, large = drawn(24, 24), drawn(24, 24), torch.full((24, 24), 1.7e308, dtype=torch.float64)
+    one_inf[3, 5], one_nan[20, 1] = torch.inf, torch.nan
+    for a in (one_inf, one_nan, large):
+        x, y = distribute_tensor(a, mesh, rows), distribute_tensor(eye, mesh, rows)
+        found = fmm.distributed.matmul(x, y, plan="winograd").full_tensor()
+        torch.testing.assert_close(found, a @ eye, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
 GRADIENTS = all_gradients, gradients_of_parts
-HOSTILE = (disagree, refused, stuck, submeshes, again, odd_parts, *GRADIENTS, under_autocast, alike)
+HOSTILE = (disagree, refused, stuck, submeshes, again, odd_parts, *GRADIENTS, under_autocast, alike, out_of_range)

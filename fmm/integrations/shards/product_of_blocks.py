@@ -73,7 +73,7 @@ def product_of_blocks(found: Quadrants, plan: Plan, place: int, a: Any, b: Any, 
 
 def _finished(key: Key, started: Any, blocks: _Blocks, finish: Finish) -> Any:
     """A product's block: alpha left right + beta before."""
-    _, _, _, alpha, beta, before, _ = blocks.table[key]
+    _, _, _, alpha, beta, before, *_ = blocks.table[key]
     made = finish(started)
     made = made if alpha == 1 else made.mul_(alpha)
     return made if before is None else made.add_(blocks.there[before], alpha=beta)
@@ -119,7 +119,7 @@ def _read_by(arguments: Sequence[Any]) -> list[Key]:
     """The blocks that a task reads."""
     if len(arguments) == 2:  # weights, blocks
         return list(dict.fromkeys(arguments[1]))
-    left, right, _, _, before, _ = arguments
+    left, right, _, _, before, *_ = arguments
     return list(dict.fromkeys(key for key in (*left, *right, before) if key is not None))
 
 

@@ -25,7 +25,7 @@ from fmm.hardware.links import Network, network_of
 from fmm.integrations.shards.agreement import everybody_knows
 from fmm.integrations.shards.placements import RESULT, added_up_as, cuts_of, refused_placements
 from fmm.integrations.shards.product_of_blocks import product_of_blocks
-from fmm.integrations.shards.shared_product import BegunProduct, Processes, told_of_loss
+from fmm.integrations.shards.shared_product import BegunProduct, Processes, finite_everywhere, told_of_loss
 from fmm.kernels.distributed.blocks import Cuts, Holdings
 from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
 from fmm.kernels.distributed.quadrants import level_above, quadrants
@@ -159,10 +159,12 @@ def product_by(way: Way, a: Any, b: Any) -> Any:
         return begun.finish(local)
 
     with torch.no_grad(), torch.autocast(mesh.device_type, enabled=False):  # in the type that the operands have
-        if above == VENDOR:
-            c = finish(begin(layout, a, b))
-        else:
+        c = None
+        if above != VENDOR:
             c = product_of_blocks(quadrants(layout, above), above, processes.place, a, b, begin, finish)
+            c = c if finite_everywhere(c, processes) else None  # sums of blocks moved inf or NaN, or overflowed
+        if c is None:
+            c = finish(begin(layout, a, b))
     placed = [PLACED[axis] for axis in layout.work if axis is not None]
     shape = torch.Size((layout.m, layout.n))
     return DTensor.from_local(c, mesh, placed, run_check=False, shape=shape, stride=(layout.n, 1))

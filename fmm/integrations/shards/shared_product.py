@@ -140,6 +140,14 @@ def _empty(like: Any, box: Box) -> Any:
     return like.new_empty((box.rows.size, box.cols.size))
 
 
+def finite_everywhere(c: Any, processes: Processes) -> bool:
+    """Has no process inf or NaN in its part? All hear the same."""
+    found = (~torch.isfinite(c).all()).to(torch.int32)
+    with told_of_loss(processes, "all say whether they have inf or NaN"):
+        dist.all_reduce(found, dist.ReduceOp.MAX, processes.group)
+    return not found.item()
+
+
 @contextmanager
 def told_of_loss(processes: Processes, when: str) -> Iterator[None]:
     """What torch.distributed raises where a process is gone, as an error that says so; all else as it is."""

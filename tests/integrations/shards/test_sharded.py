@@ -33,6 +33,7 @@ HOSTILE = [
     "gradients_of_parts",
     "under_autocast",
     "alike",
+    "out_of_range",
 ]
 
 
