@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def _export(options: argparse.Namespace) -> int:
     try:
         table = exported_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
-            print(table.to_json(orient="records", indent=1))
+            print(json.dumps(tables.json_rows(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
     except ModuleNotFoundError as error:

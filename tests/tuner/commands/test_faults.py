@@ -65,8 +65,7 @@ def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
     assert main(arguments) == 0
     assert capsys.readouterr().out == ""
     assert main([*arguments, "--json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["dtype"] == "float32"
+    assert [found["dtype"] for found in json.loads(capsys.readouterr().out)] == ["float32"]
 
 
 # ---- kills
@@ -426,9 +425,9 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     assert re.search(r"^ +6000 +1\.\d\d \[1\.\d\d, 1\.\d\d\] +\d+ +winograd > ", printed, re.M)
     assert f"written to {tmp_path / 'config.json'}" in printed
     assert main([*arguments, "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["dtype"] for line in lines] == ["float32", "float64"]
-    assert lines[0]["section"]["calibration"]["stream"] > 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["dtype"] for row in rows] == ["float32", "float64"]
+    assert rows[0]["section"]["calibration"]["stream"] > 0
     assert main([*arguments, "--quiet"]) == 0
     printed_at_last = capsys.readouterr()
     assert printed_at_last.out == printed_at_last.err == ""
@@ -517,6 +516,10 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     rows = json.loads(capsys.readouterr().out)
     assert {(row["dtype"], row["tau1"] > 0) for row in rows} == {("float32", True), ("float64", True)}
     assert all(0 < row["alpha_95_low"] <= row["alpha"] <= row["alpha_95_high"] for row in rows)
+    (known,) = files.read_config(tmp_path / "config.json").values()
+    for row in rows:  # to the last digit
+        stored = known[row["dtype"]]["thresholds"]
+        assert (row["alpha"], row["pi"]) == (stored["alpha"], stored["pi"])
     trials = frame(where)
     assert len(trials) == fake.asked and set(trials.dtype) == {"float32", "float64"}
     assert (
