@@ -448,6 +448,20 @@ def test_the_time_limit_is_of_all_types_together(clocked: BusyDevice, tmp_path: 
     assert began == set(clocked.dtypes) and 0.9 < clocked.now < 1.3
 
 
+def test_a_first_look_that_goes_on_is_told_once(
+    clocked: BusyDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its end, as text and as one JSON document."""
+    arguments = ["--effort", "coarse", "--dtype", "float64", "--time-limit", "1"]
+    main([*arguments, "--output", str(tmp_path / "text")])
+    printed = capsys.readouterr()
+    assert printed.out.count("effort coarse") == printed.err.count("the time was up") == 1
+    assert len(Trials(tmp_path / "text" / "trials.jsonl").tunings()) == 1
+    main([*arguments, "--output", str(tmp_path / "json"), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["dtype"] == "float64" and found["stopped"] == "the time was up"
+
+
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice, tmp_path: Path) -> None:
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
     counts = []
