@@ -13,6 +13,7 @@ from typing import Any
 from fmm.config import files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw
+from fmm.config.thresholds import threshold_faults
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
@@ -83,14 +84,25 @@ def some_sections(path: Path) -> list[tuple[str, str, Raw]]:
 
 
 def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
-    """A section with every field and every plan checked."""
-    found = schema.checked_section(raw, f"{key}.{dtype}", Identity(key, device_name(key, raw)), dtype)
-    for entry in found.entries.values():
-        try:
-            Plan.parse(entry.plan)
-        except PlanError as error:
-            raise ConfigError(f"{key}.{dtype}, entry {entry.size}: {error}") from None
+    """A section with every field and every plan checked; what is wrong with its thresholds is said beside the rest."""
+    where, wrong = f"{key}.{dtype}", list[ConfigError]()
+    try:
+        found = schema.checked_section(raw, where, Identity(key, device_name(key, raw)), dtype)
+        for entry in found.entries.values():
+            _check_plan(entry, where)
+    except ConfigError as error:
+        wrong.append(error)
+    wrong += threshold_faults(_told(raw, "thresholds"), f"{where}.thresholds")
+    if wrong:
+        raise ConfigError("; ".join(map(str, wrong)))
     return found
+
+
+def _check_plan(entry: schema.Entry, where: str) -> None:
+    try:
+        Plan.parse(entry.plan)
+    except PlanError as error:
+        raise ConfigError(f"{where}, entry {entry.size}: {error}") from None
 
 
 def _path(options: argparse.Namespace) -> Path:

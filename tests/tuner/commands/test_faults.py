@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fmm.config import files, locate, store
+from fmm.config import files, locate, schema, store
 from fmm.config.identity import Identity
 from fmm.tuner.cli import main
 from fmm.tuner.commands import measure, one_type
@@ -676,6 +676,48 @@ def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "there is no config" in printed.err and not printed.out
     assert main(["merge", str(path), "--into", str(tmp_path / "new.json")]) == 1
     assert not (tmp_path / "new.json").exists()
+
+
+SPREAD = {"value": 4000.0, "low": 3000.0, "high": None}
+THRESHOLDS = {
+    **{"alpha": 6e-10, "pi": 2e-12, "n1": 3000.0, "n1_measured": None, "epsilon": 12.5, "block_strategy": {}},
+    **{"tau1": SPREAD, "tau2": SPREAD, "tau3": SPREAD},
+}
+DAMAGED_THRESHOLDS = [
+    ({"pi": "fast"}, "pi must be a number above 0, not 'fast'"),
+    ({"alpha": -1}, "alpha must be a number above 0, not -1"),
+    ({"n1": "3000"}, "n1 must be a number or null, not '3000'"),
+    ({"tau2": 4000.0}, "tau2 must be an object of value, low and high, each a number or null, not 4000.0"),
+    ({"block_strategy": [1]}, "block_strategy must be an object of names, by sides, not [1]"),
+    ({"intervals": {"pi": [1.0]}}, "intervals must be an object of pairs of numbers or null, not {'pi': [1.0]}"),
+    ({"one_level": {"big": 1.1}}, "one_level must be an object of numbers above 0, by sides, not {'big': 1.1}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"), DAMAGED_THRESHOLDS, ids=[next(iter(damage)) for damage, _ in DAMAGED_THRESHOLDS]
+)
+def test_damaged_thresholds_are_not_of_an_earlier_fmm(
+    damage: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each field is named, beside what else is wrong; no product fails by it."""
+    whole = tuned.section(thresholds=THRESHOLDS)
+    assert main(["validate", str(tuned.write(tmp_path / "config.json", FAKE.key, found=whole))]) == 0
+    bad = {**whole, "thresholds": {**THRESHOLDS, **damage}}
+    assert schema.checked_section(bad, "", FAKE, "float64").thresholds is None
+    path = str(tuned.write(tmp_path / "config.json", FAKE.key, found=bad))
+    for command in ("validate", "show"):
+        assert main([command, path]) == 1
+        assert f"float64.thresholds.{named}" in capsys.readouterr().err
+    bad["calibration"] = {**bad["calibration"], "margin": -3}
+    assert main(["validate", str(tuned.write(tmp_path / "config.json", FAKE.key, found=bad))]) == 1
+    assert re.search(rf"margin must be .*, not -3; .*{re.escape(named)}", capsys.readouterr().err)
+
+
+def test_thresholds_that_are_no_object_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds="fast"))
+    assert main(["validate", str(path)]) == 1
+    assert "float64.thresholds must be an object, not 'fast'" in capsys.readouterr().err
 
 
 def test_merge_replaces_nothing_silently_and_writes_all_or_nothing(
