@@ -153,7 +153,9 @@ def exported_table(path: Path, what: str = "entries") -> Any:
     """A config's entries, its "thresholds", or the "trials" beside it, as a pandas DataFrame."""
     sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
     if what == "trials":
-        return tables.with_predictions(frame(trials_path(path)), sections)
+        if (trials := frame(trials_path(path))).empty:
+            raise ConfigError(f"there are no trials beside {path}")
+        return tables.with_predictions(trials, sections)
     if what == "entries":
         return tables.entries_table(sections)
     if not any(found.thresholds for found in sections.values()):
