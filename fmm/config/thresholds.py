@@ -20,12 +20,14 @@ on other shapes, so that fmm.matmul chooses such a plan. How sure `value` is say
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import isfinite
 from typing import Any
 
-Raw = Any
+from fmm.config.checks import ConfigError, Raw, wrong_value
+
 Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
 TAUS = ("tau1", "tau2", "tau3")
 SECONDS = ("alpha", "pi")
@@ -82,17 +84,37 @@ class Thresholds:
 
 def read_thresholds(raw: Raw) -> Thresholds | None:
     """The thresholds of a section; None where there are none, or those of an older fmm, which meant something else."""
-    try:
-        alpha, pi = (_positive(raw[name]) for name in ("alpha", "pi"))
-        n1, measured, epsilon = (_number(raw[name]) for name in ("n1", "n1_measured", "epsilon"))
-        tau1, tau2, tau3 = (_spread(raw[name]) for name in TAUS)
-        names = {str(side): str(name) for side, name in dict(raw["block_strategy"]).items()}
-        gains = {str(int(side)): _positive(gain) for side, gain in dict(raw.get("one_level") or {}).items()}
-        intervals = {str(name): _interval(ends) for name, ends in dict(raw.get("intervals") or {}).items()}
-        apart = {str(name): _number(side) for name, side in dict(raw.get("without_emulation") or {}).items()}
-    except (KeyError, TypeError, ValueError):
+    if not isinstance(raw, dict) or not raw.keys() >= REQUIRED or any(threshold_faults(raw, "")):
         return None
-    return Thresholds(alpha, pi, n1, measured, epsilon, tau1, tau2, tau3, names, gains, intervals, apart)
+    return Thresholds(**{name: read(raw.get(name)) for name, (_, read) in FIELDS.items()})
+
+
+def threshold_faults(raw: Raw, where: str) -> Iterator[ConfigError]:
+    """What is damaged, one error a field. Where fields of today lack, they are an older fmm's: nothing is."""
+    if raw is not None and not isinstance(raw, dict):
+        yield wrong_value(where, "an object", raw)
+    if not isinstance(raw, dict) or not raw.keys() >= REQUIRED:
+        return
+    for name, (what, read) in FIELDS.items():
+        try:
+            read(raw.get(name))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            yield wrong_value(f"{where}.{name}", what, raw[name])
+
+
+def _number(raw: Raw) -> float | None:
+    if raw is None:
+        return None
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not isfinite(raw):
+        raise ValueError("no number")
+    return float(raw)
+
+
+def _positive(raw: Raw) -> float:
+    found = _number(raw)
+    if found is None or found <= 0:
+        raise ValueError("no positive number")
+    return found
 
 
 def _spread(raw: Raw) -> Spread:
@@ -105,17 +127,24 @@ def _interval(raw: Raw) -> Interval:
     return low, high
 
 
-def _number(raw: Raw) -> float | None:
-    if raw is None:
-        return None
-    found = float(raw)
-    if not isfinite(found):
-        raise ValueError("no number")
-    return found
+def _named(raw: Raw, read: Callable[[Raw], Any]) -> dict[str, Any]:
+    """An object with such values; null is an empty one."""
+    return {str(name): read(value) for name, value in ({} if raw is None else raw).items()}
 
 
-def _positive(raw: Raw) -> float:
-    found = _number(raw)
-    if found is None or found <= 0:
-        raise ValueError("no positive number")
-    return found
+def _gains(raw: Raw) -> dict[str, float]:
+    return {str(int(side)): gain for side, gain in _named(raw, _positive).items()}
+
+
+POSITIVE, NUMBER = ("a number above 0", _positive), ("a number or null", _number)
+SPREAD = ("an object of value, low and high, each a number or null", _spread)
+FIELDS: Mapping[str, tuple[str, Callable[[Raw], Any]]] = {  # what each must be, and how it is read
+    **dict.fromkeys(SECONDS, POSITIVE),
+    **dict.fromkeys(("n1", "n1_measured", "epsilon"), NUMBER),
+    **dict.fromkeys(TAUS, SPREAD),
+    "block_strategy": ("an object of names, by sides", partial(_named, read=str)),
+    "one_level": ("an object of numbers above 0, by sides", _gains),
+    "intervals": ("an object of pairs of numbers or null", partial(_named, read=_interval)),
+    "without_emulation": ("an object of numbers or null", partial(_named, read=_number)),
+}
+REQUIRED = FIELDS.keys() - {"one_level", "intervals", "without_emulation"}  # which older configs do not have

@@ -7,6 +7,7 @@ thresholds meant something else.
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -64,8 +65,20 @@ def run(options: argparse.Namespace) -> int:
             continue
         store.merge_section(into, key, dtype, found)
         print(f"{key}, {dtype}: concluded from {len(tuning.trials) if tuning else 0} samples{_doubted(found)}")
-    print(f"written to {into}")
+    print(f"written to {into}{_trials_beside(path, into)}")
     return code
+
+
+def _trials_beside(path: Path, into: Path) -> str:
+    """The trials are copied into another folder that has none, for export and report read them there; what was done."""
+    kept, own = Trials(trials_path(path)).files, Trials(trials_path(into))
+    if into.resolve().parent == path.resolve().parent:
+        return ""
+    if own.files:
+        return f"; the trials beside it are not these, which are in {path.parent}"
+    for file in kept if into.parent.is_dir() else ():
+        shutil.copyfile(file, into.with_name(file.name))
+    return ", with the trials beside it" if own.files else ""
 
 
 def _doubted(section: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from fmm.config import files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw
+from fmm.config.thresholds import threshold_faults
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
@@ -82,14 +84,25 @@ def some_sections(path: Path) -> list[tuple[str, str, Raw]]:
 
 
 def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
-    """A section with every field and every plan checked."""
-    found = schema.checked_section(raw, f"{key}.{dtype}", Identity(key, device_name(key, raw)), dtype)
-    for entry in found.entries.values():
-        try:
-            Plan.parse(entry.plan)
-        except PlanError as error:
-            raise ConfigError(f"{key}.{dtype}, entry {entry.size}: {error}") from None
+    """A section with every field and every plan checked; what is wrong with its thresholds is said beside the rest."""
+    where, wrong = f"{key}.{dtype}", list[ConfigError]()
+    try:
+        found = schema.checked_section(raw, where, Identity(key, device_name(key, raw)), dtype)
+        for entry in found.entries.values():
+            _check_plan(entry, where)
+    except ConfigError as error:
+        wrong.append(error)
+    wrong += threshold_faults(_told(raw, "thresholds"), f"{where}.thresholds")
+    if wrong:
+        raise ConfigError("; ".join(map(str, wrong)))
     return found
+
+
+def _check_plan(entry: schema.Entry, where: str) -> None:
+    try:
+        Plan.parse(entry.plan)
+    except PlanError as error:
+        raise ConfigError(f"{where}, entry {entry.size}: {error}") from None
 
 
 def _path(options: argparse.Namespace) -> Path:
@@ -127,7 +140,7 @@ def _export(options: argparse.Namespace) -> int:
     try:
         table = exported_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
-            print(table.to_json(orient="records", indent=1))
+            print(json.dumps(tables.json_rows(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
     except ModuleNotFoundError as error:
@@ -140,7 +153,9 @@ def exported_table(path: Path, what: str = "entries") -> Any:
     """A config's entries, its "thresholds", or the "trials" beside it, as a pandas DataFrame."""
     sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
     if what == "trials":
-        return tables.with_predictions(frame(trials_path(path)), sections)
+        if (trials := frame(trials_path(path))).empty:
+            raise ConfigError(f"there are no trials beside {path}")
+        return tables.with_predictions(trials, sections)
     if what == "entries":
         return tables.entries_table(sections)
     if not any(found.thresholds for found in sections.values()):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -87,12 +86,13 @@ class Job:
 @dataclass(frozen=True)
 class End:
     """How a job ended: the exit code, if nothing more is to be done; whether the config now holds its result, or why
-    not; how long it took; and was the time up before it had measured all?"""
+    not; how long it took; was the time up before it had measured all; and what --json says of it, if it is told."""
 
     code: int
     why_not: str
     seconds: float
     stopped: bool = False
+    told: dict[str, Any] | None = None
 
 
 def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> End:
@@ -126,11 +126,13 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
         except schema.ConfigError as error:
             print(f"fmm-tune: {error}", file=sys.stderr)
             return End(1, str(error), journal.elapsed - before)
-    if outcome.section is not None or not job.waits_for_kernels:  # else it will have another go
-        _say(job, path, options, outcome, why_not)
     doubts = (outcome.section or {}).get("doubts") or []
     code = INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    return End(code, why_not or "; ".join(doubts), journal.elapsed - before, bool(outcome.stopped))
+    end = End(code, why_not or "; ".join(doubts), journal.elapsed - before, bool(outcome.stopped))
+    if not code and job.goes_on_later(end):
+        return end  # all is said then
+    _say(job, path, options, outcome, why_not)
+    return replace(end, told=_fields(job, path, outcome, why_not))
 
 
 def trials_path(path: Path) -> Path:
@@ -228,8 +230,8 @@ def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> None:
 
 
 def _say(job: Job, path: Path, options: argparse.Namespace, outcome: Outcome, why_not: str) -> None:
-    if options.json or not options.quiet:
-        print(_reported(job, path, outcome, why_not, options.json))
+    if not options.json and not options.quiet:
+        print(_reported(job, path, outcome, why_not))
     if outcome.stopped:
         kept = f"the best so far is in {path}; --resume goes on"
         if why_not:
@@ -241,11 +243,15 @@ def _say(job: Job, path: Path, options: argparse.Namespace, outcome: Outcome, wh
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {kept}", file=sys.stderr)
 
 
-def _reported(job: Job, path: Path, outcome: Outcome, why_not: str, as_json: bool) -> str:
+def _fields(job: Job, path: Path, outcome: Outcome, why_not: str) -> dict[str, Any]:
+    """As JSON has it."""
     found = {"device": job.device.identity.key, "dtype": job.dtype, "config": str(path), "stopped": outcome.stopped}
-    if as_json:
-        return json.dumps({**found, "not_written": why_not, "section": outcome.section})
-    lines: Sequence[str] = [f"{job.device.identity.name} ({found['device']}), {job.dtype}, effort {job.effort}"]
+    return {**found, "not_written": why_not, "section": outcome.section}
+
+
+def _reported(job: Job, path: Path, outcome: Outcome, why_not: str) -> str:
+    key = job.device.identity.key
+    lines: Sequence[str] = [f"{job.device.identity.name} ({key}), {job.dtype}, effort {job.effort}"]
     if outcome.section is not None:
-        lines = [*lines, *described(outcome.section, job.dtype, found["device"], _others(job, path))]
+        lines = [*lines, *described(outcome.section, job.dtype, key, _others(job, path))]
     return "\n".join([*lines, f"  not written: {why_not}" if why_not else f"  written to {path}"])

@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--resume", action="store_true", help="go on where the last such tuning was interrupted")
     again.add_argument("--fresh", action="store_true", help="measure all anew (what happens without --resume)")
     add("--output", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
-    add("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON: a list, at the end, a section for each type")
     add("--quiet", action="store_true", help="no progress, no summary but that of --json")
     add("--dry-run", action="store_true", help="say what would be measured, and measure nothing")
 
@@ -70,11 +70,24 @@ def run(options: argparse.Namespace) -> int:
         return _cannot_write(path, error)
 
 
+Known = tuple[str, str]  # a device's key and a type
+
+
 def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
-    """Every job in turn; at the end it is said for which types nothing was found that can be used."""
+    """Every job in turn; with --json, what came last of each type is one list at the end, however that comes."""
+    told = dict[Known, dict[str, Any]]()
+    try:
+        return _in_turn(jobs, path, options, told)
+    finally:
+        if options.json:
+            print(json.dumps(list(told.values()), indent=1))
+
+
+def _in_turn(jobs: Sequence[Job], path: Path, options: argparse.Namespace, told: dict[Known, dict[str, Any]]) -> int:
+    """At the end it is said for which types nothing was found that can be used."""
     if options.resume:
         jobs = _unfinished(jobs, Trials(trials_path(path))) or jobs
-    left, lacking, planned = options.time_limit, dict[tuple[str, str], str](), [job.expected for job in jobs]
+    left, lacking, planned = options.time_limit, dict[Known, str](), [job.expected for job in jobs]
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
             stack.enter_context(device.ahead([job.dtype for job in jobs if job.device is device]))
@@ -86,6 +99,8 @@ def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
             progress.to_come(sum(other.expected for other in (*queue, *late)))
             same_pass = 1 + sum(other.effort == job.effort for other in queue)
             end = tune_job(job, path, options, None if left is None else left / same_pass, progress)
+            if end.told is not None:
+                told[known] = end.told
             if end.code:
                 return end.code
             lacking[known] = end.why_not if lacking.get(known, "none yet") else ""  # the first pass's counts too

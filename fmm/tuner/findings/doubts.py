@@ -124,8 +124,10 @@ def machine_doubts(noise: float | None, disturbed: float | None, unexplained: fl
     if disturbed is not None and disturbed > DISTURBED:
         yield f"products took {disturbed:.1f} times as long as at the quietest moment: something else used the device"
     if unexplained is not None and unexplained > UNEXPLAINED:
-        times = f"{exp(unexplained):.1f} times as long, or as short,"
-        yield f"one in ten of the library's products took {times} as the others let expect: others used the device too"
+        yield (
+            f"one in ten of the library's products was at least {exp(unexplained):.1f} times slower, or faster, than the "
+            "others let expect: others used the device too"
+        )
 
 
 def distant_margin(pays: float, measured: float) -> float:

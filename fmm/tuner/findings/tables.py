@@ -17,6 +17,12 @@ Sections = Mapping[tuple[str, str], Tuned]  # by device and type
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 
+def json_rows(table: Any) -> list[dict[str, Any]]:
+    """A table as JSON has it: all digits, and null for what is not there. (pandas' own JSON has ten decimals.)"""
+    rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict(orient="records")
+    return rows
+
+
 def entries_table(sections: Sections) -> Any:
     """A row for each entry of a config."""
     import pandas

@@ -127,8 +127,17 @@ class Trials:
                 finished.add(record["run"])
         return tuple(Tuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that there are: the plain one, and the packed one."""
+        return tuple(file for file in (self.path, self.packed) if file.is_file())
+
+    @property
+    def packed(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.gz")
+
     def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for line in (*_packed(self.path.with_name(f"{self.path.name}.gz")), *_plain(self.path)):
+        for line in (*_packed(self.packed), *_plain(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):

@@ -67,6 +67,23 @@ def test_thresholds_alone_leave_the_model_as_it_is(
     assert "concluded from" in capsys.readouterr().out
 
 
+def test_the_trials_go_along_into_another_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where export reads them; those of another tuning there stay."""
+    path, into = older(folder, tmp_path), tmp_path / "other" / "config.json"
+    for said in (", with the trials beside it\n", f"; the trials beside it are not these, which are in {tmp_path}\n"):
+        assert main(["conclude", "--thresholds", str(path), "--into", str(into)]) == 0
+        assert f"written to {into}{said}" in capsys.readouterr().out
+    assert into.with_name("trials.jsonl").read_bytes() == path.with_name("trials.jsonl").read_bytes()
+    assert main(["export", "--trials", str(into)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 1
+    into.with_name("trials.jsonl").unlink()
+    assert main(["export", "--trials", str(into)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == f"fmm-tune: there are no trials beside {into}\n" and not printed.out
+
+
 def test_tiles_alone_leave_all_else_as_it_is(folder: Path, tmp_path: Path) -> None:
     """A processor has none, whatever an earlier fmm wrote."""
     path, other = older(folder, tmp_path), tmp_path / "other" / "config.json"

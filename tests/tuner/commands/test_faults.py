@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fmm.config import files, locate, store
+from fmm.config import files, locate, schema, store
 from fmm.config.identity import Identity
 from fmm.tuner.cli import main
 from fmm.tuner.commands import measure, one_type
@@ -65,8 +65,7 @@ def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
     assert main(arguments) == 0
     assert capsys.readouterr().out == ""
     assert main([*arguments, "--json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["dtype"] == "float32"
+    assert [found["dtype"] for found in json.loads(capsys.readouterr().out)] == ["float32"]
 
 
 # ---- kills
@@ -426,9 +425,9 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     assert re.search(r"^ +6000 +1\.\d\d \[1\.\d\d, 1\.\d\d\] +\d+ +winograd > ", printed, re.M)
     assert f"written to {tmp_path / 'config.json'}" in printed
     assert main([*arguments, "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["dtype"] for line in lines] == ["float32", "float64"]
-    assert lines[0]["section"]["calibration"]["stream"] > 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["dtype"] for row in rows] == ["float32", "float64"]
+    assert rows[0]["section"]["calibration"]["stream"] > 0
     assert main([*arguments, "--quiet"]) == 0
     printed_at_last = capsys.readouterr()
     assert printed_at_last.out == printed_at_last.err == ""
@@ -447,6 +446,20 @@ def test_the_time_limit_is_of_all_types_together(clocked: BusyDevice, tmp_path: 
     assert main(["--time-limit", "1", "--quiet", "--output", str(tmp_path)]) == 1
     began = {trial.dtype for tuning in Trials(tmp_path / "trials.jsonl").tunings() for trial in tuning.trials}
     assert began == set(clocked.dtypes) and 0.9 < clocked.now < 1.3
+
+
+def test_a_first_look_that_goes_on_is_told_once(
+    clocked: BusyDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its end, as text and as one JSON document."""
+    arguments = ["--effort", "coarse", "--dtype", "float64", "--time-limit", "1"]
+    main([*arguments, "--output", str(tmp_path / "text")])
+    printed = capsys.readouterr()
+    assert printed.out.count("effort coarse") == printed.err.count("the time was up") == 1
+    assert len(Trials(tmp_path / "text" / "trials.jsonl").tunings()) == 1
+    main([*arguments, "--output", str(tmp_path / "json"), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["dtype"] == "float64" and found["stopped"] == "the time was up"
 
 
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice, tmp_path: Path) -> None:
@@ -517,6 +530,10 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     rows = json.loads(capsys.readouterr().out)
     assert {(row["dtype"], row["tau1"] > 0) for row in rows} == {("float32", True), ("float64", True)}
     assert all(0 < row["alpha_95_low"] <= row["alpha"] <= row["alpha_95_high"] for row in rows)
+    (known,) = files.read_config(tmp_path / "config.json").values()
+    for row in rows:  # to the last digit
+        stored = known[row["dtype"]]["thresholds"]
+        assert (row["alpha"], row["pi"]) == (stored["alpha"], stored["pi"])
     trials = frame(where)
     assert len(trials) == fake.asked and set(trials.dtype) == {"float32", "float64"}
     assert (
@@ -659,6 +676,48 @@ def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "there is no config" in printed.err and not printed.out
     assert main(["merge", str(path), "--into", str(tmp_path / "new.json")]) == 1
     assert not (tmp_path / "new.json").exists()
+
+
+SPREAD = {"value": 4000.0, "low": 3000.0, "high": None}
+THRESHOLDS = {
+    **{"alpha": 6e-10, "pi": 2e-12, "n1": 3000.0, "n1_measured": None, "epsilon": 12.5, "block_strategy": {}},
+    **{"tau1": SPREAD, "tau2": SPREAD, "tau3": SPREAD},
+}
+DAMAGED_THRESHOLDS = [
+    ({"pi": "fast"}, "pi must be a number above 0, not 'fast'"),
+    ({"alpha": -1}, "alpha must be a number above 0, not -1"),
+    ({"n1": "3000"}, "n1 must be a number or null, not '3000'"),
+    ({"tau2": 4000.0}, "tau2 must be an object of value, low and high, each a number or null, not 4000.0"),
+    ({"block_strategy": [1]}, "block_strategy must be an object of names, by sides, not [1]"),
+    ({"intervals": {"pi": [1.0]}}, "intervals must be an object of pairs of numbers or null, not {'pi': [1.0]}"),
+    ({"one_level": {"big": 1.1}}, "one_level must be an object of numbers above 0, by sides, not {'big': 1.1}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"), DAMAGED_THRESHOLDS, ids=[next(iter(damage)) for damage, _ in DAMAGED_THRESHOLDS]
+)
+def test_damaged_thresholds_are_not_of_an_earlier_fmm(
+    damage: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each field is named, beside what else is wrong; no product fails by it."""
+    whole = tuned.section(thresholds=THRESHOLDS)
+    assert main(["validate", str(tuned.write(tmp_path / "config.json", FAKE.key, found=whole))]) == 0
+    bad = {**whole, "thresholds": {**THRESHOLDS, **damage}}
+    assert schema.checked_section(bad, "", FAKE, "float64").thresholds is None
+    path = str(tuned.write(tmp_path / "config.json", FAKE.key, found=bad))
+    for command in ("validate", "show"):
+        assert main([command, path]) == 1
+        assert f"float64.thresholds.{named}" in capsys.readouterr().err
+    bad["calibration"] = {**bad["calibration"], "margin": -3}
+    assert main(["validate", str(tuned.write(tmp_path / "config.json", FAKE.key, found=bad))]) == 1
+    assert re.search(rf"margin must be .*, not -3; .*{re.escape(named)}", capsys.readouterr().err)
+
+
+def test_thresholds_that_are_no_object_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds="fast"))
+    assert main(["validate", str(path)]) == 1
+    assert "float64.thresholds must be an object, not 'fast'" in capsys.readouterr().err
 
 
 def test_merge_replaces_nothing_silently_and_writes_all_or_nothing(

@@ -116,7 +116,7 @@ def test_a_real_tuning_is_obeyed(
     arguments = ["--device", "cpu", "--effort", "quick", "--dtype", "float32", "--output", str(tmp_path), "--json"]
     for limit in ("6", "18"):  # the second for a machine so slow or busy that hardly anything was measured
         code = main([*arguments, "--time-limit", limit])
-        found = json.loads(capsys.readouterr().out)
+        (found,) = json.loads(capsys.readouterr().out)
         if found["section"]:
             break
     assert found["section"]["calibration"]["rate"]["flops"] > 1e8

@@ -127,7 +127,11 @@ def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed()
     assert list(machine_doubts(None, None, None)) == ["the tuning ended before the noise was measured"]
     (noisy,), (slow,) = machine_doubts(1.3, None, None), machine_doubts(0.0, 2.0, 0.0)
     (uneven,) = machine_doubts(0.0, 1.0, 0.5)
-    assert "differed by 130%" in noisy and "2.0 times as long" in slow and "1.6 times as long, or as short" in uneven
+    assert (
+        "differed by 130%" in noisy
+        and "2.0 times as long" in slow
+        and "was at least 1.6 times slower, or faster, than" in uneven
+    )
     assert disturbed_margin(None) == disturbed_margin(1.2) == 0 and disturbed_margin(1.5) == pytest.approx(1 / 6)
 
 

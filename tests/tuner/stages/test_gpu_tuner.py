@@ -56,7 +56,7 @@ def test_a_short_tuning_is_obeyed(
 ) -> None:
     arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--json"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)
     assert found["section"]["calibration"]["rate"]["flops"] > 1e11
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
