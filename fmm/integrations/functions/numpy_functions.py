@@ -14,7 +14,7 @@ import numpy as np
 
 from fmm.api import matmul
 from fmm.arrays.numpy_library import NAMES
-from fmm.integrations.functions.array_products import array_product
+from fmm.integrations.functions.array_products import array_product, as_matmul_takes
 from fmm.integrations.functions.dot_operands import dot_operands
 from fmm.integrations.functions.replaced import Replaced, names_of, put
 from fmm.integrations.report import reporting
@@ -54,7 +54,8 @@ def _modules() -> Iterator[Any]:
 
 
 def matmul_answer(*operands: Any, **options: Any) -> Any:
-    if 1 < len(operands) < 4 and type(operands[0]) is ndarray and type(operands[1]) is ndarray:
+    plain = 1 < len(operands) < 4 and type(operands[0]) is ndarray and type(operands[1]) is ndarray
+    if plain and as_matmul_takes(operands, options):
         return array_product("numpy.matmul", matmul, *operands, **options)
     return numpy_matmul(*operands, **options)
 

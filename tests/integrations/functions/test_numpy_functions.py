@@ -18,6 +18,14 @@ from fmm.kernels.plans.plan import Plan
 
 np: Any = numpy
 MATMUL, DOT, INNER = np.matmul, np.dot, np.inner
+ONLY_FMMS = {
+    "plan": "winograd > vendor",
+    "max_error_growth": 3,
+    "workspace": 0,
+    "componentwise": True,
+    "device": 0,
+    "progress": True,
+}
 
 
 @pytest.fixture
@@ -150,6 +158,27 @@ def test_all_other_calls_are_numpys(run: list[Plan], rng: numpy.random.Generator
             with pytest.raises(type(theirs_said.value)) as ours_said:
                 ours(*wrong)
             assert str(ours_said.value) == str(theirs_said.value)
+
+
+def test_what_only_fmms_own_matmul_takes_is_refused_in_numpys_words(
+    run: list[Plan], rng: numpy.random.Generator
+) -> None:
+    a, out = draw(rng, 96, 96), np.empty((96, 96))
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        *(((a, a), {name: value}) for name, value in ONLY_FMMS.items()),
+        ((a, a, (out,)), {}),
+        ((a, a, (None,)), {}),
+        ((a, a, out), {"out": out}),
+    ]
+    for operands, options in calls:
+        with pytest.raises(TypeError) as theirs:
+            MATMUL(*operands, **options)
+        with pytest.raises(TypeError) as ours:
+            np.matmul(*operands, **options)
+        assert str(ours.value) == str(theirs.value)
+    assert not run
+    own = inspect.signature(fmm.matmul).parameters.keys() - {"a", "b", "out", "casting", "order", "dtype", "more"}
+    assert own == ONLY_FMMS.keys()
 
 
 def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:
