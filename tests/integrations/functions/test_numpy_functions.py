@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import sys
+import warnings
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -179,6 +180,44 @@ def test_what_only_fmms_own_matmul_takes_is_refused_in_numpys_words(
     assert not run
     own = inspect.signature(fmm.matmul).parameters.keys() - {"a", "b", "out", "casting", "order", "dtype", "more"}
     assert own == ONLY_FMMS.keys()
+
+
+NOT_FINITE = pytest.mark.parametrize("number", [1e300, np.inf], ids=["overflow", "inf"])
+
+
+@NOT_FINITE
+def test_errors_of_floating_point_name_the_function_where_numpy_does_it_again(run: list[Plan], number: float) -> None:
+    """A plan is tried, and could have overflowed."""
+    check_errors_of_floating_point(number, 96)
+    assert len(run) == 2 * 3
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("side", [8, 1000])
+def test_errors_of_floating_point_name_the_function_where_no_plan_pays(number: float, side: int) -> None:
+    with fmm.installed("numpy"):
+        check_errors_of_floating_point(number, side)
+
+
+def check_errors_of_floating_point(number: float, side: int) -> None:
+    a = np.full((side, side), number)
+    a[0, 0] = -number
+    for ours, theirs in (np.matmul, MATMUL), (np.dot, DOT), (np.inner, INNER):
+        assert errors_of_floating_point(ours, a) == errors_of_floating_point(theirs, a) != []
+
+
+def errors_of_floating_point(function: Any, a: Any) -> list[str]:
+    """What NumPy warns of, and what it raises where warnings are errors."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        function(a, a)
+    told = [str(warning.message) for warning in warned]
+    try:
+        with np.errstate(all="raise"):
+            function(a, a)
+    except FloatingPointError as error:
+        told.append(str(error))
+    return told
 
 
 def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:
