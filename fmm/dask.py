@@ -14,6 +14,9 @@ def install(client: Any, *names: str) -> Any:
     """`fmm.install(*names)` on every worker of the client's cluster: on those that there are, those that join later and
     those that are started again. Products of chunks are then fmm's, where a plan pays.
 
+    If nothing is named, it is for those of torch, CuPy and NumPy that a worker has. Workers that are threads of this
+    process (`processes=False`) share its libraries with it.
+
     To install twice changes nothing. Of an asynchronous client the result is to be awaited.
     """
     from fmm.integrations.chunks import worker_plugin

@@ -13,7 +13,7 @@ from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied
 from fmm.arrays.numpy_like import NumpyLike
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import matmul
+from fmm.kernels.cpu.numpy_products import dot, matmul
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
@@ -266,3 +266,22 @@ def tensor_on_host(x: Any) -> Array:
 
 
 NUMPY = NumpyLibrary()
+
+
+class NumpyDot(NumpyLibrary):
+    """The same, where numpy.dot was called with two matrices: its warnings and exceptions are in words of its own."""
+
+    vendor_name = "numpy.dot"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = NUMPY.calls  # plans are the same
+
+    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+        return dot(a, b, out)
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        return partial(dot, a, b, out)
+
+
+NUMPY_DOT = NumpyDot()

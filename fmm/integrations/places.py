@@ -59,24 +59,30 @@ USUAL = "torch", "cupy", "numpy"
 _lock = Lock(threading.RLock)  # entered again by imports of what is installed
 
 
-def install(*names: str) -> None:
+def install(*names: str) -> tuple[str, ...]:
     """From now on products of these libraries are fmm's where a plan pays; if none is named, of those of the first
     three that are here.
 
     "torch" (on CUDA devices), "cupy" and "numpy"; only if they are named: "torch-cpu", torch's products on the host,
     "torch-inductor", a candidate in torch.compile(mode="max-autotune-no-cudagraphs"). A library that is not loaded
     yet is changed when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
+
+    All that is installed now is returned, by these names: without those of libraries that are not loaded yet.
     """
     for place in _named(names):
         with _lock.now:
             place.kept = True
             _settle(place)
+    return tuple(name for name, place in PLACES.items() if place.undo is not None)
 
 
 def uninstall(*names: str) -> None:
-    """Ends what `install` began, for these libraries or for all; the libraries have their own objects back."""
+    """Ends what `install` began, for these libraries or for all; the libraries have their own objects back, but not
+    before every `with fmm.installed(...)` that is being executed has ended."""
     for place in _named(names or tuple(PLACES)):
         with _lock.now:
+            if place.holders and not place.kept:
+                log_once(f"nothing is uninstalled for {place.library} as long as fmm.installed holds it")
             place.kept = False
             _settle(place)
 
@@ -121,7 +127,11 @@ def check_names(names: tuple[object, ...]) -> None:
 
 
 def _unknown_in_words(names: Sequence[object]) -> str:
-    return f"fmm knows no {', '.join(map(repr, names))} to install for; valid: {', '.join(PLACES)}"
+    told = f"fmm knows no {', '.join(map(repr, names))} to install for; valid: {', '.join(PLACES)}"
+    meant = [word.strip().lower() for name in names for word in str(name).split(",")]
+    if not set(meant) <= PLACES.keys():
+        return told
+    return f"{told}; did you mean {', '.join(map(repr, meant))}? (separate words, in lower case)"
 
 
 def _named(names: tuple[str, ...]) -> list[Place]:

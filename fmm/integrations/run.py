@@ -134,13 +134,15 @@ def _put_first(folder: str) -> None:
 def _parsed(given: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
     """Our own options, which stand before the program; the program; what is the program's."""
     parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE, description=__doc__, allow_abbrev=False)
-    told = "at the end, say which products ran by plans; in a file: as JSON if it ends in .json, %%p is the process"
+    told = (
+        "at the end, say on stderr which products ran by plans; in a file: JSON if it ends in .json, %%p is the process"
+    )
     parser.add_argument("--report", metavar="FILE", help=told)
     parser.add_argument("--install", default=",".join(usual_here()), help=f"between commas: {', '.join(PLACES)}")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
-    options = parser.parse_args(_with_report_named(given))
+    options = parser.parse_args(_with_report_named(given, parser))
     if not options.program:
         parser.error("no program is named")
     names = _names(options.install)
@@ -156,10 +158,12 @@ def _names(between_commas: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in between_commas.split(",") if name.strip())
 
 
-def _with_report_named(given: Sequence[str]) -> list[str]:
+def _with_report_named(given: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """`--report` alone, among our own options, names no file: argparse would take the program for one."""
     words, i = list(given), 0
     while i < len(words) and words[i].startswith("--"):
+        if words[i] == "--report=":
+            parser.error("--report=: no file is named; --report alone prints the report on stderr")
         if words[i] == "--report":
             words[i] = f"--report={STDERR}"
         i += 2 if words[i] == "--install" else 1

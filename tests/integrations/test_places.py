@@ -121,6 +121,45 @@ def test_unknown_names_are_an_error_and_change_nothing() -> None:
             call("numpy", "scipy")
 
 
+def test_likely_words_are_hinted_at() -> None:
+    cases = [
+        (
+            ("numpy,torch",),
+            r"'numpy,torch' to install for; valid: .*; did you mean 'numpy', 'torch'\? \(separate words",
+        ),
+        (("NumPy",), r"'NumPy' to install for; valid: .*; did you mean 'numpy'\? .*lower case\)$"),
+        (("Torch, CuPy", "numpy"), "did you mean 'torch', 'cupy'"),
+        (("scipy,numpy",), "torch-inductor, cupy, numpy$"),
+    ]
+    for names, told in cases:
+        with pytest.raises(ValueError, match=told):
+            fmm.install(*names)
+
+
+def test_install_returns_what_is_installed_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(places.PLACES, "absent", Place("no_such_library", "no_such_module"))
+    assert fmm.install("absent") == ()
+    assert fmm.install("numpy") == fmm.install("numpy", "absent") == ("numpy",)
+    assert fmm.install("absent") == ("numpy",)  # from before
+    fmm.uninstall("absent", "numpy")
+    with fmm.installed("numpy"):
+        assert fmm.install("absent") == ("numpy",)
+    assert fmm.install("absent") == ()
+    fmm.uninstall("absent")
+
+
+def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pytest.LogCaptureFixture) -> None:
+    told = ["fmm: nothing is uninstalled for numpy as long as fmm.installed holds it"]
+    with caplog.at_level(logging.WARNING, "fmm"), fmm.installed("numpy"):
+        fmm.install("numpy")
+        fmm.uninstall("numpy")  # a pair of its own
+        assert not caplog.records
+        fmm.uninstall()
+        fmm.uninstall("numpy")
+        assert np.matmul is not MATMUL
+    assert [record.getMessage() for record in caplog.records] == told and np.matmul is MATMUL
+
+
 def test_what_the_environment_names_is_installed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

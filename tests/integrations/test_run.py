@@ -59,6 +59,7 @@ def test_what_is_wrong_with_our_options_is_said(program: Path) -> None:
         (("--install", " , ", str(program)), "nothing is named"),
         (("--rep", str(program)), "unrecognized arguments"),
         (("--report", "--install", "numpy"), "no program"),
+        (("--report=", str(program)), "--report=: no file is named"),
         ((), "no program"),
     ]
     for arguments, said in cases:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from distributed import WorkerPlugin
+from distributed import Client, WorkerPlugin
 
 from fmm.integrations.places import PLACES, check_names, installed
 
+OPEN = "running", "connecting"  # Dask's words for a client that can ask its cluster for something
 USUAL = ""  # stands for what fmm.install means where no library is named
 
 
@@ -36,6 +37,7 @@ def plugin_name(library: str) -> str:
 
 def install_on_workers(client: Any, *libraries: str) -> Any:
     """As fmm.dask.install; of an asynchronous client, what is to be awaited."""
+    check_client(client)
     check_names(libraries)
 
     async def register() -> None:
@@ -47,11 +49,24 @@ def install_on_workers(client: Any, *libraries: str) -> Any:
 
 def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     """As fmm.dask.uninstall; what was not installed stays so."""
+    check_client(client)
     check_names(libraries)
 
+    def registered(dask_scheduler: Any) -> list[str]:  # no function of the module's: a scheduler may have no fmm
+        return list(dask_scheduler.worker_plugins)
+
     async def unregister() -> None:
-        for library in libraries or (USUAL, *PLACES):
-            with suppress(ValueError):  # Dask's, where it knows no such plugin
-                await client.unregister_worker_plugin(plugin_name(library))
+        known = await client.run_on_scheduler(registered)  # of others Dask logs an error
+        for name in map(plugin_name, libraries or (USUAL, *PLACES)):
+            if name in known:
+                with suppress(ValueError):  # Dask's, where somebody else has just done the same
+                    await client.unregister_worker_plugin(name)
 
     return client.sync(unregister)
+
+
+def check_client(client: Any) -> None:
+    if not isinstance(client, Client):
+        raise TypeError(f"client must be a distributed.Client that is open, not {type(client).__name__}")
+    if client.status not in OPEN:
+        raise ValueError(f"client must be a distributed.Client that is open; this one is {client.status}")

@@ -12,6 +12,17 @@ from fmm.api import explain
 from fmm.integrations.report import counted, reporting
 from fmm.integrations.report_value import Kind
 
+# Options of fmm.matmul that no library's matmul has.
+OURS = frozenset(("plan", "max_error_growth", "workspace", "componentwise", "device", "progress"))
+
+
+def as_matmul_takes(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Can fmm.matmul stand for the library's? Of options that are fmm's alone, and of two places for the result or a
+    tuple of some, the library is to say itself that it takes none."""
+    if len(operands) > 2 and ("out" in options or type(operands[2]) is tuple):
+        return False
+    return not options or OURS.isdisjoint(options)
+
 
 def array_product(where: str, product: Callable[..., Any], a: Any, b: Any, /, *rest: Any, **options: Any) -> Any:
     """What the product of the two returns or raises."""

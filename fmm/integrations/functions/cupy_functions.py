@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fmm.api import matmul
-from fmm.integrations.functions.array_products import array_product
+from fmm.integrations.functions.array_products import array_product, as_matmul_takes
 from fmm.integrations.functions.contraction import contraction
 from fmm.integrations.functions.dot_operands import dot_operands
 from fmm.integrations.functions.replaced import Replaced, names_of, put
@@ -55,7 +55,7 @@ class CupyFunctions:
         return len(operands) >= 2 and all(type(x) is self.ndarray for x in operands[:2])
 
     def matmul(self, *operands: Any, **options: Any) -> Any:
-        if self.plain(operands):
+        if self.plain(operands) and as_matmul_takes(operands, options):
             return array_product("cupy.matmul", matmul, *operands, **options)
         return self.own_matmul(*operands, **options)
 

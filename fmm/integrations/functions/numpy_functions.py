@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 
 from fmm.api import matmul
-from fmm.arrays.numpy_library import NAMES
-from fmm.integrations.functions.array_products import array_product
+from fmm.arrays.numpy_library import NAMES, NUMPY_DOT
+from fmm.integrations.functions.array_products import array_product, as_matmul_takes
 from fmm.integrations.functions.dot_operands import dot_operands
 from fmm.integrations.functions.replaced import Replaced, names_of, put
 from fmm.integrations.report import reporting
 from fmm.kernels.cpu.numpy_products import dot as numpy_dot
 from fmm.kernels.cpu.numpy_products import inner as numpy_inner
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
-from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
+from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
+from fmm.runtime.decisions.limits import NO_WISHES
+from fmm.runtime.matmul import product
 
 ndarray = np.ndarray
 # Functions of NumPy that call the three by names of the modules that they are in; each stands for its module, which has
@@ -54,7 +56,8 @@ def _modules() -> Iterator[Any]:
 
 
 def matmul_answer(*operands: Any, **options: Any) -> Any:
-    if 1 < len(operands) < 4 and type(operands[0]) is ndarray and type(operands[1]) is ndarray:
+    plain = 1 < len(operands) < 4 and type(operands[0]) is ndarray and type(operands[1]) is ndarray
+    if plain and as_matmul_takes(operands, options):
         return array_product("numpy.matmul", matmul, *operands, **options)
     return numpy_matmul(*operands, **options)
 
@@ -67,7 +70,7 @@ def dot_answer(*operands: Any, **options: Any) -> Any:
     a, b, out = given
     ours = _may_be_ours(a, b) and _takes(out, a, b)
     if ours or (reporting() and _are_matrices(a, b)):
-        return array_product("numpy.dot", matmul if ours else numpy_dot, *operands, **options)
+        return array_product("numpy.dot", _dot_product if ours else numpy_dot, *operands, **options)
     return numpy_dot(*operands, **options)
 
 
@@ -77,8 +80,15 @@ def inner_answer(*operands: Any, **options: Any) -> Any:
         a, b = operands[0], operands[1].T
         ours = _may_be_ours(a, b)
         if ours or (reporting() and _are_matrices(a, b)):
-            return array_product("numpy.inner", matmul if ours else _inner_of_transposed, a, b)
+            return array_product("numpy.inner", _dot_product if ours else _inner_of_transposed, a, b)
     return numpy_inner(*operands, **options)
+
+
+def _dot_product(a: Any, b: Any, /, out: Any = None) -> Any:
+    """By a plan where one pays, else by numpy.dot, which NumPy's own inner calls too."""
+    if just_left_to_vendor(NUMPY_DOT, a, b):
+        return numpy_dot(a, b, out)
+    return product(NUMPY_DOT, a, b, out, NO_WISHES)
 
 
 def _inner_of_transposed(a: Any, b: Any) -> Any:

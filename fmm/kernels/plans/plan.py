@@ -258,7 +258,10 @@ def _parse(text: str) -> Plan:
         return _read(text)
     except PlanError as error:
         meant = likely_plan(text, _can_be_read)
-        raise PlanError(f"{error}. Did you mean {meant!r}?" if meant else str(error)) from None
+        if meant is None:
+            raise
+        upper = " (plans are in lower case)" if text != text.lower() and _can_be_read(text.lower()) else ""
+        raise PlanError(f"did you mean {meant!r}{upper}? {error}") from None
 
 
 def _can_be_read(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -71,6 +72,7 @@ def test_workers_of_one_process_hold_it_together() -> None:
             await products.install(client, "numpy")
             assert np.matmul is not own
             await client.retire_workers([cluster.workers[0].address])
+            await cluster.workers[0].finished()
             assert np.matmul is not own
             with pytest.raises(ValueError, match="jax"):
                 products.install(client, "jax")
@@ -80,3 +82,48 @@ def test_workers_of_one_process_hold_it_together() -> None:
         assert np.matmul is own
 
     asyncio.run(installed_and_gone())
+
+
+@pytest.mark.timed
+def test_uninstalling_is_silent_also_where_nothing_is_installed() -> None:
+    """Dask logs an error with its traceback of each plugin that is taken away and was not there."""
+    told: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("distributed").addHandler(handler)
+    try:
+        with inside_one_process() as cluster, distributed.Client(cluster) as client:
+            own = np.matmul
+            products.install(client, "numpy")
+            assert np.matmul is not own
+            for _ in range(2):
+                products.uninstall(client)
+                assert np.matmul is own
+            products.uninstall(client, "numpy", "torch")
+    finally:
+        logging.getLogger("distributed").removeHandler(handler)
+    assert not told
+
+
+@pytest.mark.timed
+def test_what_is_no_open_client_is_refused_in_words() -> None:
+    calls = [
+        lambda client: products.install(client, "numpy"),
+        products.install,
+        products.uninstall,
+    ]
+    with inside_one_process() as cluster:
+        with distributed.Client(cluster) as closed:
+            pass
+        for call in calls:
+            for wrong in (None, "x", cluster):
+                with pytest.raises(
+                    TypeError, match=f"^client must be a distributed.Client.*not {type(wrong).__name__}$"
+                ):
+                    call(wrong)
+            with pytest.raises(ValueError, match=r"^client must be a distributed.Client that is open; .* closed$"):
+                call(closed)
+
+
+def inside_one_process() -> Any:
+    return distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)

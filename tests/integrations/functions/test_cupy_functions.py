@@ -108,6 +108,20 @@ def test_options_go_on_to_who_answers(cupy: Any, rng: np.random.Generator) -> No
     assert cupy.calls == ["dot", "fmm", "fmm"]
 
 
+def test_cupys_own_matmul_judges_what_is_fmms_alone(cupy: Any, rng: np.random.Generator) -> None:
+    a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
+    undo = put(CupyFunctions(cupy).replacements())
+    try:
+        for name, value in {"plan": "vendor", "workspace": 0, "device": 0, "progress": True}.items():
+            with pytest.raises(TypeError, match=name):
+                cupy.matmul(a, a, **{name: value})
+        with pytest.raises(TypeError):
+            cupy.matmul(a, a, out, out=out)
+    finally:
+        undo()
+    assert set(cupy.calls) == {"matmul"}
+
+
 def test_dot_writes_by_fmm_where_cupys_own_would_write(cupy: Any, rng: np.random.Generator) -> None:
     a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
     undo = put(CupyFunctions(cupy).replacements())

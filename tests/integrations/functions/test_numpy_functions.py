@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import sys
+import warnings
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -18,6 +19,14 @@ from fmm.kernels.plans.plan import Plan
 
 np: Any = numpy
 MATMUL, DOT, INNER = np.matmul, np.dot, np.inner
+ONLY_FMMS = {
+    "plan": "winograd > vendor",
+    "max_error_growth": 3,
+    "workspace": 0,
+    "componentwise": True,
+    "device": 0,
+    "progress": True,
+}
 
 
 @pytest.fixture
@@ -150,6 +159,65 @@ def test_all_other_calls_are_numpys(run: list[Plan], rng: numpy.random.Generator
             with pytest.raises(type(theirs_said.value)) as ours_said:
                 ours(*wrong)
             assert str(ours_said.value) == str(theirs_said.value)
+
+
+def test_what_only_fmms_own_matmul_takes_is_refused_in_numpys_words(
+    run: list[Plan], rng: numpy.random.Generator
+) -> None:
+    a, out = draw(rng, 96, 96), np.empty((96, 96))
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        *(((a, a), {name: value}) for name, value in ONLY_FMMS.items()),
+        ((a, a, (out,)), {}),
+        ((a, a, (None,)), {}),
+        ((a, a, out), {"out": out}),
+    ]
+    for operands, options in calls:
+        with pytest.raises(TypeError) as theirs:
+            MATMUL(*operands, **options)
+        with pytest.raises(TypeError) as ours:
+            np.matmul(*operands, **options)
+        assert str(ours.value) == str(theirs.value)
+    assert not run
+    own = inspect.signature(fmm.matmul).parameters.keys() - {"a", "b", "out", "casting", "order", "dtype", "more"}
+    assert own == ONLY_FMMS.keys()
+
+
+NOT_FINITE = pytest.mark.parametrize("number", [1e300, np.inf], ids=["overflow", "inf"])
+
+
+@NOT_FINITE
+def test_errors_of_floating_point_name_the_function_where_numpy_does_it_again(run: list[Plan], number: float) -> None:
+    """A plan is tried, and could have overflowed."""
+    check_errors_of_floating_point(number, 96)
+    assert len(run) == 2 * 3
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("side", [8, 1000])
+def test_errors_of_floating_point_name_the_function_where_no_plan_pays(number: float, side: int) -> None:
+    with fmm.installed("numpy"):
+        check_errors_of_floating_point(number, side)
+
+
+def check_errors_of_floating_point(number: float, side: int) -> None:
+    a = np.full((side, side), number)
+    a[0, 0] = -number
+    for ours, theirs in (np.matmul, MATMUL), (np.dot, DOT), (np.inner, INNER):
+        assert errors_of_floating_point(ours, a) == errors_of_floating_point(theirs, a) != []
+
+
+def errors_of_floating_point(function: Any, a: Any) -> list[str]:
+    """What NumPy warns of, and what it raises where warnings are errors."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        function(a, a)
+    told = [str(warning.message) for warning in warned]
+    try:
+        with np.errstate(all="raise"):
+            function(a, a)
+    except FloatingPointError as error:
+        told.append(str(error))
+    return told
 
 
 def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:

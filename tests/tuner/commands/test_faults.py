@@ -683,7 +683,7 @@ THRESHOLDS = {
     **{"alpha": 6e-10, "pi": 2e-12, "n1": 3000.0, "n1_measured": None, "epsilon": 12.5, "block_strategy": {}},
     **{"tau1": SPREAD, "tau2": SPREAD, "tau3": SPREAD},
 }
-DAMAGED_THRESHOLDS = [
+DAMAGED_THRESHOLDS: list[tuple[dict[str, Any], str]] = [
     ({"pi": "fast"}, "pi must be a number above 0, not 'fast'"),
     ({"alpha": -1}, "alpha must be a number above 0, not -1"),
     ({"n1": "3000"}, "n1 must be a number or null, not '3000'"),
@@ -694,9 +694,7 @@ DAMAGED_THRESHOLDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"), DAMAGED_THRESHOLDS, ids=[next(iter(damage)) for damage, _ in DAMAGED_THRESHOLDS]
-)
+@pytest.mark.parametrize(("damage", "named"), DAMAGED_THRESHOLDS, ids=[min(damage) for damage, _ in DAMAGED_THRESHOLDS])
 def test_damaged_thresholds_are_not_of_an_earlier_fmm(
     damage: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
