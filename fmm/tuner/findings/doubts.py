@@ -125,8 +125,8 @@ def machine_doubts(noise: float | None, disturbed: float | None, unexplained: fl
         yield f"products took {disturbed:.1f} times as long as at the quietest moment: something else used the device"
     if unexplained is not None and unexplained > UNEXPLAINED:
         yield (
-            f"one in ten of the library's products was at least {exp(unexplained):.1f} times slower, or faster, than the "
-            "others let expect: others used the device too"
+            f"one in ten of the library's products was at least {exp(unexplained):.1f} times slower, or faster, than "
+            "the others let expect: others used the device too"
         )
 
 
