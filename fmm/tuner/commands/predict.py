@@ -235,9 +235,11 @@ def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor:
 
 
 def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
-    """The limits that the candidate does not keep."""
+    """The limits that the candidate does not keep; `emulation` where FMM_EMULATION=0 forbids it."""
+    emulates = not limits.emulation and candidate.plan.emulates
     kept = {
-        "error": limits.allow(candidate.plan, candidate.error_growth),
+        "emulation": not emulates,
+        "error": replace(limits, emulation=limits.emulation or emulates).allow(candidate.plan, candidate.error_growth),
         "workspace": candidate.fits(limits.workspace),
     }
     return [name for name, keeps in kept.items() if not keeps]
@@ -270,7 +272,9 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _runner_up(row: dict[str, Any]) -> str:
-    exceeds = f" (too much {' and '.join(row['exceeds'])})" if row["exceeds"] else ""
+    much = " and ".join(name for name in row["exceeds"] if name != "emulation")
+    why = ["FMM_EMULATION=0 forbids it"] * ("emulation" in row["exceeds"]) + [f"too much {much}"] * bool(much)
+    exceeds = f" ({'; '.join(why)})" if why else ""
     return (
         f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{spelled_bytes(row['traffic']):>11}"
         f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"

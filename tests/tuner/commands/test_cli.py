@@ -139,14 +139,19 @@ def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "obeyed"),
-    [("FMM_COMPONENTWISE", "1", bounds_entries), ("FMM_EMULATION", "0", lambda plan: not plan.emulates)],
+    ("variable", "value", "obeyed", "broken", "said"),
+    [
+        ("FMM_COMPONENTWISE", "1", bounds_entries, "error", "(too much error)"),
+        ("FMM_EMULATION", "0", lambda plan: not plan.emulates, "emulation", "(FMM_EMULATION=0 forbids it)"),
+    ],
     ids=["every entry right", "no emulation"],
 )
 def test_predict_obeys_the_environment_as_fmm_plan_does(
     variable: str,
     value: str,
     obeyed: Callable[[Plan], bool],
+    broken: str,
+    said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -157,7 +162,9 @@ def test_predict_obeys_the_environment_as_fmm_plan_does(
         found = json.loads(capsys.readouterr().out)
         chosen[setting] = Plan.parse(found["chosen"]["plan"])
     assert [obeyed(plan) for plan in chosen.values()] == [False, True]
-    assert "error" in next(row["exceeds"] for row in found["runners_up"] if row["plan"] == str(chosen[""]))
+    assert [broken] == next(row["exceeds"] for row in found["runners_up"] if row["plan"] == str(chosen[""]))
+    assert main(["predict", "16384", "--dtype", "float32", "--device", "h200"]) == 0
+    assert f" {chosen['']} {said}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["predict", "bench"])
