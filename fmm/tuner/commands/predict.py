@@ -23,11 +23,12 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, certified_entry
-from fmm.runtime.decisions.limits import limits_without_arrays
+from fmm.runtime.decisions.limits import limits_without_arrays, share_of
 from fmm.tuner.commands.known_devices import (
     calibration_of,
     identity_of,
     is_gpu_here,
+    memory_in_config,
     names_in_words,
     sheet_of,
     trusted_calibration,
@@ -176,18 +177,26 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # nan too
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
-    return limits_without_arrays(problem.op, problem.dtype, min(workspace, _left(name, problem)), growth)
+    left = _left(name, problem)
+    if options.workspace is None and left != NO_LIMIT and sheet_of(name) is None:
+        left = share_of(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
+    return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
 def _left(name: str, problem: Problem) -> int:
-    """Bytes of a datasheet's memory beside the matrices, of which a gram has one factor alone."""
-    if (gpu := sheet_of(name)) is None:
+    """Bytes of the memory of a datasheet, or of a config's device, beside the matrices, of which a gram has one factor
+    alone."""
+    gpu = sheet_of(name)
+    memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
+    if memory is None:
         return NO_LIMIT
-    (m, k, n), memory = problem.size, int(gpu.memory_gb * 1e9)
+    m, k, n = problem.size
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
         who = "A and C" if problem.op == "gram" else "A, B and C"
-        raise ValueError(f"{who} take {spelled_bytes(operands)}, {gpu.name} has {spelled_bytes(memory)}")
+        raise ValueError(
+            f"{who} take {spelled_bytes(operands)}, {gpu.name if gpu else name} has {spelled_bytes(memory)}"
+        )
     return memory - operands
 
 

@@ -695,7 +695,7 @@ DAMAGED_THRESHOLDS = [
 
 
 @pytest.mark.parametrize(
-    ("damage", "named"), DAMAGED_THRESHOLDS, ids=[next(iter(damage)) for damage, _ in DAMAGED_THRESHOLDS]
+    ("damage", "named"), DAMAGED_THRESHOLDS, ids=[named.split()[0] for _, named in DAMAGED_THRESHOLDS]
 )
 def test_damaged_thresholds_are_not_of_an_earlier_fmm(
     damage: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
