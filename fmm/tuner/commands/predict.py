@@ -30,12 +30,12 @@ from fmm.tuner.commands.known_devices import (
     is_gpu_here,
     memory_in_config,
     names_in_words,
+    not_used,
     sheet_of,
     trusted_calibration,
     tuning_of,
 )
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.findings.described import instead
 from fmm.tuner.findings.model_in_use import guess_of
 from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
     found = printed_fields(_choice(problem, calibration, limits), calibration, limits)
-    found["not_used"] = _not_used(name, problem.dtype)
+    found["not_used"] = not_used(name, problem.dtype)
     found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
     found["measured"] = _measured(name, problem, limits, not calibration.batches)
     print(json.dumps(found, indent=1) if options.json else _text(found))
@@ -135,14 +135,6 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     numpys = next(candidate for candidate in choice.considered if candidate.plan == VENDOR)
     why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
-
-
-def _not_used(name: str, dtype: str) -> str:
-    """Why fmm.matmul sets a tuning aside, and so do we."""
-    tuned = tuning_of(name, dtype)
-    if not tuned or not tuned.doubts:
-        return ""
-    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
 
 
 def _measured(name: str, problem: Problem, limits: Limits, on_cpu: bool) -> str:
