@@ -19,7 +19,8 @@ from fmm.perfmodel.untuned.built_in import cpu, with_integers
 from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.runtime import devices
 from fmm.runtime.decisions.calibration_in_force import completed_calibration
-from fmm.tuner.findings.model_in_use import device_name, guess_of
+from fmm.tuner.findings.described import instead
+from fmm.tuner.findings.model_in_use import device_memory, device_name, guess_of
 
 HERE = ("cpu", "0")  # 0 stands for whatever GPUs there are
 
@@ -69,6 +70,21 @@ def tuning_of(name: str, dtype: str) -> Tuned | None:
     """What the configs in force say of it."""
     own = "float64" if is_cpu(name) and dtype in INTEGERS else dtype  # integers are not tuned themselves
     return None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(identity_of(name), own)
+
+
+def memory_in_config(name: str) -> int | None:
+    """Bytes of the device, as the configs in force know it; None where none does."""
+    known = identity_of(name)
+    section = _sections_by_key().get(known.key)
+    return None if section is None else device_memory(section, guess_of(known.key, known.name))
+
+
+def not_used(name: str, dtype: str) -> str:
+    """Why fmm.matmul sets a tuning aside, and so do we."""
+    tuned = tuning_of(name, dtype)
+    if not tuned or not tuned.doubts:
+        return ""
+    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
 
 
 def trusted_calibration(name: str, dtype: str) -> Calibration | None:

@@ -23,18 +23,19 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, certified_entry
-from fmm.runtime.decisions.limits import limits_without_arrays
+from fmm.runtime.decisions.limits import limits_without_arrays, share_of
 from fmm.tuner.commands.known_devices import (
     calibration_of,
     identity_of,
     is_gpu_here,
+    memory_in_config,
     names_in_words,
+    not_used,
     sheet_of,
     trusted_calibration,
     tuning_of,
 )
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.findings.described import instead
 from fmm.tuner.findings.model_in_use import guess_of
 from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
@@ -95,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
     found = printed_fields(_choice(problem, calibration, limits), calibration, limits)
-    found["not_used"] = _not_used(name, problem.dtype)
+    found["not_used"] = not_used(name, problem.dtype)
     found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
     found["measured"] = _measured(name, problem, limits, not calibration.batches)
     print(json.dumps(found, indent=1) if options.json else _text(found))
@@ -136,14 +137,6 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     return replace(choice, best=numpys, reason=why)
 
 
-def _not_used(name: str, dtype: str) -> str:
-    """Why fmm.matmul sets a tuning aside, and so do we."""
-    tuned = tuning_of(name, dtype)
-    if not tuned or not tuned.doubts:
-        return ""
-    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
-
-
 def _measured(name: str, problem: Problem, limits: Limits, on_cpu: bool) -> str:
     """What was measured of exactly this product, by which fmm goes rather than by the model, if it is within the
     limits."""
@@ -176,18 +169,26 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # nan too
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
-    return limits_without_arrays(problem.op, problem.dtype, min(workspace, _left(name, problem)), growth)
+    left = _left(name, problem)
+    if options.workspace is None and left != NO_LIMIT and sheet_of(name) is None:
+        left = share_of(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
+    return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
 def _left(name: str, problem: Problem) -> int:
-    """Bytes of a datasheet's memory beside the matrices, of which a gram has one factor alone."""
-    if (gpu := sheet_of(name)) is None:
+    """Bytes of the memory of a datasheet, or of a config's device, beside the matrices, of which a gram has one factor
+    alone."""
+    gpu = sheet_of(name)
+    memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
+    if memory is None:
         return NO_LIMIT
-    (m, k, n), memory = problem.size, int(gpu.memory_gb * 1e9)
+    m, k, n = problem.size
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
         who = "A and C" if problem.op == "gram" else "A, B and C"
-        raise ValueError(f"{who} take {spelled_bytes(operands)}, {gpu.name} has {spelled_bytes(memory)}")
+        raise ValueError(
+            f"{who} take {spelled_bytes(operands)}, {gpu.name if gpu else name} has {spelled_bytes(memory)}"
+        )
     return memory - operands
 
 
@@ -235,9 +236,11 @@ def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor:
 
 
 def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
-    """The limits that the candidate does not keep."""
+    """The limits that the candidate does not keep; `emulation` where FMM_EMULATION=0 forbids it."""
+    emulates = not limits.emulation and candidate.plan.emulates
     kept = {
-        "error": limits.allow(candidate.plan, candidate.error_growth),
+        "emulation": not emulates,
+        "error": replace(limits, emulation=limits.emulation or emulates).allow(candidate.plan, candidate.error_growth),
         "workspace": candidate.fits(limits.workspace),
     }
     return [name for name, keeps in kept.items() if not keeps]
@@ -270,7 +273,9 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _runner_up(row: dict[str, Any]) -> str:
-    exceeds = f" (too much {' and '.join(row['exceeds'])})" if row["exceeds"] else ""
+    much = " and ".join(name for name in row["exceeds"] if name != "emulation")
+    why = ["FMM_EMULATION=0 forbids it"] * ("emulation" in row["exceeds"]) + [f"too much {much}"] * bool(much)
+    exceeds = f" ({'; '.join(why)})" if why else ""
     return (
         f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{spelled_bytes(row['traffic']):>11}"
         f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"

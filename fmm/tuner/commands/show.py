@@ -13,6 +13,7 @@ from textwrap import wrap
 from fmm.config import environment, locate
 from fmm.config.schema import ConfigError, Raw
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config, tuned_how
+from fmm.tuner.commands.known_devices import identity_of, not_used
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.findings.described import described
@@ -80,6 +81,8 @@ def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
     for dtype, raw in sections.items():
         yield ""
         yield f"{key}, {dtype} ({device_name(key, raw)}; {tuned_how(raw)})"
+        if not raw.get("doubts") and _in_force(path) and key == identity_of("cpu").key:
+            yield from (f"  {why}" for why in [not_used("cpu", dtype)] if why)  # here, as without llvmlite
         yield from described(raw, dtype, key, sections)
     yield ""
 

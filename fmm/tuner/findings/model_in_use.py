@@ -45,7 +45,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     """Of a type, by all sections of the device; ConfigError if its own is damaged."""
     tuned, real = _checked(key, dtype, sections[dtype]), _real_type(key, dtype, sections)
     guess = guess_of(key, tuned.identity.name)
-    memory = _memory(sections[dtype], guess)
+    memory = device_memory(sections[dtype], guess)
     calibration = completed_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
@@ -71,7 +71,7 @@ def device_name(key: str, section: Raw) -> str:
     return name if isinstance(name, str) else key
 
 
-def _memory(section: Raw, guess: Calibration | None) -> int | None:
+def device_memory(section: Raw, guess: Calibration | None) -> int | None:
     """Bytes of the device that a section is of, as the tuning wrote them down, else by a GPU's datasheet."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import fmm
+from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.stability import bounds_entries
 from fmm.tuner import cli
@@ -139,14 +140,19 @@ def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "obeyed"),
-    [("FMM_COMPONENTWISE", "1", bounds_entries), ("FMM_EMULATION", "0", lambda plan: not plan.emulates)],
+    ("variable", "value", "obeyed", "broken", "said"),
+    [
+        ("FMM_COMPONENTWISE", "1", bounds_entries, "error", "(too much error)"),
+        ("FMM_EMULATION", "0", lambda plan: not plan.emulates, "emulation", "(FMM_EMULATION=0 forbids it)"),
+    ],
     ids=["every entry right", "no emulation"],
 )
 def test_predict_obeys_the_environment_as_fmm_plan_does(
     variable: str,
     value: str,
     obeyed: Callable[[Plan], bool],
+    broken: str,
+    said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -157,7 +163,27 @@ def test_predict_obeys_the_environment_as_fmm_plan_does(
         found = json.loads(capsys.readouterr().out)
         chosen[setting] = Plan.parse(found["chosen"]["plan"])
     assert [obeyed(plan) for plan in chosen.values()] == [False, True]
-    assert "error" in next(row["exceeds"] for row in found["runners_up"] if row["plan"] == str(chosen[""]))
+    assert [broken] == next(row["exceeds"] for row in found["runners_up"] if row["plan"] == str(chosen[""]))
+    assert main(["predict", "16384", "--dtype", "float32", "--device", "h200"]) == 0
+    assert f" {chosen['']} {said}" in capsys.readouterr().out
+
+
+def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As show does; more where it is asked for, but no more than there is."""
+    monkeypatch.setenv("FMM_CONFIG", str(ROOT / "results" / "nvidia-h200"))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.forget_configs()
+    arguments = ["predict", "100000", "--dtype", "float32", "--device", "cuda-9.0-132sm", "--json"]
+    left = 150109880320 - 3 * 4 * 1e10
+    for more, most in (([], left / 2), (["--workspace", "400000000000"], left)):
+        assert main([*arguments, *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert 0.7 * most < found["workspace_limit"] <= most and found["chosen"]["workspace"] <= most
+        assert any("workspace" in row["exceeds"] for row in found["runners_up"])
+    assert main(["predict", "200000", *arguments[2:]]) == 2
+    assert "cuda-9.0-132sm has " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["predict", "bench"])

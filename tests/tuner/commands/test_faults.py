@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from fmm.config import files, locate, schema, store
+from fmm.config import files, identity, locate, schema, store
 from fmm.config.identity import Identity
+from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.tuner.cli import main
 from fmm.tuner.commands import measure, one_type
 from fmm.tuner.commands import tune as commands_tune
@@ -645,6 +646,25 @@ def test_words_of_plans_are_explained_if_they_occur() -> None:
     assert "\n  strassen " not in told and "3m" not in told and "cuBLASLt" not in told
     assert "cuBLASLt" in "\n".join(told_plans("winograd > lt3"))
     assert not list(told_plans("none on square matrices"))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_show_says_what_is_not_in_force_here(
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tuning with compiled sums, where llvmlite is installed or not; the line that predict has."""
+    here = identity.cpu_identity(blas_threads())
+    now = {**here.versions, identity.SUMS: identity.COMPILED if compiled else "numpy"}
+    monkeypatch.setattr(identity, "cpu_identity", lambda threads: replace(here, versions=now))
+    versions = {**here.versions, identity.SUMS: identity.COMPILED}
+    path = tuned.write(tmp_path / "config.json", here.key, found=tuned.section(versions=versions))
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.forget_configs()
+    for command in (["show"], ["predict", "3000"]):
+        assert main(command) == 0
+        said = "the tuning here is not used: it was tuned with compiled sums" in capsys.readouterr().out
+        assert said == (not compiled), command
 
 
 def test_what_no_tuning_measures_is_told(capsys: pytest.CaptureFixture[str]) -> None:
