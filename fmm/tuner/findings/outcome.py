@@ -39,10 +39,13 @@ def outcome(used: ModelInUse) -> Iterator[Part]:
         yield "", f"On odd sides, where {base} is slow, it is from about {odd[0]} on."
     yield from _exceptions(used, first, base)
     sides = [side for side in ROUND if first is not None and side >= first] + odd[-MOST:]
-    if told := answers_for(used, sides):
+    found = answers_for(used, sides)
+    if told := [x for x in found if x.gains or x.entry]:
         yield "squares", answers_table(told, base)
         yield "", _what_the_columns_are(used, base)
         yield from _meanings(told)
+    if short := [str(x.side) for x in found if x not in told]:
+        yield "", f"At {', '.join(short)} A, B and C leave too little memory for a plan: there {base} multiplies."
 
 
 def _exceptions(used: ModelInUse, first: int | None, base: str) -> Iterator[Part]:
