@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,9 @@ def write(path: Path, key: str, dtype: str = "float64", found: dict[str, Raw] | 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(document.config_text({key: {dtype: found or section(entry())}}), encoding="utf-8")
     return path
+
+
+def raw_thresholds(taus: Mapping[str, float | None], **others: Any) -> dict[str, Any]:
+    """The thresholds of a section, tau1 to tau3 by their values; nothing was measured of them unless it is given."""
+    spreads = {name: {"value": side, "low": side, "high": side} for name, side in taus.items()}
+    return {"n1_measured": None, "epsilon": None, "block_strategy": {}, **spreads, **others}

@@ -81,16 +81,8 @@ def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def thresholds(intervals: dict[str, list[float | None]] | None = None, **found: float | None) -> dict[str, Any]:
     """As a section has them; tau1 to tau3 by their values."""
     sides = {"tau1": 2000.0, "tau2": 4000.0, "tau3": None} | {x: y for x, y in found.items() if x.startswith("tau")}
-    taus = {name: {"value": side, "low": side, "high": side} for name, side in sides.items()}
-    known: dict[str, Any] = {
-        "alpha": 1e-9,
-        "pi": 1e-11,
-        "n1": 750.0,
-        "n1_measured": None,
-        "epsilon": None,
-        "block_strategy": {},
-    }
-    return {**known, **found, **taus, **({"intervals": intervals} if intervals else {})}
+    numbers = {"alpha": 1e-9, "pi": 1e-11, "n1": 750.0} | {x: y for x, y in found.items() if x not in sides}
+    return tuned.raw_thresholds(sides, **numbers, **({"intervals": intervals} if intervals else {}))
 
 
 WIDE: dict[str, list[float | None]] = {"tau1": [1500.0, 2700.0], "tau3": [30000.0, None]}

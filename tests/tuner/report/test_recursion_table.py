@@ -12,6 +12,7 @@ from fmm.config.locate import SHIPPED
 from fmm.tuner.cli import main
 from fmm.tuner.report.recursion_table import COLUMNS, HEAD, recursion_lines, recursion_rows
 from tests.support import ROOT
+from tests.support.configs import raw_thresholds
 
 RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
 NARROW = 100  # letters of a line in a terminal
@@ -21,16 +22,7 @@ TAUS = {"tau1": 2000.0, "tau2": 4000.0, "tau3": None}
 
 
 def found(**more: Any) -> dict[str, Any]:
-    taus = {name: {"value": side, "low": side, "high": side} for name, side in TAUS.items()}
-    known: dict[str, Any] = {
-        "alpha": 2e-12,
-        "pi": 2e-14,
-        "n1": 1500.4,
-        "n1_measured": None,
-        "epsilon": None,
-        "block_strategy": {},
-    }
-    return {**known, **taus, **more}
+    return raw_thresholds(TAUS, **{"alpha": 2e-12, "pi": 2e-14, "n1": 1500.4, **more})
 
 
 @pytest.mark.parametrize(
