@@ -66,6 +66,7 @@ class HostEngine:
 
     fails: Callable[[str], None] = lambda what: None
     workspaces: list[int] = field(default_factory=list)
+    products: list[tuple[int, int, int, bool]] = field(default_factory=list)  # sizes, and whether it is added to C
     allocated: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
@@ -122,6 +123,7 @@ class HostEngine:
     def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> HostEvent:
         self.fails("multiply")
         self.workspaces.append(workspace)
+        self.products.append((*a.shape, b.shape[1], adds))
 
         def begin() -> None:
             with np.errstate(all="ignore"):

@@ -12,6 +12,7 @@ import numpy as np
 from fmm.runtime.out_of_core.transfers import Array
 
 runtime = cupy.cuda.runtime
+ROUNDED_UP = 1 << 16  # bytes: CuPy's pool rounds each array of a workspace up to 512
 Product = Callable[[Any, Any, Any, bool, int], None]  # of A, B, into C, added to it?, with so much workspace
 
 
@@ -72,7 +73,7 @@ class CudaEngine:
 
     def reserve(self, nbytes: int) -> None:
         if nbytes:
-            cupy.cuda.alloc(nbytes)  # and given back to CuPy's pool, where the products find it
+            cupy.cuda.alloc(nbytes + ROUNDED_UP)  # and given back to CuPy's pool, where the products find it
 
     def buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)

@@ -41,6 +41,7 @@ from fmm.runtime.progress import Progress, shown_progress
 SHARE = 0.9  # of the device's free memory
 SPARED = 64 << 20  # bytes of it that are left in any case
 STEPS = 3  # bits of a number of bytes that count: so that what is chosen for one is found again
+TILES_OF_A_PLAN = 1.0, 0.7, 0.5, 0.35, 0.25  # of the room: for tiles, if a plan is given and needs the rest
 SMALLER = 0.7  # of the room, if there was less memory than it seemed
 ATTEMPTS = 4
 
@@ -163,7 +164,21 @@ def _streamed(size: Shape, dtype: str, machine: Machine, wishes: Wishes, nbytes:
 def _chosen(
     size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes, settings: Hashable
 ) -> Streamed:
-    """(`settings`: what else plans are chosen by.)"""
+    """(`settings`: what else plans are chosen by.) A plan that is given takes the workspace that it takes, so tiles
+    have less and less room until both fit."""
+    if wishes.plan is None:
+        return _within(nbytes, size, dtype, nbytes, rates, device, wishes)
+    for share in TILES_OF_A_PLAN:
+        found = _within(int(nbytes * share), size, dtype, nbytes, rates, device, wishes)
+        if found.schedule.memory + _most_workspace(found, device, wishes) <= nbytes:
+            break
+    return found
+
+
+def _within(
+    tiles: int, size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes
+) -> Streamed:
+    """The best schedule whose tiles take at most so many of all those bytes."""
     limits = _limits(wishes, nbytes // 2, device)
     plans = {wishes.plan} if wishes.plan else _tile_plans(size, dtype, limits, device)
 
@@ -176,7 +191,7 @@ def _chosen(
         within = _limits(wishes, left, device)
         return lambda tile: tile_seconds(tile, within)
 
-    schedule, times = chosen_schedule(size, dtype, nbytes, rates, product_time)
+    schedule, times = chosen_schedule(size, dtype, tiles, rates, lambda left: product_time(left + nbytes - tiles))
     pace = paced if wishes.plan is None else whole_pace  # a plan that is given may be none for fewer rows
     seconds, left = product_time(nbytes - schedule.memory), _workspace(wishes, nbytes - schedule.memory)
     paces = {tile: pace(tile, seconds) for tile in {step.size for step in schedule.products}}
@@ -208,7 +223,7 @@ def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int, 
     largest = max((size for step in steps for size in streamed.launched(step.size)), key=prod)
     limits = _limits(wishes, streamed.workspace, device)
     found = matmul.planned(Problem(*largest, streamed.dtype), limits, device, wishes.plan)
-    needed = streamed.schedule.memory + max(found.workspace, _most_workspace(streamed, device, wishes))
+    needed = streamed.schedule.memory + _most_workspace(streamed, device, wishes)
     lines = list(described(streamed, machine.rates, needed))
     if count > 1:
         lines.append(f"so it is done {count} times, for each product of the stack")
@@ -308,4 +323,4 @@ def _most_workspace(streamed: Streamed, device: Device, wishes: Wishes) -> int:
     sizes = {(size, int(step.adds)) for step in steps for size in streamed.launched(step.size)}
     problems = (Problem(*size, streamed.dtype, beta=adds) for size, adds in sizes)
     found = (decide(x, limits, device) if wishes.plan is None else Decision(wishes.plan, x, "") for x in problems)
-    return min(max(decision.workspace for decision in found), streamed.workspace)
+    return max(decision.workspace for decision in found)

@@ -15,6 +15,8 @@ import pytest
 import fmm
 from fmm.arrays.numpy_library import NUMPY, NumpyLibrary
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_WISHES
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
@@ -230,13 +232,27 @@ def test_less_memory_than_it_seemed(failing: str) -> None:
     assert len(tries) == 3
 
 
-def test_the_largest_workspace_is_asked_for_before_the_first_tile() -> None:
-    """That of the plan which is given, for the product of which it takes most; and no more than was left for it."""
-    machine, a = HostMachine(2_000_000), matrix((240, 240), "float64")
-    wishes = NO_WISHES._replace(plan=Plan.parse("strassen > vendor"))
+@pytest.mark.parametrize(("size", "room"), [((240, 240, 240), 2_000_000), ((1200, 1000, 1400), 16_000_000)])
+def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[int, int, int], room: int) -> None:
+    """That of the plan which is given, for the product of which it takes most; it fits beside the tiles."""
+    machine, (m, k, n) = HostMachine(room), size
+    a, b = matrix((m, k), "float64"), matrix((k, n), "float64", 1)
+    plan = Plan.parse("strassen > vendor")
+    wishes = NO_WISHES._replace(plan=plan)
+    close(out_of_core.host_product(NUMPY, a, b, None, machine, wishes), a, b)
+    (reserved,), (slots,) = machine.made.reserved, machine.made.allocated
+    found = [Problem(*size, "float64", beta=int(adds)) for *size, adds in machine.made.products]
+    assert reserved == max(Decision(plan, problem, "").workspace for problem in found) > 0
+    assert slots + reserved <= room
+    said = str(out_of_core.explained(NUMPY, a, b, None, machine, wishes))
+    assert f"with the workspace {(slots + reserved) / (1 << 30):.2f} GiB" in said
+
+
+def test_a_plan_for_which_there_is_too_little_memory_is_tried_with_the_smallest_tiles() -> None:
+    machine, a = HostMachine(500_000), matrix((240, 240), "float64")
+    wishes = NO_WISHES._replace(plan=Plan.parse("strassen^3 > vendor"))
     close(out_of_core.host_product(NUMPY, a, a, None, machine, wishes), a, a)
-    (reserved,), (left,) = machine.made.reserved, set(machine.made.workspaces)
-    assert 0 < reserved <= left
+    assert machine.made.allocated[0] <= 125_000
 
 
 def test_far_too_little_memory() -> None:
