@@ -175,9 +175,7 @@ def _chosen(
     return found
 
 
-def _within(
-    tiles: int, size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes
-) -> Streamed:
+def _within(tiles: int, size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes) -> Streamed:
     """The best schedule whose tiles take at most so many of all those bytes."""
     limits = _limits(wishes, nbytes // 2, device)
     plans = {wishes.plan} if wishes.plan else _tile_plans(size, dtype, limits, device)

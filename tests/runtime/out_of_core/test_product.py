@@ -241,7 +241,7 @@ def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[in
     wishes = NO_WISHES._replace(plan=plan)
     close(out_of_core.host_product(NUMPY, a, b, None, machine, wishes), a, b)
     (reserved,), (slots,) = machine.made.reserved, machine.made.allocated
-    found = [Problem(*size, "float64", beta=int(adds)) for *size, adds in machine.made.products]
+    found = [Problem(x, y, z, "float64", beta=int(adds)) for x, y, z, adds in machine.made.products]
     assert reserved == max(Decision(plan, problem, "").workspace for problem in found) > 0
     assert slots + reserved <= room
     said = str(out_of_core.explained(NUMPY, a, b, None, machine, wishes))
