@@ -31,7 +31,7 @@ OWN = "-ieee"  # behind a type whose products may not be made of products in ano
 IEEE = f"float32{OWN}"
 TYPES = {
     "cpu": ("float64", "float32", "complex128", "complex64"),
-    "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "tf32"),
+    "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "float16", "tf32", "complex64", "complex128"),
 }
 LARGEST = {"cpu": 8192, "cuda": 20000}
 CALLS = ("vendor", "default")  # that are measured whatever they take

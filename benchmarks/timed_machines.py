@@ -111,9 +111,12 @@ class Gpu:
             return a, b, torch.matmul
         import cupy
 
-        kind = "float64" if element_type(dtype) == "float64" else "float32"
-        a, b = (cupy.random.standard_normal(shape, dtype=kind) for shape in ((m, k), (k, n)))
-        return a, b, cupy.matmul
+        row = DTYPES[element_type(dtype)]
+        parts, real = (2, row.real) if row.is_complex else (1, row.stored)
+        drawn = "float64" if real == "float64" else "float32"  # CuPy draws no other types
+        shapes = (m, parts * k), (k, parts * n)
+        a, b = (cupy.random.standard_normal(shape, dtype=drawn).astype(real, copy=False) for shape in shapes)
+        return a.view(row.stored), b.view(row.stored), cupy.matmul
 
     def place(self, a: Any, b: Any) -> Mapping[str, Any]:
         return {}

@@ -13,6 +13,7 @@ from benchmarks.tables.markdown import Row, digits, load, loaded, paired, range_
 from fmm.kernels.plans.plan import Plan
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")  # in the order of the tables
+RANDOM = "random.json.gz"
 
 
 def gpu_folders(results: Path) -> list[Path]:
@@ -43,9 +44,9 @@ def gpu(results: Path) -> Iterator[str]:
         yield f"**{environment['device']}**, {versions} ({where})"
         yield ""
         yield from table(columns, map(_gpu_row, cases(rows)))
-        if (folder / "random.json").exists():
+        if (folder / RANDOM).exists():
             yield ""
-            yield from _random(folder / "random.json")
+            yield from _random(folder / RANDOM)
 
 
 def _is_candidate(text: str) -> bool:

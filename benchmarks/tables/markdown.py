@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,9 @@ LONG = 0.1  # milliseconds from which a random product counts as long
 
 
 def load(path: Path) -> tuple[Row, list[Row]]:
-    """The environment of a result and its rows."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    """The environment of a result and its rows, packed or not."""
+    raw = path.read_bytes()
+    content = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     return content["environment"], content["rows"]
 
 
