@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fmm.arrays.library import Library, Processor, Setting, contiguous
+from fmm.arrays.library import Library, Operand, Processor, Setting, contiguous
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
@@ -172,14 +172,25 @@ def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None
         decision = decide(problem, limits, device)
         launches = launches_on(decision.plan, problem, device, False)
     else:
-        a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
-        setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
-        asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-        call = answer_question(Question(a, b, None, setting, device, limits, given, asked=asked))
+        call = answer_question(_question(problem, limits, device, given, None))
         decision, launches = call.decision, call.launches
     if device.threads:
         return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
+
+
+def call_bytes(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> int:
+    """Bytes that a call takes beside A, B and C, which lie row by row: its plan's workspace, and what it is captured
+    and computed again with."""
+    out = contiguous(problem.shapes[2], problem.stored)
+    return answer_question(_question(problem, limits, device, given, out)).workspace
+
+
+def _question(problem: Problem, limits: Limits, device: Device, given: Plan | None, out: Operand | None) -> Question:
+    a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
+    setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
+    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+    return Question(a, b, out, setting, device, limits, given, asked=asked)
 
 
 def kernel_lines(library: Library, call: Call, a: Any, b: Any, out: Any) -> tuple[str, ...]:

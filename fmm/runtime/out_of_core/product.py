@@ -320,5 +320,4 @@ def _most_workspace(streamed: Streamed, device: Device, wishes: Wishes) -> int:
     limits, steps = _limits(wishes, streamed.workspace, device), streamed.schedule.products
     sizes = {(size, int(step.adds)) for step in steps for size in streamed.launched(step.size)}
     problems = (Problem(*size, streamed.dtype, beta=adds) for size, adds in sizes)
-    found = (decide(x, limits, device) if wishes.plan is None else Decision(wishes.plan, x, "") for x in problems)
-    return max(decision.workspace for decision in found)
+    return max(matmul.call_bytes(problem, limits, device, wishes.plan) for problem in problems)

@@ -15,9 +15,11 @@ import pytest
 import fmm
 from fmm.arrays.numpy_library import NUMPY, NumpyLibrary
 from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_WISHES
+from fmm.runtime.matmul import call_bytes
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.choose import DoesNotFitError
 from fmm.runtime.out_of_core.transfers import BUFFERS, MOST_THREADS, Place, Transfers, measured_rates
@@ -242,7 +244,9 @@ def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[in
     close(out_of_core.host_product(NUMPY, a, b, None, machine, wishes), a, b)
     (reserved,), (slots,) = machine.made.reserved, machine.made.allocated
     found = [Problem(x, y, z, "float64", beta=int(adds)) for x, y, z, adds in machine.made.products]
-    assert reserved == max(Decision(plan, problem, "").workspace for problem in found) > 0
+    limits = Limits(machine.made.workspaces[0], 5.0)
+    assert reserved == max(call_bytes(problem, limits, machine.device, plan) for problem in found)
+    assert reserved >= max(Decision(plan, problem, "").workspace for problem in found) > 0
     assert slots + reserved <= room
     said = str(out_of_core.explained(NUMPY, a, b, None, machine, wishes))
     assert f"with the workspace {(slots + reserved) / (1 << 30):.2f} GiB" in said
@@ -250,7 +254,7 @@ def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[in
 
 def test_a_plan_for_which_there_is_too_little_memory_is_tried_with_the_smallest_tiles() -> None:
     machine, a = HostMachine(500_000), matrix((240, 240), "float64")
-    wishes = NO_WISHES._replace(plan=Plan.parse("strassen^3 > vendor"))
+    wishes = NO_WISHES._replace(plan=Plan.parse("strassen^3.pad16 > vendor"))
     close(out_of_core.host_product(NUMPY, a, a, None, machine, wishes), a, a)
     assert machine.made.allocated[0] <= 125_000
 
