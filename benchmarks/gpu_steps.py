@@ -120,7 +120,7 @@ def _measurements(folder: Path) -> Iterator[Step]:
     training = ("--out", str(folder / "training.json"))
     yield step("training", "training", *training, least=60, most=200, told="--seconds")
     missing = (sys.executable, "-m", "fmm.tuner.cli", "paper", "missing", "--measure", *device)
-    into = ("--into", str(folder / "paper"))
+    into = ("--output", str(folder / "paper"))
     papers = (sys.executable, "-m", "benchmarks.compile_ahead", "--paper")
     yield Step("kernels of papers", papers, most=400)
     yield Step("papers", (*missing, *into), "", 30, 600, "--time-limit", goes_on=True)

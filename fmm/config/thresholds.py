@@ -4,7 +4,8 @@
     pi                seconds of one flop of the vendor's product, both for large blocks (D'Alberto and Nicolau)
     n1                the recursion point: the side of a cube from which one level pays, by their Equation 3 from alpha
                       and pi, and as it was measured
-    epsilon           what must be added to alpha / pi so that their Equation 2 agrees with what was measured
+    epsilon           the least that must be added to alpha / pi so that their Equation 2 says what was measured; null
+                      where that is not determined, since all that was measured gained by one level, or nothing did
     one_level         what was measured: the best speedup by one level, by the side of the square
     tau1, tau2, tau3  the sides of squares up to which the tuned model takes no level, one, two (Li, Ranka and Sahni)
     without_emulation the same where no product is made of products in another type (FMM_EMULATION=0); only where that
@@ -21,7 +22,7 @@ on other shapes, so that fmm.matmul chooses such a plan. How sure `value` is say
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -31,6 +32,8 @@ from fmm.config.checks import ConfigError, Raw, wrong_value
 Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
 TAUS = ("tau1", "tau2", "tau3")
 SECONDS = ("alpha", "pi")
+EPSILON = "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
+UNDETERMINED_EPSILON = "it is not determined where all products gained by one level, or none did"
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,10 @@ def read_thresholds(raw: Raw) -> Thresholds | None:
     """The thresholds of a section; None where there are none, or those of an older fmm, which meant something else."""
     if not isinstance(raw, dict) or not raw.keys() >= REQUIRED or any(threshold_faults(raw, "")):
         return None
-    return Thresholds(**{name: read(raw.get(name)) for name, (_, read) in FIELDS.items()})
+    found = Thresholds(**{name: read(raw.get(name)) for name, (_, read) in FIELDS.items()})
+    gained = {gain > 1 for gain in found.one_level.values()}
+    determined = bool(found.epsilon) or len(gained) == 2 or "epsilon" in found.intervals
+    return found if determined else replace(found, epsilon=None)  # older configs have 0
 
 
 def threshold_faults(raw: Raw, where: str) -> Iterator[ConfigError]:

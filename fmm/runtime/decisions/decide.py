@@ -38,6 +38,7 @@ from fmm.runtime.probe import MEASURED
 
 # What a model without a config is called, by the source of its calibration.
 STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
+ENTRY = " entry"  # behind an entry's origin
 # Flops from which on a product is large enough to log that the device is not tuned, or to be measured in place.
 WORTH_TUNING = 2 * 2048**3
 # So many times as fast as the plan of a shape's entry another one is predicted to be that comes before it.
@@ -62,6 +63,11 @@ class Decision:
     def __getstate__(self) -> dict[str, object]:
         """For other processes, without the trial: a measurement goes on in the process that began it."""
         return {**vars(self), "trial": None}
+
+    @property
+    def by_entry(self) -> bool:
+        """Did an entry of exactly this shape answer?"""
+        return self.step.endswith(ENTRY)
 
     @property
     def workspace(self) -> int:
@@ -112,11 +118,13 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     if environment.tuning_mode() == "hasa":
         return _by_equation_2(problem, limits, device)
     tuned = tuning_in_force(problem.dtype, device)
-    # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
-    entry = certified_entry(problem, limits, tuned, device.threads > 0) if tuned and not problem.kept else None
-    if tuned and entry is not None:
-        return (_surpassing(entry, problem, limits, tuned, device) if not device.threads else None) or entry
     measured = tuned_calibration(tuned, device) if tuned else None
+    # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
+    on_cpu = device.threads > 0
+    known = tuned_choice(problem, limits, tuned, measured, on_cpu) if tuned and not problem.kept else None
+    if known is not None:
+        _log_surpassed(known, problem, device)
+        return known
     if measured is None:
         _log_untuned(problem, tuned, device)
     calibration = measured or untuned_calibration(problem, limits, device)
@@ -168,16 +176,24 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if not allowed or needed > limits.workspace:
         return None
     why = f"measured on this device: {entry.text}"
-    return Decision(plan, problem, why, (), f"{entry.origin} entry", on_cpu=on_cpu)
+    return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY}", on_cpu=on_cpu)
 
 
-def _surpassing(entry: Decision, problem: Problem, limits: Limits, tuned: Tuned, device: Device) -> Decision | None:
-    """What comes before a GPU's certified entry. (On a CPU a calibration has no rates but those that were measured.)"""
-    measured = tuned_calibration(tuned, device)
-    better = surpassing_choice(entry.plan, problem, limits, tuned, measured) if measured else None
-    if better is not None:
-        environment.log_once(f"a tuning of {device.identity.name} for {problem.dtype} is old: {better.reason}")
-    return better
+def tuned_choice(
+    problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration | None, on_cpu: bool
+) -> Decision | None:
+    """What a tuning says of exactly this shape: the certified entry, or on a GPU what comes before that (on a CPU a
+    calibration has no rates but those that were measured); `calibration` is the tuning's, as choices rest on it."""
+    entry = certified_entry(problem, limits, tuned, on_cpu)
+    if entry is None or calibration is None or on_cpu:
+        return entry
+    return surpassing_choice(entry.plan, problem, limits, tuned, calibration) or entry
+
+
+def _log_surpassed(known: Decision, problem: Problem, device: Device) -> None:
+    """Say once that an entry is passed over, if it is."""
+    if not known.by_entry:
+        environment.log_once(f"a tuning of {device.identity.name} for {problem.dtype} is old: {known.reason}")
 
 
 @lru_cache(maxsize=4096)

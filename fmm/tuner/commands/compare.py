@@ -18,18 +18,40 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work.estimate import estimated_work
-from fmm.problem import Problem
+from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import certified_entry, model_choice
 from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.findings.described import share_or_nothing
+from fmm.tuner.findings.parts import Table, table_of
 from fmm.tuner.findings.threshold_agreement import NEAR, ComparedThreshold, agreement_table, compared_thresholds
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # of the choices that should be equal
+TOLD = 10  # sizes that are told of where they are not
 ANY_MEMORY = 1 << 62  # bytes
 NOT_IN_BOTH = "not in both; `fmm-tune conclude --thresholds` makes those of a config of its trials"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A size for which two configs choose different plans, and what each model predicts to be lost by the other's."""
+
+    size: Shape
+    first: str
+    second: str
+    first_loss: float | None  # as a share of the time of its own plan; None of a section without a model
+    second_loss: float | None
+
+    @property
+    def losses(self) -> list[float]:
+        return [loss for loss in (self.first_loss, self.second_loss) if loss is not None]
+
+    @property
+    def apart(self) -> float:
+        """How much longer than the other the slower plan takes, by the model that says the most."""
+        return max((max(loss, 1 / (1 + loss) - 1) for loss in self.losses), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -43,6 +65,7 @@ class Agreement:
     worst: float
     noise: float | None  # the larger of the two, None where neither measured it
     thresholds: tuple[ComparedThreshold, ...] = ()  # none if one of the two has none
+    differences: tuple[Difference, ...] = ()  # those by which most is lost
 
     @property
     def holds(self) -> bool:
@@ -60,15 +83,22 @@ class Agreement:
 
 def compared_choices(one: Tuned, two: Tuned, noise: float | None) -> Agreement:
     """The runtime's choices by either, on products of all these sides."""
-    equal, worst, sizes = 0, 0.0, list(product(SIDES, repeat=3))
-    for m, k, n in sizes:
-        problem = Problem(m, k, n, one.dtype)
-        first, second = (_chosen(tuned, problem) for tuned in (one, two))
-        equal += first == second
-        if first != second:
-            worst = max(worst, *(_apart(t.calibration, problem, first, second) for t in (one, two) if t.calibration))
-    found = compared_thresholds(one.thresholds, two.thresholds)
-    return Agreement(one.identity.key, one.dtype, len(sizes), equal, worst, noise, found)
+    problems = [Problem(m, k, n, one.dtype) for m, k, n in product(SIDES, repeat=3)]
+    others = [found for problem in problems if (found := _difference(one, two, problem)) is not None]
+    shapes, equal = len(problems), len(problems) - len(others)
+    worst = max((x.apart for x in others), default=0.0)
+    lost = sorted(others, key=lambda x: max(x.losses, default=0.0), reverse=True)
+    thresholds = compared_thresholds(one.thresholds, two.thresholds)
+    return Agreement(one.identity.key, one.dtype, shapes, equal, worst, noise, thresholds, tuple(lost[:TOLD]))
+
+
+def _difference(one: Tuned, two: Tuned, problem: Problem) -> Difference | None:
+    """What they choose otherwise, if they do."""
+    first, second = (_chosen(tuned, problem) for tuned in (one, two))
+    if first == second:
+        return None
+    losses = _loss(one.calibration, problem, first, second), _loss(two.calibration, problem, second, first)
+    return Difference(problem.size, str(first), str(second), *losses)
 
 
 def _chosen(tuned: Tuned, problem: Problem) -> Plan:
@@ -77,11 +107,13 @@ def _chosen(tuned: Tuned, problem: Problem) -> Plan:
     return (certified_entry(problem, limits, tuned) or model_choice(problem, limits, known, True, tuned.identity)).plan
 
 
-def _apart(calibration: Calibration, problem: Problem, first: Plan, second: Plan) -> float:
-    """How much longer than the other the slower one takes, by this calibration."""
-    times = sorted(
-        predicted_seconds(p, problem, estimated_work(p, problem), calibration).seconds for p in (first, second)
-    )
+def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: Plan) -> float | None:
+    """How much longer the other plan takes, by this calibration; below zero where it is the faster one: its
+    own was measured, or the other does not gain the margin."""
+    if calibration is None:
+        return None
+    plans = (own, other)
+    times = [predicted_seconds(p, problem, estimated_work(p, problem), calibration).seconds for p in plans]
     return times[1] / times[0] - 1
 
 
@@ -132,6 +164,21 @@ def _lines(a: Agreement) -> Iterator[str]:
         yield from (f"  {line}" for line in agreement_table(a.thresholds).lines)
     else:
         yield f"  thresholds: {NOT_IN_BOTH}"
+    if a.differences:
+        told, others = len(a.differences), a.shapes - a.equal
+        yield f"  where they choose otherwise{f', {told} of {others} sizes' * (told < others)}, the largest loss first:"
+        yield from (f"  {line}" for line in differences_table(a.differences).lines)
+
+
+def differences_table(differences: Sequence[Difference]) -> Table:
+    """A row a size: both plans, and what each model says that the other's costs."""
+    head = "size", "first chooses", "second chooses", "lost by the first's model", "by the second's"
+    return table_of(head, (_difference_row(x) for x in differences))
+
+
+def _difference_row(x: Difference) -> tuple[str, ...]:
+    losses = ("no model" if loss is None else f"{loss:+.1%}" for loss in (x.first_loss, x.second_loss))
+    return " x ".join(map(str, x.size)), x.first, x.second, *losses
 
 
 def _verdicts(found: Sequence[Agreement], alike: bool, agree: bool) -> Iterator[str]:

@@ -7,14 +7,15 @@ thresholds meant something else.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fmm.config import store
+from fmm.config import files, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw, Tuned
 from fmm.config.thresholds import read_thresholds
@@ -22,6 +23,7 @@ from fmm.hardware.datasheets import device
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.untuned.built_in import cpu, in_lanes
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config
+from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.devices.recorded import RecordedDevice
 from fmm.tuner.findings.conclude import (
@@ -31,6 +33,7 @@ from fmm.tuner.findings.conclude import (
     trials_that_count,
 )
 from fmm.tuner.findings.model_in_use import device_name, guess_of
+from fmm.tuner.findings.section_changes import Change, other_fields, section_changes, told_changes
 from fmm.tuner.fit.blocks import Blocks, chosen_strategies, fitted_blocks
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tuning_of
@@ -44,29 +47,76 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parts.add_argument("--thresholds", action="store_true", help=only)
     tiles = "leave all else as it is, and say alone which tiles our own kernel takes, and how well their model predicts"
     parts.add_argument("--blocks", action="store_true", help=tiles)
-    parser.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the same)")
+    add_output(parser, "the config to write (the same)")
+    add_json(parser, "what changed as JSON")
     parser.set_defaults(run=one_line_errors(run))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write every section of which there are trials; exit code 1 if there are none of some."""
-    path, code = output_path(options.config), 0
+    """Write every section of which there are trials, and say what that changed; exit code 1 if there are none of
+    some."""
+    path = output_path(options.config)
     made = with_thresholds if options.thresholds else with_blocks if options.blocks else concluded
-    into = output_path(options.into) if options.into else path
+    into = path if options.output is None else output_path(options.output)
+    ends = list(_ends(path, into, made, options.json))
+    beside = _trials_beside(path, into)
+    print(json.dumps([end.fields for end in ends], indent=1) if options.json else f"written to {into}{beside}")
+    return int(any(end.section is None for end in ends))
+
+
+def _ends(path: Path, into: Path, made: Maker, quiet: bool) -> Iterator[End]:
+    """Of each section in turn, written and told."""
     tunings = Trials(trials_path(path)).tunings()
+    before = dict[str, dict[str, Raw]]()
     for key, dtype, raw in some_sections(path):
-        checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
-        first = first_look_before(tunings, tuning.header) if tuning else ()
-        recorded = None if tuning is None else Recorded(key, dtype, raw, checked, tuning, first)
-        found = None if recorded is None else made(recorded)
-        if found is None:
-            print(f"{key}, {dtype}: left as it is: no trials of it are beside {path}")
-            code = 1
-            continue
-        store.merge_section(into, key, dtype, found)
-        print(f"{key}, {dtype}: concluded from {len(tuning.trials) if tuning else 0} samples{_doubted(found)}")
-    print(f"written to {into}{_trials_beside(path, into)}")
-    return code
+        before.setdefault(key, {})[dtype] = raw
+    for key, types in before.items():
+        after = dict(types)
+        for dtype, raw in types.items():
+            checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
+            first = first_look_before(tunings, tuning.header) if tuning else ()
+            found = made(Recorded(key, dtype, raw, checked, tuning, first)) if tuning else None
+            end = End(key, dtype, len(tuning.trials) if tuning else 0, None)
+            if found is not None:
+                store.merge_section(into, key, dtype, found)
+                after[dtype] = written = files.read_config(into)[key][dtype]  # with entries that were there already
+                changes = section_changes(key, dtype, types, after)
+                end = replace(end, section=written, changes=changes, others=other_fields(raw, written))
+            if not quiet:
+                print("\n".join(end.lines(path)))
+            yield end
+
+
+@dataclass(frozen=True)
+class End:
+    """What was concluded of a section, None: nothing; and what that changed."""
+
+    key: str
+    dtype: str
+    samples: int
+    section: Raw
+    changes: Sequence[Change] = ()
+    others: Sequence[str] = ()  # fields that differ, whatever of them is told
+
+    def lines(self, path: Path) -> list[str]:
+        """As they are printed."""
+        name = f"{self.key}, {self.dtype}"
+        if self.section is None:
+            return [f"{name}: left as it is: no trials of it are beside {path}"]
+        told = (f"  {line}" for line in told_changes(self.changes, self.others))
+        return [f"{name}: concluded from {self.samples} samples{_doubted(self.section)}", *told]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found = {"device": self.key, "dtype": self.dtype, "samples": self.samples, "written": self.section is not None}
+        doubts = (self.section or {}).get("doubts") or []
+        return {
+            **found,
+            "doubts": doubts,
+            "changes": [change.fields for change in self.changes],
+            "other_changes": list(self.others),
+        }
 
 
 def _trials_beside(path: Path, into: Path) -> str:
@@ -114,6 +164,9 @@ class Recorded:
         """What was measured, for whoever concludes from it."""
         run, trials = self.tuning.header.run, self.tuning.trials
         return Journal(run, self.device, trials, live=False, first_look=self.first_look)
+
+
+Maker = Callable[[Recorded], dict[str, Raw] | None]
 
 
 def concluded(known: Recorded) -> dict[str, Raw] | None:

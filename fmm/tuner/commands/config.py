@@ -15,7 +15,7 @@ from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw
 from fmm.config.thresholds import threshold_faults
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings import tables
 from fmm.tuner.findings.described import AGAIN, EARLIER, of_an_earlier_fmm
@@ -38,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     merge = commands.add_parser("merge", help="put the sections of other configs into one")
     merge.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
     merge.add_argument("--replace", action="store_true", help="let them replace what was tuned there")
-    merge.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
+    add_output(merge, "the config to write (the one that fmm reads)")
     merge.set_defaults(run=one_line_errors(_merge))
 
 
@@ -193,7 +193,7 @@ class Source:
 
 def _merge(options: argparse.Namespace) -> None:
     """All that is given, or nothing if something is wrong with any of it."""
-    into = output_path(options.into)
+    into = output_path(options.output)
     sources = [
         Source(path, key, dtype, raw)
         for path in (output_path(given) if given.is_dir() else given for given in options.sources)

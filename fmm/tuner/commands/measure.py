@@ -22,7 +22,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide
 from fmm.tuner.commands import suites
 from fmm.tuner.commands.config import config_sections, one_line_errors
-from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device, Run
@@ -47,14 +47,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.set_defaults(run=_bench)
     canary = commands.add_parser("canary", help="measure a few certified entries again after an update, in a second")
     canary.add_argument("--device", default=argparse.SUPPRESS)
-    canary.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar="PATH")
+    add_output(canary, "the config to test (the one that fmm reads)")
     canary.set_defaults(run=one_line_errors(_canary))
     suites = commands.add_parser(
         "suites", help="measure what fmm gains on this CPU, and that it costs nothing elsewhere"
     )
     suites.add_argument("--effort", choices=("quick", "full"), default="quick", help="how much to measure")
     suites.add_argument("--suite", action="append", choices=SUITE_NAMES, help="only this suite (may be repeated)")
-    suites.add_argument("--output", type=Path, metavar="DIR", help="write the results below this folder")
+    add_output(suites, "write the results below this folder", "DIR")
     add_json(suites, "the rows as JSON lines")
     suites.set_defaults(run=_suites)
 

@@ -17,6 +17,7 @@ from fmm.config import files, schema, store
 from fmm.tuner.commands.progress import Progress
 from fmm.tuner.devices.device import Device
 from fmm.tuner.devices.effort import Effort
+from fmm.tuner.findings.advice import RESUMES
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.findings.described import described
 from fmm.tuner.stages.tuning import Outcome, tune_type
@@ -233,13 +234,13 @@ def _say(job: Job, path: Path, options: argparse.Namespace, outcome: Outcome, wh
     if not options.json and not options.quiet:
         print(_reported(job, path, outcome, why_not))
     if outcome.stopped:
-        kept = f"the best so far is in {path}; --resume goes on"
+        kept = f"the best so far is in {path}; {RESUMES}"
         if why_not:
             stands = _knowledge(_present(job, path))[0]
             kept = f"what was in {path} before stands" if stands else "nothing was written"
-            kept += "; --resume goes on from the trials"
+            kept += f"; {RESUMES} from the trials"
         elif outcome.section and outcome.section["doubts"]:
-            kept = f"what was measured is in {path}, and fmm.matmul does not use it yet; --resume goes on"
+            kept = f"what was measured is in {path}, and fmm.matmul does not use it yet; {RESUMES}"
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {kept}", file=sys.stderr)
 
 

@@ -13,7 +13,7 @@ from fmm.perfmodel.papers import dalberto, huang, sforza
 from fmm.perfmodel.papers.inventory import entry_table, inventory, shown_by
 from fmm.perfmodel.papers.li import tables as li
 from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.paper_measure import CannotMeasureError, Laboratory, laboratory, missing_table
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 from fmm.tuner.laboratory.experiment import DamagedSamplesError, has_results, read_results
@@ -43,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--side", type=int, metavar="N", help="measure with this as the largest side; all others are scaled with it")
     limit = "begin nothing that would not be measured within S seconds"
     add("--time-limit", type=float, default=argparse.SUPPRESS, metavar="S", help=limit)
-    add("--into", type=Path, metavar="DIR", help="where samples and pictures are kept (results/<device>/paper)")
+    add_output(parser, "where samples and pictures are kept (results/<device>/paper)", "DIR")
     add("--measured", type=Path, metavar="DIR", help="instead of measuring: the folder of samples")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
@@ -74,7 +74,7 @@ class BadRequestError(Exception):
 
 def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
     """What is asked for must be used."""
-    here = {"--device": getattr(options, "device", None), "--side": options.side, "--into": options.into}
+    here = {"--device": getattr(options, "device", None), "--side": options.side, "--output": options.output}
     if names[:1] != [MISSING] and not options.measure:
         for option, value in {**here, "--time-limit": options.time_limit}.items():
             if value is not None:

@@ -136,7 +136,7 @@ def laboratory(options: argparse.Namespace) -> Laboratory:
         bench = bench_of(getattr(options, "device", None) or "cpu")
     except ValueError as error:
         raise CannotMeasureError(str(error)) from None
-    folder = options.into or Path("results") / bench.folder / "paper"
+    folder = options.output or Path("results") / bench.folder / "paper"
     return Laboratory(bench, folder, options.side, TimeLimit(options.time_limit))
 
 

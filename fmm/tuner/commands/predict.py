@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fmm.config import environment, identity
+from fmm.config.schema import ANY, Entry, Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -19,10 +20,12 @@ from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
 from fmm.perfmodel.cost import cost
+from fmm.perfmodel.margins import needed_margin
 from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.problem import OPERATIONS, Problem, Shape
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, certified_entry
+from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, tuned_choice
 from fmm.runtime.decisions.limits import limits_without_arrays, share_of
 from fmm.tuner.commands.known_devices import (
     calibration_of,
@@ -36,6 +39,7 @@ from fmm.tuner.commands.known_devices import (
     tuning_of,
 )
 from fmm.tuner.commands.options import add_json
+from fmm.tuner.findings.answers import passed_over
 from fmm.tuner.findings.model_in_use import guess_of
 from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
@@ -95,10 +99,10 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
-    found = printed_fields(_choice(problem, calibration, limits), calibration, limits)
+    choice, notes = _by_tuning(name, _choice(problem, calibration, limits), problem, calibration, limits)
+    found = printed_fields(choice, calibration, limits) | notes
     found["not_used"] = not_used(name, problem.dtype)
     found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
-    found["measured"] = _measured(name, problem, limits, not calibration.batches)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
@@ -137,14 +141,38 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     return replace(choice, best=numpys, reason=why)
 
 
-def _measured(name: str, problem: Problem, limits: Limits, on_cpu: bool) -> str:
-    """What was measured of exactly this product, by which fmm goes rather than by the model, if it is within the
-    limits."""
+def _by_tuning(
+    name: str, choice: Choice, problem: Problem, calibration: Calibration, limits: Limits
+) -> tuple[Choice, dict[str, str]]:
+    """What fmm.matmul does instead of the model's choice by what was measured of exactly this product, as it decides
+    itself; and what was measured, by which it goes or which it passes over, and why."""
     tuned = None if problem.type.exact else tuning_of(name, problem.dtype)
-    known = tuned.entry(problem.size, op=problem.op) if tuned else None
-    if tuned is None or known is None or certified_entry(problem, limits, tuned, on_cpu) is None:
-        return ""
-    return f"{_function(problem)} goes by what was measured of this size: {known[0].plan}, {known[0].text}"
+    if tuned is None:
+        return choice, {"measured": "", "passed_over": ""}
+    known = tuned_choice(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
+    entry = _entry_of(tuned, problem, limits)
+    told = f"{entry.plan}, {entry.text}" if entry else ""
+    why = passed_over(entry, problem, limits, tuned, known) if entry else ""
+    notes = {"measured": "" if why else told, "passed_over": f"{told}; passed over: {why}" if why else ""}
+    if known is None:
+        return choice, notes
+    return replace(choice, best=_candidate(known.plan, choice, calibration), reason=known.reason), notes
+
+
+def _entry_of(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
+    """What the tuning has of exactly this product, be it trusted or not; for a call without workspace the lean one."""
+    keys = [(problem.op, problem.size, ANY, lean) for lean in (True, False)[limits.workspace > 0 :]]
+    return next((tuned.entries[key] for key in keys if key in tuned.entries), None)
+
+
+def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
+    """The plan as the model sees it, which may not have compared it."""
+    if (known := next((x for x in choice.considered if x.plan == plan), None)) is not None:
+        return known
+    problem = choice.best.prediction.problem
+    own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
+    growth = expected_growth(plan, problem.dtype, not calibration.batches)
+    return Candidate(plan, own, own.seconds / base.seconds, growth, needed_margin(plan, problem, calibration))
 
 
 def _tuned_elsewhere(name: str, problem: Problem) -> str:
@@ -249,12 +277,14 @@ def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
 def _text(found: dict[str, Any]) -> str:
     best, (m, k, n), op = found["chosen"], found["size"], found["op"]
     what = "" if op == "product" else f" {op}"
+    time = "time by the model" if found["measured"] else "time"
     lines = [
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
-        *(found[note] for note in ("not_used", "tuned_elsewhere", "measured") if found[note]),
-        f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
+        *(found[note] for note in ("not_used", "tuned_elsewhere") if found[note]),
+        *([f"measured of this size: {found['passed_over']}"] if found["passed_over"] else []),
+        f"{time}: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
         f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
         f"workspace {spelled_bytes(best['workspace'])}, "

@@ -15,7 +15,7 @@ from typing import Any
 from fmm.config import schema
 from fmm.kernels.plans.plan import PlanError
 from fmm.tuner.commands.config import checked_fully, config_sections
-from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import Case
@@ -47,7 +47,7 @@ def tuned_cases(path: Path) -> Iterator[Case]:
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
-    parser.add_argument("--into", type=Path, metavar="DIR", help="where to write (the folder of the config)")
+    add_output(parser, "where to write (the folder of the config)", "DIR")
     add_json(parser, "the files' names as JSON")
     parser.set_defaults(run=run)
 
@@ -55,7 +55,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(options: argparse.Namespace) -> int:
     """Write report.html and the pictures; exit code 1 if there is nothing to draw."""
     path = output_path(options.config)
-    folder = options.into or path.parent
+    folder = options.output or path.parent
     try:
         found = list(tuned_cases(path))
         if not found:

@@ -12,6 +12,7 @@ from textwrap import wrap
 
 from fmm.config import environment, locate
 from fmm.config.schema import ConfigError, Raw
+from fmm.config.thresholds import read_thresholds
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config, tuned_how
 from fmm.tuner.commands.known_devices import identity_of, not_used
 from fmm.tuner.commands.options import add_json
@@ -42,8 +43,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one. Until then {WITHOUT}")
     found = some_sections(path)
     if options.json:
-        rows = [{"device": k, "dtype": t, **raw, "fmm.matmul": _answers(found, k, t)} for k, t, raw in found]
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([_fields(found, *section) for section in found], indent=1))
         return 0
     devices: dict[str, dict[str, Raw]] = {}
     wrong: list[str] = []
@@ -61,6 +61,13 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
+def _fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
+    """A section as JSON has it; its thresholds as all that is printed goes by them."""
+    known = read_thresholds(raw.get("thresholds"))
+    told = {"thresholds": {**raw["thresholds"], "epsilon": known.epsilon}} if known else {}
+    return {"device": key, "dtype": dtype, **raw, **told, "fmm.matmul": _answers(found, key, dtype)}
+
+
 def _answers(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str) -> Raw:
     """What fmm.matmul does by a section, which may be damaged: None then."""
     with suppress(ConfigError):
@@ -75,7 +82,7 @@ def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
     yield from in_short(types)
-    yield from recursion_lines((dtype, raw["thresholds"]) for dtype, raw in sections.items())
+    yield from recursion_lines(sections.items())
     short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT]
     yield from next_steps(key, types, _in_force(path), str(path), short)
     for dtype, raw in sections.items():

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from fmm.config.schema import Entry
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.config.schema import Entry, Tuned
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
+from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import certified_entry, surpassing_choice
+from fmm.runtime.decisions.decide import Decision, check_runnable, tuned_choice
 from fmm.runtime.decisions.limits import share_of
 from fmm.tuner.findings.model_in_use import ModelInUse
 
@@ -55,8 +56,8 @@ def answer_for(used: ModelInUse, side: int) -> Answer | None:
     limits = usual_limits(used, problem)
     if limits is None:
         return None
-    known, entry = certified_entry(problem, limits, used.tuned, used.on_cpu), used.tuned.entry(problem.size)
-    if known is not None and entry is not None and not _surpassed(known.plan, problem, limits, used):
+    known, entry = _tuned_choice(problem, limits, used), used.tuned.entry(problem.size)
+    if known is not None and known.by_entry and entry is not None:
         gain = entry[0].speedup if known.plan != VENDOR else 1.0
         return Answer(side, known.plan, gain, known.error_growth, known.workspace, entry[0])
     if used.calibration is None:
@@ -71,22 +72,50 @@ def _chosen(problem: Problem, calibration: Calibration, limits: Limits) -> Candi
     return choose(problem, calibration, limits).best
 
 
-def _surpassed(certified: Plan, problem: Problem, limits: Limits, used: ModelInUse) -> bool:
-    """Does the model's choice come before the entry, by a leaf that the tuning never measured?"""
-    known = used.calibration
-    return known is not None and surpassing_choice(certified, problem, limits, used.tuned, known) is not None
+def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
+    return tuned_choice(problem, limits, used.tuned, used.calibration, used.on_cpu)
+
+
+# ---- entries that are passed over
+
+UNTIMED = "more is predicted of a plan that was not timed"
+ROOM = "it needs more memory beside the operands than is allowed"
+CANARY = "set aside until `fmm-tune canary`"
 
 
 def set_aside(used: ModelInUse, entry: Entry) -> str:
     """Why fmm.matmul does not go by the entry of a square; empty if it does."""
     problem = Problem(*entry.size, used.tuned.dtype)
     limits = usual_limits(used, problem)
-    known = None if limits is None else certified_entry(problem, limits, used.tuned, used.on_cpu)
-    if known is None or limits is None:
-        return "it needs more than half of the memory that A, B and C leave"
-    if _surpassed(known.plan, problem, limits, used):
-        return "more is predicted of a plan that was not timed"
-    return ""
+    if limits is None:
+        return ROOM
+    return passed_over(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
+
+
+def passed_over(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, known: Decision | None) -> str:
+    """Why fmm.matmul does not go by the entry of exactly this product; empty if it does. `known` is what the tuning
+    says of it within these limits."""
+    if not entry.verified:
+        return CANARY
+    if tuned.changed:
+        return f"measured before an update ({', '.join(tuned.changed)}): {CANARY}"
+    if known is not None:
+        return "" if known.by_entry else UNTIMED
+    return _limit_of(Plan.parse(entry.plan), problem, limits, tuned)
+
+
+def _limit_of(plan: Plan, problem: Problem, limits: Limits, tuned: Tuned) -> str:
+    """What the plan of an entry does not keep."""
+    on_cpu = tuned.identity.key.startswith("cpu")
+    try:
+        check_runnable(plan, problem, on_cpu)
+    except PlanError as error:
+        return str(error)
+    if limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu)):
+        return ROOM
+    if plan.emulates and not limits.emulation:
+        return "FMM_EMULATION=0 forbids it"
+    return "its expected error is more than is allowed"
 
 
 def answers_for(used: ModelInUse, sides: Iterable[int]) -> list[Answer]:

@@ -13,13 +13,15 @@ from fmm.config.schema import Entry
 from fmm.config.thresholds import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.tuner.findings.answers import set_aside
+from fmm.tuner.findings.advice import tuning_advice
+from fmm.tuner.findings.answers import CANARY, set_aside
+from fmm.tuner.findings.doubts import is_disturbed
 from fmm.tuner.findings.kept_parameters import described_kept
 from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
 from fmm.tuner.findings.outcome import chosen_square, outcome, unmeasured_in_use, vendors_name
 from fmm.tuner.findings.parts import Part, labelled_rows, table_of, told_lines
 from fmm.tuner.findings.threshold_words import NEVER as NEVER
-from fmm.tuner.findings.threshold_words import described_blocks, described_levels, described_recursion
+from fmm.tuner.findings.threshold_words import TOO_DISTURBED, described_blocks, described_levels, described_recursion
 
 NOT_MEASURED = "not measured"
 MORE = 1.25  # times as fast as measured
@@ -48,7 +50,7 @@ def described_parts(
     yield from (("not used", f"{doubt[:1].upper()}{doubt[1:]}.") for doubt in doubts)
     if doubts:
         yield "", f"So fmm.matmul leaves this model aside. What it does now: {instead(used.tuned.identity, dtype)}."
-        yield "", f"To change that: {again(used)}."
+        yield "", tuning_advice(used.tuned.identity.key, [dtype])
     yield from outcome(used)
     yield from zip(("besides", "", ""), map(_sentence, not_measured(used)), strict=False)
     yield from _entries(used)
@@ -81,13 +83,13 @@ def _entry_row(entry: Entry, used: ModelInUse) -> tuple[str, ...]:
     gain = f"{entry.speedup:.2f} [{entry.low:.2f}, {entry.high:.2f}]"
     if entry.plan == str(VENDOR):
         gain = "1: no plan was clearly faster"
-    return _size(entry), gain, str(entry.rounds), f"{entry.plan}{_aside(entry, used)}"
+    return entry_size(entry), gain, str(entry.rounds), f"{entry.plan}{_aside(entry, used)}"
 
 
 def _aside(entry: Entry, used: ModelInUse) -> str:
     """Why fmm.matmul does not go by an entry, if so."""
     if not entry.verified:
-        return " (set aside until `fmm-tune canary`)"
+        return f" ({CANARY})"
     if _plain_square(entry):
         why = set_aside(used, entry)
         return f" (not taken: {why})" if why else ""
@@ -98,7 +100,8 @@ def _plain_square(entry: Entry) -> bool:
     return len(set(entry.size)) == 1 and entry.op == "product" and not entry.lean
 
 
-def _size(entry: Entry) -> str:
+def entry_size(entry: Entry) -> str:
+    """Of which products an entry is, in words."""
     size = str(entry.size[0]) if len(set(entry.size)) == 1 else " x ".join(map(str, entry.size))
     what = [entry.op] * (entry.op != "product") + ["workspace=0"] * entry.lean
     return f"{size} ({', '.join(what)})" if what else size
@@ -141,18 +144,6 @@ def instead(identity: Identity, dtype: str) -> str:
     return "fmm goes by the datasheet alone" if known else "all products are the library's own"
 
 
-def again(used: ModelInUse) -> str:
-    """What to type so that a tuning is used."""
-    command = tuning_command(used.tuned.identity.key, [used.tuned.dtype])
-    return f"`{command}` again, to its end, when nothing else runs on the machine"
-
-
-def tuning_command(key: str, dtypes: Sequence[str]) -> str:
-    """The command that tunes these types of a device."""
-    device = "0" if key.startswith("cuda") else "cpu"
-    return f"fmm-tune --device {device} --dtype {','.join(dtypes)}"
-
-
 def not_measured(used: ModelInUse) -> Iterator[str]:
     """Who else multiplies on this device, or cannot, and how that is known; of rates that were not measured, only those
     by which plans are chosen."""
@@ -182,7 +173,25 @@ def of_an_earlier_fmm(thresholds: Any) -> bool:
 
 
 def measured_lines(section: Mapping[str, Any], used: ModelInUse, fitted: Calibration, dtype: str) -> Iterator[Part]:
-    """Rates, thresholds, the noise and the model's error."""
+    """Rates, thresholds, the noise and the model's error; of a disturbed tuning the latter two alone."""
+    disturbed = is_disturbed(used.tuned.doubts)
+    if disturbed:
+        yield "figures", f"Rates and thresholds: {TOO_DISTURBED}."
+    else:
+        yield from _figures(section, used, fitted, dtype)
+    noise = section["noise"]
+    yield (
+        "noise",
+        f"{NOT_MEASURED}." if noise is None else f"The same product, timed twice, differs by up to {noise:.1%}.",
+    )
+    margin = _margin(used, fitted)
+    yield from zip(("model", "", ""), (*_errors(section["error"]), margin), strict=False)
+    kept = None if disturbed else described_kept(section["intervals"] or {}, fitted, dtype, used.guess)
+    yield from () if kept is None else (kept,)
+
+
+def _figures(section: Mapping[str, Any], used: ModelInUse, fitted: Calibration, dtype: str) -> Iterator[Part]:
+    """Rates and thresholds."""
     products, sums = fitted.rate(dtype).flops / 1e9, fitted.stream / 1e9
     yield "rates", f"{vendors_name(fitted)}, large: {products:,.0f} Gflop/s; sums of blocks: {sums:,.0f} GB/s."
     found = read_thresholds(section["thresholds"])
@@ -192,15 +201,6 @@ def measured_lines(section: Mapping[str, Any], used: ModelInUse, fitted: Calibra
         yield from described_blocks(found, section.get("blocks"))
     elif section["thresholds"]:
         yield "levels", f"the thresholds are {EARLIER}: {AGAIN}"
-    noise = section["noise"]
-    yield (
-        "noise",
-        f"{NOT_MEASURED}." if noise is None else f"The same product, timed twice, differs by up to {noise:.1%}.",
-    )
-    margin = _margin(used, fitted)
-    yield from zip(("model", "", ""), (*_errors(section["error"]), margin), strict=False)
-    kept = described_kept(section["intervals"] or {}, fitted, dtype, used.guess)
-    yield from () if kept is None else (kept,)
 
 
 def _margin(used: ModelInUse, fitted: Calibration) -> str:

@@ -38,6 +38,7 @@ MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
 REACH = 3  # times the largest side that was measured: where plans pay only from there on, they need this margin
 DISTANT = 0.05
 LOST = 0.98  # of the vendor's speed: a plan that reaches less was a bad choice
+OTHERS = "used the device"  # stands in every doubt of a tuning that was made beside others' work
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
@@ -120,14 +121,19 @@ def machine_doubts(noise: float | None, disturbed: float | None, unexplained: fl
     if noise is None:
         yield "the tuning ended before the noise was measured"
     elif noise > NOISY:
-        yield f"the same product, timed twice, differed by {noise:.0%}: something else used the device"
+        yield f"the same product, timed twice, differed by {noise:.0%}: something else {OTHERS}"
     if disturbed is not None and disturbed > DISTURBED:
-        yield f"products took {disturbed:.1f} times as long as at the quietest moment: something else used the device"
+        yield f"products took {disturbed:.1f} times as long as at the quietest moment: something else {OTHERS}"
     if unexplained is not None and unexplained > UNEXPLAINED:
         yield (
             f"one in ten of the library's products was at least {exp(unexplained):.1f} times slower, or faster, than "
-            "the others let expect: others used the device too"
+            f"the others let expect: others {OTHERS} too"
         )
+
+
+def is_disturbed(doubts: Iterable[str]) -> bool:
+    """Is a tuning doubted since others' work was measured with it? Then its figures are not the device's."""
+    return any(OTHERS in doubt for doubt in doubts)
 
 
 def distant_margin(pays: float, measured: float) -> float:

@@ -1,4 +1,5 @@
-"""The model's parameters that a tuning's samples do not determine: the value that each keeps, and whose that is."""
+"""The model's parameters that a tuning's samples do not determine: which of them are as some source has them, and the
+value there; of the others no number is told, since none was found."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.untuned.built_in import cpu
 from fmm.tuner.findings.parameter_words import spelled, unit_of
 from fmm.tuner.findings.parts import Part
-from fmm.tuner.fit.parameters import OWN_TILES, PARAMETERS, STRIDED, Parameter, exists_on
+from fmm.tuner.fit.parameters import OWN_TILES, PARAMETERS, STRIDED, Parameter, exists_on, is_determined
 
-NEUTRAL, EARLIER = "neutral", "as before the fit"
+NEUTRAL, BUILT_IN, NOBODYS = "neutral", "built in", "not determined"
+SUMS_RATE = "rate.memory"  # 0: the rate of the sums
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Kept:
     source: str
 
     def __str__(self) -> str:
+        if self.source == NOBODYS:
+            return self.name
+        if self.name == SUMS_RATE and not self.value:
+            return f"{self.name} that of the sums"
         (text,), unit = spelled(unit_of(self.name), self.value)
         return f"{self.name} {text} {unit}".rstrip()
 
@@ -39,19 +45,23 @@ def described_kept(
         groups.setdefault(kept.source, []).append(str(kept))
     if not groups:
         return None
-    told = "; ".join(f"{', '.join(names)} ({source})" for source, names in groups.items())
-    return "kept", f"Not determined by these samples, so not fitted: {told}."
+    others = groups.pop(NOBODYS, [])
+    told = [f"{', '.join(names)} ({source})" for source, names in groups.items()]
+    told += [f"{', '.join(others)} ({NOBODYS}: left at what the fit began with)"] * bool(others)
+    return "kept", f"Not determined by these samples, so not fitted: {'; '.join(told)}."
 
 
 def kept_parameters(
     intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
 ) -> Iterator[Kept]:
-    """Those without an interval that mean something for this type on this device; none of a model that was not fitted.
+    """Those without an interval that determines them and that mean something for this type on this device; none of a
+    model that was not fitted.
 
     `guess`: what the datasheet says of a GPU.
     """
+    known = {name for name, ends in intervals.items() if is_determined(name, *ends)}
     for p in PARAMETERS if intervals else ():
-        if p.name not in intervals and exists_on(p, fitted) and _matters(p, fitted, dtype):
+        if p.name not in known and exists_on(p, fitted) and _matters(p, fitted, dtype):
             value = p.get(fitted, dtype)
             yield Kept(p.name, value, _source(p, value, dtype, guess, fitted.batches))
 
@@ -70,5 +80,5 @@ def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, g
     known = guess if gpu else cpu(1)  # whose rates alone depend on the threads
     with suppress(ValueError):  # no rate of this type
         if known is not None and p.get(known, dtype) == value:
-            return "datasheet" if gpu else "built in"
-    return EARLIER
+            return f"datasheet of the {known.name}" if gpu else BUILT_IN
+    return NOBODYS

@@ -10,8 +10,9 @@ from typing import Any
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import usual_growth
+from fmm.tuner.findings.advice import TO_ITS_END, tuning_command
 from fmm.tuner.findings.answers import Answer, answers_for
-from fmm.tuner.findings.described import instead, tuning_command
+from fmm.tuner.findings.described import instead
 from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.findings.outcome import best_told, gains_from, unmeasured_in_use
 from fmm.tuner.findings.parts import table_of
@@ -41,6 +42,12 @@ class TypeInShort:
         return None if self.first is None else best_told(self.used, self.first, LARGE)
 
     @property
+    def timed(self) -> Entry | None:
+        """The certified square that gains the most."""
+        gains = (entry for entry in _squares(self.used) if entry.plan != str(VENDOR))
+        return max(gains, key=lambda entry: entry.speedup, default=None)
+
+    @property
     def left_out(self) -> list[str]:
         """The leaves of chosen plans that go by the datasheet, though a tuning measures them."""
         return [leaf for leaf in unmeasured_in_use(self.used) if leaf in self.used.left_out]
@@ -54,7 +61,7 @@ class TypeInShort:
         else:
             start = "nowhere" if self.first is None else f"about {self.first}"
         gain = f"{best.speedup:.2f} at {best.side}{' (measured)' * (best.entry is not None)}" if best else ""
-        return self.dtype, start, gain, _measured(self.used)
+        return self.dtype, start, gain, f"{self.timed.speedup:.2f} at {self.timed.size[0]}" if self.timed else ""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -75,16 +82,19 @@ def _squares(used: ModelInUse) -> Iterator[Entry]:
             yield entry
 
 
-def _measured(used: ModelInUse) -> str:
-    """The largest certified speedup of a square."""
-    best = max((e for e in _squares(used) if e.plan != str(VENDOR)), key=lambda e: e.speedup, default=None)
-    return f"{best.speedup:.2f} at {best.size[0]}" if best else ""
+def most_gained(types: Sequence[TypeInShort]) -> str:
+    """The most of that table in words, for the report: as timed, and by the model on a large square."""
+    timed = [(x.timed.speedup, x.dtype, x.timed.size[0]) for x in types if x.timed]
+    told = [(x.large.speedup, x.dtype, x.large.side) for x in types if x.large and not x.large.entry]
+    kinds = ("timed up to", timed), ("by the model", told)
+    most = [(how, *max(found)) for how, found in kinds if found]
+    return ", ".join(f"{how} {gain:.2f} times as fast ({dtype}, {side})" for how, gain, dtype, side in most)
 
 
 def in_short(types: Sequence[TypeInShort]) -> Iterator[str]:
     """A table of a device's types, and what must be known beside it."""
     base = "NumPy's product" if all(x.used.on_cpu for x in types) else "cuBLAS"
-    timed = any(_measured(x.used) for x in types)
+    timed = any(x.timed for x in types)
     head = "type", "faster from a side of", "by the model", "most that was timed"
     yield f"How many times as fast fmm.matmul is as {base} on square matrices, by their side (rows):"
     yield from (f"  {line}" for line in table_of(head[: 3 + timed], (x.cells[: 3 + timed] for x in types)).lines)
@@ -100,7 +110,7 @@ def _notes(types: Sequence[TypeInShort]) -> Iterator[str]:
     if partial:
         leaves = dict.fromkeys(leaf.partition(" ")[0] for x in partial for leaf in x.left_out)
         yield f"{_names(partial)}: what is predicted is by {' and '.join(leaves)}, at the datasheet's speed."
-        if any(_measured(x.used) for x in partial):
+        if any(x.timed for x in partial):
             yield "  What was measured is without that."
     for doubt, some in _alike(types).items():
         yield f"{_names(some)}: not used. {doubt[:1].upper()}{doubt[1:]}."
@@ -128,7 +138,7 @@ def next_steps(
     unused = [x.dtype for x in types if x.used.tuned.doubts]
     partial = [x.dtype for x in types if x.left_out]
     left = {
-        "again, to its end, when nothing else runs": unused,
+        TO_ITS_END: unused,
         "measures what goes by the datasheet so far": partial,
         "goes on: measures more than this short tuning": [x for x in short if x not in (*unused, *partial)],
     }

@@ -20,6 +20,7 @@ from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite, le
 
 NEVER = "never"
 UNDETERMINED = "not determined"
+TOO_DISTURBED = "too disturbed to say"
 POINTS = (*SECONDS, "n1", "epsilon")
 MOST_OF_ONE_LEVEL = WINOGRAD.classical / WINOGRAD.products  # 8/7: where the halves are multiplied as fast as the whole
 
@@ -28,9 +29,11 @@ MOST_OF_ONE_LEVEL = WINOGRAD.classical / WINOGRAD.products  # 8/7: where the hal
 
 
 def spelled(name: str, value: float | None) -> str:
-    """A threshold: seconds in four digits, sides whole."""
+    """A threshold: seconds in four digits, sides whole; epsilon with its sign."""
     if value is None:
-        return NEVER
+        return UNDETERMINED if name == "epsilon" else NEVER
+    if name == "epsilon":
+        return f"{value:+.4g}" if value else "0"
     return f"{value:.4g}" if name in SECONDS else f"{value:.0f}"
 
 
@@ -194,28 +197,22 @@ def _last_gains(found: Thresholds) -> bool:
     return list(found.one_level.values())[-1] > 1
 
 
-def determined_epsilon(found: Thresholds) -> float | None:
-    """epsilon, if what was measured tells it. It does not where nothing need be corrected since all gained, or all
-    lost: then many others fit as well."""
-    gained = {gain > 1 for gain in found.one_level.values()}
-    return found.epsilon if found.epsilon or len(gained) == 2 else None
-
-
 def _corrected(found: Thresholds, factor: float, pi: str) -> str:
     """By what alpha / pi must be changed so that Equation 2 says what was measured."""
-    epsilon = determined_epsilon(found)
+    epsilon = found.epsilon
     if epsilon is None:
         return (
             f"Their correction epsilon is {UNDETERMINED}: that takes products that gained by one level and others that "
             "did not."
         )
     what = (
-        f"Their correction epsilon, added to alpha / {pi} so that Equation 2 (n1 for any shape) fits what was measured"
+        f"Their correction epsilon, the least that must be added to alpha / {pi} so that Equation 2 (n1 for any shape) "
+        "says what was measured"
     )
     if not epsilon or found.n1 is None:
         return f"{what}: 0, nothing is to be corrected."
     ratio = found.n1 / factor
-    return f"{what}: {epsilon:+.4g}, {ratio + epsilon:.4g} in the place of {ratio:.4g}."
+    return f"{what}: {spelled('epsilon', epsilon)}, {ratio + epsilon:.4g} in the place of {ratio:.4g}."
 
 
 # ---- Huang, Yu and van de Geijn's

@@ -159,7 +159,8 @@ def measured_point(measured: Sequence[tuple[Size, float]]) -> float | None:
 
 def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
     """The least addition to alpha / pi with which Equation 2 agrees with most of what was measured, found by search, as
-    in the paper's installation; None if nothing was."""
+    in the paper's installation; None if nothing was, or if nothing need be added since all gained, or since all lost:
+    then many others agree as well."""
     if not measured:
         return None
 
@@ -172,7 +173,8 @@ def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tupl
     steps = [large * x / 20 for x in range(-19, 61)]
     agreement = {e: sum((e < x) == own for x, own in zip(most, gained, strict=True)) for e in steps}
     best = max(agreement.values())
-    return min((e for e in steps if agreement[e] == best), key=abs)
+    found = min((e for e in steps if agreement[e] == best), key=abs)
+    return found if found or len(set(gained)) == 2 else None
 
 
 def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:

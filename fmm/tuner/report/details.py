@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from fmm.tuner.findings.described import NOT_MEASURED, described_parts
+from fmm.tuner.findings.doubts import is_disturbed
 from fmm.tuner.findings.parameter_words import meaning_of, spelled, unit_of
 from fmm.tuner.findings.parts import Table
+from fmm.tuner.findings.threshold_words import TOO_DISTURBED
 from fmm.tuner.fit.parameters import is_determined
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import caption
@@ -77,11 +79,14 @@ def _when(case: Case) -> str:
 
 
 def parameters_table(case: Case) -> str:
-    """Those that were fitted, with their intervals, and what each is."""
+    """Those that were fitted, with their intervals, and what each is; no value of one that was not determined."""
+    if is_disturbed(case.tuned.doubts):
+        return f"<p>{TOO_DISTURBED[:1].upper()}{TOO_DISTURBED[1:]}.</p>"
     known = {**case.section["calibration"], **{f"rate.{k}": v for k, v in case.section["calibration"]["rate"].items()}}
     rows = "".join(
         f"<tr><td>{escape(name)}<small>{escape(meaning_of(name))}</small></td>"
-        f"<td>{_value(name, known[name])}</td><td>{_interval(name, low, high)}</td></tr>"
+        f"<td>{_value(name, known[name]) if is_determined(name, low, high) else ''}</td>"
+        f"<td>{_interval(name, low, high)}</td></tr>"
         for name, (low, high) in (case.section["intervals"] or {}).items()
         if name in known
     )

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from fmm.tuner.findings.advice import tuning_advice
 from fmm.tuner.findings.described import instead, not_measured
 from fmm.tuner.findings.outcome import spelled_growth
+from fmm.tuner.findings.summary import TypeInShort, most_gained
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.overview import BEYOND, LEFT, MEASURED, Gain, won_by
 
 NAMED = 3  # types of which each side is told; of more only the least and the largest
 
 
-def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base: str = "the vendor's product") -> str:
-    """In two sentences: from which size, how much; at which error and workspace. `starts`: where the model takes plans
-    first, which may be between the sides that are shown."""
+def meaning(
+    gains: Sequence[Gain],
+    starts: Mapping[str, int] | None = None,
+    base: str = "the vendor's product",
+    shorts: Sequence[TypeInShort] = (),
+) -> str:
+    """In two sentences: from which size, how much, as `fmm-tune show` says of the same types; at which error and
+    workspace. `starts`: where the model takes plans first, which may be between the sides that are shown."""
     types = dict.fromkeys(gain.dtype for gain in gains)
     won = [gain for dtype in types for gain in won_by(gains, dtype)]
     if not won:
@@ -24,10 +31,11 @@ def meaning(gains: Sequence[Gain], starts: Mapping[str, int] | None = None, base
     shown = [gain for gain in gains if gain.kind != LEFT and gain.op == "product"]  # on odd sides too
     worst, largest = (max(shown, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
     known = any(gain.kind == MEASURED for gain in won)
+    most = most_gained(shorts)
     room = f"{largest.workspace / 2**30:.1f} GiB of memory beside the operands ({largest.dtype}, {largest.side})"
     return (
         f"fmm.matmul is {'' if known else 'predicted to be '}faster than {base} on square matrices from a side of "
-        f"about {_from(sides)} and up to {_best(shown)}. On the sides of this table its error is expected to be at "
+        f"about {_from(sides)}{', ' * bool(most)}{most}. On the sides of this table its error is expected to be at "
         f"most {spelled_growth(worst.error_growth)} times that of {base} ({worst.dtype}), and it takes up to {room}, "
         f"at other sides perhaps more, but never more than half of what is free unless told otherwise."
     )
@@ -43,19 +51,7 @@ def _from(sides: Mapping[str, int]) -> str:
     ordered = [f"{side} ({dtype})" for dtype, side in sorted(sides.items(), key=lambda x: x[1])]
     if len(ordered) > NAMED:
         return f"{ordered[0]} to {ordered[-1]} on, depending on the type,"
-    return " or ".join(filter(None, (", ".join(ordered[:-1]), ordered[-1]))) + " on,"
-
-
-def _best(won: Sequence[Gain]) -> str:
-    """Most of what was measured, and of what is predicted where that is more."""
-    kinds = [[g for g in won if (g.kind == MEASURED) == measured] for measured in (True, False)]
-    best = [max(some, key=lambda g: g.speedup) for some in kinds if some]
-    if len(best) == 2 and best[1].speedup <= best[0].speedup:
-        del best[1]
-    words = {True: "as certified ", False: "as predicted " if best[0].kind == MEASURED else ""}
-    told = (f"{words[g.kind == MEASURED]}({g.dtype}, {g.side})" for g in best)
-    first, *more = (f"{g.speedup:.2f} times as fast {text}" for g, text in zip(best, told, strict=True))
-    return " and ".join((first, *(text.replace(" times as fast", "") for text in more)))
+    return " or ".join(filter(None, (", ".join(ordered[:-1]), ordered[-1]))) + " on"
 
 
 def not_used(cases: Sequence[Case]) -> list[str]:
@@ -66,9 +62,9 @@ def not_used(cases: Sequence[Case]) -> list[str]:
             unused.setdefault(case.tuned.doubts[0], []).append(case.dtype)
     said = [f"The tuned model of {', '.join(types)} is not used: {doubt}." for doubt, types in unused.items()]
     if unused:
-        doubted = next(case for case in cases if case.tuned.doubts)
-        without = instead(doubted.tuned.identity, doubted.dtype)
-        said += [f"Without it {without}; tune again when the device is idle."]
+        doubted = [case for case in cases if case.tuned.doubts]
+        without = instead(doubted[0].tuned.identity, doubted[0].dtype)
+        said += [f"Without it {without}.", tuning_advice(doubted[0].device, [case.dtype for case in doubted])]
     return said
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
-from fmm.tuner.findings.described import tuning_command
+from fmm.tuner.findings.advice import TO_ITS_END, tuning_command
+from fmm.tuner.findings.summary import TypeInShort
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.details import case_details, numbers_table
 from fmm.tuner.report.meaning import meaning, not_used, notes_of_cases
@@ -67,7 +68,8 @@ def _meaning(cases: Sequence[Case], gains: Sequence[Gain], starts: Mapping[str, 
     """The two sentences, unless nothing is used, and what is not used."""
     doubts = not_used(cases)
     known = {dtype: side for dtype, side in starts.items() if side}
-    said = [meaning(gains, known, base)] if gains or not doubts else []
+    types = [TypeInShort(case.dtype, case.used) for case in cases]
+    said = [meaning(gains, known, base, types)] if gains or not doubts else []
     return "\n".join(f"<p>{escape(text)}</p>" for text in (*said, *([" ".join(doubts)] if doubts else [])))
 
 
@@ -79,7 +81,7 @@ def tunings_left(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[tuple
         unused = [case.dtype for case in own if case.tuned.doubts]
         partial = [c.dtype for c in own if not c.tuned.doubts and (c.used.left_out or c.dtype in untried)]
         if unused:
-            yield tuning_command(device, unused), "tunes again what is not used, when nothing else runs"
+            yield tuning_command(device, unused), TO_ITS_END
         if partial:
             yield tuning_command(device, partial), "measures what was not tried so far"
 
@@ -168,7 +170,7 @@ def _folded_tables(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str
     won = [gain for gain in gains if gain.kind != LEFT]
     if won:
         yield _folded("By which plans, at which error, with how much memory", _plans_table(won))
-    rows = list(recursion_rows((case.dtype, case.section["thresholds"]) for case in cases))
+    rows = list(recursion_rows((case.dtype, case.section) for case in cases))
     if rows:
         yield _folded("The papers' thresholds", f"<p>{escape(ABOUT)}</p>{numbers_table(HEAD, rows)}")
 

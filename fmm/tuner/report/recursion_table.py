@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from fmm.config.thresholds import Interval, Thresholds, read_thresholds
+from fmm.config.schema import Raw
+from fmm.config.thresholds import EPSILON, UNDETERMINED_EPSILON, Interval, Thresholds, read_thresholds
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.described import AGAIN, EARLIER, NEVER
+from fmm.tuner.findings.doubts import is_disturbed
 from fmm.tuner.findings.parts import table_of
-from fmm.tuner.findings.threshold_words import UNDETERMINED, determined_epsilon
+from fmm.tuner.findings.threshold_words import TOO_DISTURBED, UNDETERMINED, spelled
 
 FACTOR = recursion_point(1.0, WINOGRAD)
 
@@ -27,7 +29,7 @@ class Column:
     falls: bool = False  # is that number the smaller, the larger the threshold?
 
     def cell(self, found: Thresholds, intervals: bool) -> str:
-        value = determined_epsilon(found) if self.name == "epsilon" else found.value(self.name)
+        value = found.value(self.name)
         if self.name == "n1_measured":
             told = measured_point(found)
             return told if intervals else told.partition(",")[0]
@@ -51,7 +53,7 @@ COLUMNS = (
     Column("alpha / pi, flops", "alpha/pi", "n1", lambda x: f"{x / FACTOR:.0f}"),
     Column("n1 by Equation 3, side", "n1", "n1", _whole),
     Column("n1 measured, side", "n1 measured", "n1_measured", _whole),
-    Column("epsilon, flops", "epsilon", "epsilon", lambda x: f"{x:+.0f}"),
+    Column("epsilon, flops", "epsilon", "epsilon", partial(spelled, "epsilon")),
     Column("tau1, side", "tau1", "tau1", _whole),
     Column("tau2, side", "tau2", "tau2", _whole),
     Column("tau3, side", "tau3", "tau3", _whole),
@@ -62,9 +64,8 @@ ABOUT = (
     "(22 in the paper, for 18 sums and 4 copies): the side from which one level of recursion pays. For the measured "
     "one, plans of one level were timed in turn with the library on squares of rising sides, as on a ladder: it is "
     "the first of these from which on all gained; above n1 as a rule, since Equation 3 knows neither the start of a "
-    "product nor that smaller products are slower. epsilon is the least that must be added to alpha / pi so that "
-    "Equation 2 says what was measured; it is not determined where nothing need be added, since all products gained by "
-    "one level, or none did. tau1, tau2, tau3: the sides from which on the whole model, which knows these too, "
+    f"product nor that smaller products are slower. epsilon is {EPSILON}; {UNDETERMINED_EPSILON}. "
+    "tau1, tau2, tau3: the sides from which on the whole model, which knows these too, "
     "predicts a gain of 2 % by one, two, three levels (Li, Ranka and Sahni), however much memory they need: where that "
     "is short, leaner plans with more or fewer levels are taken, also where it says never. In brackets: where 95 % of "
     "the models have it that the measurements admit as well; such intervals know nothing of other cards of this kind."
@@ -74,28 +75,36 @@ ABOVE = "The papers' thresholds, as D'Alberto and Nicolau's Table 3 has them:"
 BELOW = (
     "1/pi: Gflop/s of the library's large products. 1/alpha: million additions a second in sums.",
     f"n1 = {FACTOR:g} alpha/pi: by Equation 3 one level pays on squares from that side on; n1 measured: on those",
-    "that were timed it did. epsilon corrects alpha/pi so that Equation 2 says what was measured.",
+    "that were timed it did. epsilon: the least to be added to alpha/pi for Equation 2 to say so too.",
     "Up to tau1 no level, up to tau2 one, up to tau3 two, by the whole model (Li, Ranka and Sahni).",
 )
 
 
-def recursion_rows(types: Iterable[tuple[str, Any]], intervals: bool = True) -> Iterator[tuple[str, ...]]:
-    """A row for each type with thresholds, as many cells as HEAD; of those of an earlier fmm what makes new ones."""
-    for dtype, raw in types:
+def recursion_rows(types: Iterable[tuple[str, Raw]], intervals: bool = True) -> Iterator[tuple[str, ...]]:
+    """A row for each type whose section has thresholds, as many cells as HEAD; of those of an earlier fmm what makes
+    new ones, of a disturbed tuning that it was one."""
+    for dtype, section in types:
+        raw = section["thresholds"]
         found = read_thresholds(raw)
-        if found is not None:
+        if found is None:
+            if raw:
+                yield dtype, f"{EARLIER}: {AGAIN}"
+        elif is_disturbed(section.get("doubts") or ()):
+            yield dtype, TOO_DISTURBED
+        else:
             yield dtype, *(column.cell(found, intervals) for column in COLUMNS)
-        elif raw:
-            yield dtype, f"{EARLIER}: {AGAIN}"
 
 
-def recursion_lines(types: Iterable[tuple[str, Any]]) -> Iterator[str]:
+def recursion_lines(types: Iterable[tuple[str, Raw]]) -> Iterator[str]:
     """The same for a terminal; nothing where no type has any that are read."""
-    rows = [row for row in recursion_rows(types, intervals=False) if len(row) == len(HEAD)]
+    found = list(recursion_rows(types, intervals=False))
+    rows = [row for row in found if len(row) == len(HEAD)]
+    disturbed = [row[0] for row in found if row[1:] == (TOO_DISTURBED,)]
     if rows:
         yield ABOVE
         head = "type", *(column.short for column in COLUMNS)
-        yield from (f"  {line}" for line in (*table_of(head, rows).lines, *BELOW))
+        told = [f"{', '.join(disturbed)}: {TOO_DISTURBED}."] if disturbed else []
+        yield from (f"  {line}" for line in (*table_of(head, rows).lines, *told, *BELOW))
 
 
 def measured_point(found: Thresholds) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from fmm.config.thresholds import EPSILON, UNDETERMINED_EPSILON
 from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH
 
 NEXT: Final = (
@@ -53,7 +54,7 @@ WORDS: Final = (
     ("GiB, GB", "2^30 and 10^9 bytes"),
     ("flop", "one multiplication or addition of two numbers; Gflop/s: 10^9 of them a second"),
     ("tau1, tau2, tau3", "the sides from which one, two, three levels are predicted to gain 2 %"),
-    ("epsilon", "what must be added to alpha / pi so that D'Alberto and Nicolau's rule says what was measured"),
+    ("epsilon", f"{EPSILON}; {UNDETERMINED_EPSILON}"),
     (
         "Small, Medium, Large, Tall, Wide, Huge",
         "tiles of our own kernel that are Huang, Yu and van de Geijn's strategies",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from fmm.config import document, environment, files
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide
-from fmm.tuner.findings.answers import answer_for
+from fmm.tuner.cli import main
+from fmm.tuner.findings.answers import CANARY, ROOM, UNTIMED, answer_for
 from fmm.tuner.findings.model_in_use import model_in_use
 from tests.support import configs
 from tests.support.devices import H200
@@ -35,8 +37,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     files.forget_configs()
 
 
-def section(plan: str = OLD, speedup: float = 1.3, **more: Any) -> dict[str, Any]:
-    entry = configs.entry(size=(SIDE, SIDE, SIDE), plan=plan, speedup=speedup, low=speedup, high=speedup)
+def section(plan: str = OLD, speedup: float = 1.3, verified: bool = True, **more: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {"speedup": speedup, "low": speedup, "high": speedup, "verified": verified}
+    entry = configs.entry(size=(SIDE, SIDE, SIDE), plan=plan, **known)
     return configs.section(entry, **{"calibration": KNOWN, **more})
 
 
@@ -57,7 +60,7 @@ def test_a_leaf_that_the_tuning_did_not_know_comes_before_its_entry(
     assert "tune again" in caplog.text
 
 
-MEASURED = {**KNOWN, "rates": {"f16x3": {"flops": 2.4e14, "fill": 2.7e5, "pipe": 512.0}}}
+MEASURED = {**KNOWN, "leaf_rates": {"f16x3": {"flops": 2.4e14, "fill": 2.7e5, "pipe": 512.0}}}
 
 
 @pytest.mark.parametrize(
@@ -82,3 +85,42 @@ def test_show_tells_what_is_done() -> None:
     for raw, leaf, known in ((old, "f16x3", "predicted"), (well, "vendor", "measured")):
         answer = answer_for(model_in_use(key, "float32", {"float32": raw}), SIDE)
         assert answer is not None and (answer.plan.leaf, answer.known) == (leaf, known)
+
+
+def predicted(path: Path, found: dict[str, Any], capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """What `fmm-tune predict` prints as JSON of the same product by that config."""
+    named = {**found, "conditions": {"device": H200.identity.name}}
+    path.write_text(document.config_text({H200.identity.key: {"float32": named}}), encoding="utf-8")
+    files.forget_configs()
+    arguments = ["predict", str(SIDE), "--dtype", "float32", "--device", H200.identity.key, "--json", *options]
+    assert main(arguments) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+BEFORE = "is from before f16x3"
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "by_entry", "why"),
+    [
+        (section(), (), False, UNTIMED),
+        (section(speedup=3.6), (), True, ""),
+        (section("vendor", 1.0, calibration=MEASURED), (), True, ""),
+        (section(calibration=MEASURED), ("--workspace", "0"), False, ROOM),
+        (section(calibration=MEASURED), ("--max-error-growth", "1.5"), False, "its expected error is more"),
+        (section(calibration=MEASURED, verified=False), (), False, CANARY),
+    ],
+    ids=["surpassed", "as fast", "nothing gained", "no room", "too much error", "not verified"],
+)
+def test_predict_tells_what_is_done_and_why(
+    found: dict[str, Any], options: tuple[str, ...], by_entry: bool, why: str, path: Path, capsys: Any
+) -> None:
+    """The plan is that of fmm.matmul, by the same limits; of an entry that it passes over it says why."""
+    told = predicted(path, found, capsys, *options)
+    limits = Limits(told["workspace_limit"], told["error_growth_limit"])
+    decision = decide(PROBLEM, limits, H200)
+    assert told["chosen"]["plan"] == str(decision.plan) and decision.by_entry == by_entry
+    assert bool(told["measured"]) == by_entry and bool(told["passed_over"]) != by_entry
+    assert why in told["passed_over"] and (BEFORE in told["reason"]) == (why == UNTIMED)
+    assert told["reason"] == decision.reason

@@ -82,6 +82,21 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         assert option in printed
 
 
+WRITERS = (["conclude"], ["merge", "x"], ["report"], ["canary"], ["suites"], ["paper"])
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=lambda x: x[0])
+def test_all_that_writes_has_one_option_for_where(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the command or behind it; the name that some had once is understood, and no help shows it."""
+    for arguments in ([*command, "--output", "y"], ["--output", "y", *command], [*command, "--into", "y"]):
+        assert cli._parser().parse_args(arguments).output == Path("y"), arguments
+    assert cli._parser().parse_args(command).output is None
+    with pytest.raises(SystemExit):
+        main([command[0], "--help"])
+    printed = capsys.readouterr().out
+    assert "--output" in printed and "--into" not in printed
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--version"])

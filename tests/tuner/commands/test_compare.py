@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import CPU_GROWTH
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.cli import main
-from fmm.tuner.commands.compare import SIDES
+from fmm.tuner.commands.compare import SIDES, TOLD
 from tests.support import configs as tuned
 
 KEY = "cpu-test-2t"
@@ -48,6 +48,28 @@ def test_models_that_choose_otherwise_disagree(tmp_path: Path, capsys: pytest.Ca
     assert found["shapes"] > found["equal"] or found["worst"] == 0
 
 
+def test_sizes_of_different_plans_are_named_the_largest_loss_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With both plans, and what each model predicts to be lost by the other's."""
+    one, two = config(tmp_path / "one", 1e10), config(tmp_path / "two", 4e10)
+    assert main(["compare", one, two, "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    told = found["differences"]
+    assert len(told) == TOLD < found["shapes"] - found["equal"]
+    losses = [max(x["first_loss"], x["second_loss"]) for x in told]
+    assert losses == sorted(losses, reverse=True) and 0 < losses[0] <= found["worst"]
+    assert all(x["first"] != x["second"] and set(x["size"]) <= set(SIDES) for x in told)
+    assert main(["compare", one, two]) == 1
+    said = capsys.readouterr().out
+    assert f"where they choose otherwise, {TOLD} of {found['shapes'] - found['equal']} sizes" in said
+    size = " x ".join(map(str, told[0]["size"]))
+    (row,) = (line for line in said.splitlines() if line.split("  ")[1:2] == [size])
+    assert all(text in row for text in (told[0]["first"], told[0]["second"], f"{told[0]['first_loss']:+.1%}"))
+    assert main(["compare", one, one]) == 0
+    assert "choose otherwise" not in capsys.readouterr().out
+
+
 def test_certified_entries_are_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     side = SIDES[0]
     one = config(tmp_path / "one", 1e10)
@@ -55,6 +77,8 @@ def test_certified_entries_are_choices(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["compare", one, two, "--json"]) in (0, 1)
     (found,) = json.loads(capsys.readouterr().out)
     assert found["equal"] == found["shapes"] - 1 and found["worst"] > 0
+    (told,) = found["differences"]
+    assert told["size"] == [side, side, side] and told["second"] == "dps > vendor" and told["second_loss"] < 0
 
 
 def test_an_entry_that_the_runtime_would_pass_over_is_no_choice(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from benchmarks import shipped
 from fmm.config import files
 from fmm.config.locate import SHIPPED
+from fmm.config.thresholds import read_thresholds
 from fmm.tuner.cli import main
 from fmm.tuner.commands import tune
 from fmm.tuner.devices.effort import EFFORTS
@@ -53,6 +56,36 @@ def test_a_tuning_is_concluded_again_from_its_trials(folder: Path, tmp_path: Pat
     assert after == before and set(before["thresholds"]["one_level"])
 
 
+def test_what_concluding_changed_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Margin, thresholds and entries before and after; of what is as it was that it is; the same as JSON."""
+    path, known = older(folder, tmp_path), section(folder / "config.json")
+    (size,) = (tuple(entry["size"]) for entry in known["entries"] if not entry["lean"])
+    lost = tuned.entry((96, 96, 96), "dps > vendor")
+    entries = [lost.fields | {"size": list(lost.size)}, *(x for x in known["entries"] if x["lean"])]
+    stale = {**section(path), "calibration": {**known["calibration"], "margin": 0.5}, "entries": entries}
+    tuned.write(path, FAKE.key, found=stale)
+    into = tmp_path / "other" / "config.json"
+    assert main(["conclude", str(path), "--output", str(into)]) == 0
+    said = capsys.readouterr().out
+    margin, n1 = known["calibration"]["margin"], known["thresholds"]["n1"]
+    for told in (
+        f"  margin: 50.0% -> {margin:.1%}\n",
+        f"  n1, one level by Equation 3: of an earlier fmm -> {n1:.0f}\n",
+        "  tau1, one level from a side of: of an earlier fmm -> ",
+        f"  entry {size[0]}: none -> ",
+        f"  entry 96: dps > vendor ({lost.text}) -> none\n",
+    ):
+        assert told in said
+    assert main(["conclude", str(into)]) == 0
+    assert re.search(r"concluded from \d+ samples\n  unchanged\nwritten to ", capsys.readouterr().out)
+    assert main(["conclude", str(path), "--json", "--output", str(tmp_path / "third.json")]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    changes = {row["name"]: (row["before"], row["after"]) for row in found["changes"]}
+    assert (found["device"], found["dtype"], found["written"]) == (FAKE.key, "float64", True)
+    assert changes["margin"] == (0.5, margin) and changes["entry 96"] == (f"dps > vendor: {lost.text}", None)
+    assert "calibration" in found["other_changes"] and "noise" not in found["other_changes"]
+
+
 def test_thresholds_alone_leave_the_model_as_it_is(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +93,7 @@ def test_thresholds_alone_leave_the_model_as_it_is(
     slow = {**section(path), "noise": 0.5}
     tuned.write(path, FAKE.key, found=slow)
     assert main(["export", "--thresholds", str(path)]) == 1
-    assert main(["conclude", "--thresholds", str(path), "--into", str(other)]) == 0
+    assert main(["conclude", "--thresholds", str(path), "--output", str(other)]) == 0
     assert section(path) == slow
     assert section(other) == {**slow, "thresholds": section(folder / "config.json")["thresholds"]}
     assert main(["export", "--thresholds", "--json", str(other)]) == 0
@@ -73,7 +106,7 @@ def test_the_trials_go_along_into_another_folder(
     """Where export reads them; those of another tuning there stay."""
     path, into = older(folder, tmp_path), tmp_path / "other" / "config.json"
     for said in (", with the trials beside it\n", f"; the trials beside it are not these, which are in {tmp_path}\n"):
-        assert main(["conclude", "--thresholds", str(path), "--into", str(into)]) == 0
+        assert main(["conclude", "--thresholds", str(path), "--output", str(into)]) == 0
         assert f"written to {into}{said}" in capsys.readouterr().out
     assert into.with_name("trials.jsonl").read_bytes() == path.with_name("trials.jsonl").read_bytes()
     assert main(["export", "--trials", str(into)]) == 0
@@ -94,7 +127,7 @@ def test_tiles_alone_leave_all_else_as_it_is(folder: Path, tmp_path: Path) -> No
         "thresholds": {**known["thresholds"], "alpha": 1.0, "block_strategy": {"512": "Huge"}},
     }
     tuned.write(path, FAKE.key, found=stale)
-    assert main(["conclude", "--blocks", str(path), "--into", str(other)]) == 0
+    assert main(["conclude", "--blocks", str(path), "--output", str(other)]) == 0
     found = section(other)
     assert found.pop("thresholds") == {**stale.pop("thresholds"), "block_strategy": {}}
     assert found == stale and found["blocks"] is None
@@ -114,7 +147,7 @@ RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT / "results").parent))
 def test_recorded_thresholds_are_those_of_the_recorded_trials(path: Path, tmp_path: Path) -> None:
     again = tmp_path / "config.json"
-    assert main(["conclude", "--thresholds", str(path), "--into", str(again)]) == 0
+    assert main(["conclude", "--thresholds", str(path), "--output", str(again)]) == 0
     same_thresholds(again, path)
 
 
@@ -132,12 +165,14 @@ def same_thresholds(one: Path, two: Path) -> None:
     """And all else as it was. (The ends of intervals are of models that were drawn; the tiles are of another model.)"""
     again, stored = files.read_config(one), files.read_config(two)
     for key, types in stored.items():
-        for dtype, known in types.items():
-            found, there = again[key][dtype]["thresholds"], known["thresholds"]
-            assert {**again[key][dtype], "thresholds": there} == known, dtype
+        for dtype, stands in types.items():
+            found, there = again[key][dtype]["thresholds"], stands["thresholds"]
+            assert {**again[key][dtype], "thresholds": there} == stands, dtype
             assert found.keys() == there.keys()
-            for name in found.keys() - {"block_strategy", "intervals"}:
+            for name in found.keys() - {"block_strategy", "intervals", "epsilon"}:
                 assert found[name] == there[name], (dtype, name)
+            known, before = read_thresholds(found), read_thresholds(there)
+            assert known and before and known.epsilon == before.epsilon, dtype  # 0 once meant not determined, too
             assert found["intervals"].keys() == there["intervals"].keys()
             for name, ends in found["intervals"].items():
                 own, wanted = (

@@ -540,8 +540,8 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     assert (
         trials[(trials.plan == "vendor") & (trials.stage == "rates")].groupby(["m", "k", "n"]).seconds.median() > 0
     ).all()
-    assert main(["merge", str(tmp_path / "config.json"), "--into", str(tmp_path / "other.json")]) == 0
-    assert main(["merge", where, "--into", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
+    assert main(["merge", str(tmp_path / "config.json"), "--output", str(tmp_path / "other.json")]) == 0
+    assert main(["merge", where, "--output", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
     for copy in ("other.json", "third.json"):
         assert files.read_config(tmp_path / copy) == files.read_config(tmp_path / "config.json")
 
@@ -694,7 +694,7 @@ def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main([command, str(tmp_path / "none.json")]) == 1
         printed = capsys.readouterr()
         assert "there is no config" in printed.err and not printed.out
-    assert main(["merge", str(path), "--into", str(tmp_path / "new.json")]) == 1
+    assert main(["merge", str(path), "--output", str(tmp_path / "new.json")]) == 1
     assert not (tmp_path / "new.json").exists()
 
 
@@ -747,16 +747,16 @@ def test_merge_replaces_nothing_silently_and_writes_all_or_nothing(
     tuned.write(one, "cpu-b")
     tuned.write(two, "cpu-a", found=tuned.section(tuned.entry((4, 5, 6)), calibration=slower))
     before = into.read_text()
-    assert main(["merge", str(one), str(two), "--into", str(into)]) == 1
+    assert main(["merge", str(one), str(two), "--output", str(into)]) == 1
     said = capsys.readouterr()
     assert "has cpu-a, float64 tuned already" in said.err and "--replace" in said.err and not said.out
     assert into.read_text() == before
-    assert main(["merge", str(one), str(two), "--into", str(into), "--replace"]) == 0
+    assert main(["merge", str(one), str(two), "--output", str(into), "--replace"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("cpu-b, float64: added") and lines[1].startswith("cpu-a, float64: replaced what was")
     found = files.read_config(into)
     assert found["cpu-a"]["float64"]["calibration"] == slower and len(found["cpu-a"]["float64"]["entries"]) == 2
-    assert main(["merge", str(two), "--into", str(into)]) == 0  # the same once more
+    assert main(["merge", str(two), "--output", str(into)]) == 0  # the same once more
 
 
 def test_merged_entries_leave_the_model_where_it_is(tmp_path: Path) -> None:
@@ -764,7 +764,7 @@ def test_merged_entries_leave_the_model_where_it_is(tmp_path: Path) -> None:
     tuned.write(into, "cpu-a", found=tuned.section(tuned.entry((1, 2, 3))))
     old = files.read_config(into)["cpu-a"]["float64"]
     tuned.write(online, "cpu-a", found=tuned.section(tuned.entry((4, 5, 6)), calibration=None))
-    assert main(["merge", str(online), "--into", str(into)]) == 0
+    assert main(["merge", str(online), "--output", str(into)]) == 0
     new = files.read_config(into)["cpu-a"]["float64"]
     assert new["calibration"] == old["calibration"] and len(new["entries"]) == 2
 

@@ -18,6 +18,8 @@ from fmm.tuner.commands import tune
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
+from fmm.tuner.findings.summary import TypeInShort, in_short, most_gained
 from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
 from fmm.tuner.report.overview import LEFT, gains_frame, largest_timed, shown_gains
@@ -28,7 +30,7 @@ from fmm.tuner.report.overview_picture import (
     certified_squares,
     speedup_of_all_types,
 )
-from fmm.tuner.report.page import _start_text, gains_table, tunings_left
+from fmm.tuner.report.page import _meaning, _start_text, gains_table, tunings_left
 from fmm.tuner.report.pictures import caption
 from fmm.tuner.report.plan_grid import mapped
 from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
@@ -55,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its report."""
     into = tmp_path_factory.mktemp("report")
-    assert main(["report", str(folder), "--into", str(into / "out")]) == 0
+    assert main(["report", str(folder), "--output", str(into / "out")]) == 0
     return into / "out"
 
 
@@ -98,6 +100,7 @@ def test_a_tuning_that_is_not_used_is_drawn_and_said_to_be_none(folder: Path, tm
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "The tuned model of float64 is not used: equal products differ by 20%" in page
+    assert page.count(tuning_advice("cpu-fake-2t", ["float64"])) == 2, "in front, and in the type's own lines"
     assert "is the fastest at all sizes" not in page and "No square was certified to gain" in page
 
 
@@ -137,7 +140,7 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
     said = meaning(gains)
     assert "fmm.matmul is predicted to be faster than the vendor's product on square matrices" in said
-    assert "from a side of about 4096 (float64) on, and up to" in said and "(float64, 8192)" in said
+    assert "from a side of about 4096 (float64) on. On the sides" in said
     assert "times that of the vendor's product (float64)" in said and "GiB of memory beside the operands" in said
     assert said.count(". ") == 1  # two sentences
     page = gains_table([measured])
@@ -147,10 +150,28 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
     certain = meaning([measured, replace(measured, side=8192, kind="predicted", speedup=1.3)])
     assert "fmm.matmul is faster than" in certain and "from a side of about 4096 (float64) on" in certain
-    assert "1.10 times as fast as certified (float64, 4096) and 1.30 as predicted (float64, 8192)." in certain
     between = meaning(gains, {"float64": 3100}, "NumPy's product")
-    assert "than NumPy's product on square matrices from a side of about 3100 (float64) on," in between
+    assert "than NumPy's product on square matrices from a side of about 3100 (float64) on." in between
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
+
+
+def test_the_page_says_how_much_in_the_numbers_of_show() -> None:
+    """Both from the same answers: the most that was timed, and what the model says of a large square."""
+    cases = list(tuned_cases(RECORDED))
+    types = [TypeInShort(case.dtype, case.used) for case in cases]
+    most, table = most_gained(types), list(in_short(types))
+    found = re.findall(r"(timed up to|by the model) (\S+) times as fast \((\w+), (\d+)\)", most)
+    assert [how for how, *_ in found] == ["timed up to", "by the model"]
+    for how, gain, dtype, side in found:
+        (row,) = (line for line in table if line.split()[:1] == [dtype] and "at" in line)
+        assert f"{gain} at {side}" in row
+        column = [x.timed.speedup if x.timed else 0 for x in types]
+        if how == "by the model":
+            column = [x.large.speedup if x.large and not x.large.entry else 0 for x in types]
+        assert gain == f"{max(column):.2f}"
+    assert most in meaning(shown_gains(cases[:1]), shorts=types)
+    (first,) = re.findall(r"<p>(.*?)</p>", _meaning(cases[:1], shown_gains(cases[:1]), {}, "cuBLAS"))
+    assert most_gained(types[:1]) in unescape(first)
 
 
 def test_odd_sides_have_a_row_of_their_own(folder: Path) -> None:
@@ -185,7 +206,7 @@ def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path)
     )
     kinds = {gain.side: gain.kind for gain in gains}
     assert kinds == {1024: "vendor", 2048: "vendor", 4096: "beyond", 8192: "beyond"}
-    assert "from a side of about 4096 (float64) on," in meaning(gains)
+    assert "from a side of about 4096 (float64) on." in meaning(gains)
     assert list(notes_of_cases([case], gains)) == [
         "In float64 nothing as large was measured as what is predicted to gain."
     ]
@@ -200,7 +221,7 @@ def test_where_all_squares_gain_and_where_measured_ones_do(folder: Path) -> None
     below = [replace(gains[1], kind="measured"), *gains[2:]]
     assert (_start_text(case, 3000, below), _start_text(case, None, below)) == ("3000 *", "as measured")
     assert "below it only those that were measured" in gains_table(below, starts={"float64": "3000 *"})
-    assert "from a side of about 3000 (float64) on," in meaning(below, {"float64": 3000})
+    assert "from a side of about 3000 (float64) on." in meaning(below, {"float64": 3000})
 
 
 def test_halves_are_rows_of_their_own(folder: Path) -> None:
@@ -227,6 +248,7 @@ def test_no_interval_is_told_that_says_nothing(folder: Path) -> None:
     rows = parameters_table(replace(case, section=known)).split("<tr>")
     loose = [name for name in wide for row in rows if f"<td>{name}<" in row and "not determined by these" in row]
     assert loose == ["rate.rows", "rate.memory"] and "10 to 11<small>Gflop/s" in rows[2]
+    assert [row.count("<small>") for row in rows[2:]] == [3, 1, 1, 3], "the meaning, the value's unit, the interval's"
 
 
 def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Path) -> None:
@@ -288,9 +310,7 @@ def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> N
         "fmm-tune --device cpu --dtype float64": "measures what was not tried so far"
     }
     unused = replace(case, tuned=replace(case.tuned, doubts=("it was disturbed",)))
-    assert dict(tunings_left([unused], untried)) == {
-        "fmm-tune --device cpu --dtype float64": "tunes again what is not used, when nothing else runs"
-    }
+    assert dict(tunings_left([unused], untried)) == {"fmm-tune --device cpu --dtype float64": TO_ITS_END}
     older = list(tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json"))
     assert [command for command, _ in tunings_left(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -30,12 +31,15 @@ def with_rate(fitted: Calibration, dtype: str, **fields: float) -> Calibration:
     return replace(fitted, rates=MappingProxyType(rates))
 
 
-def test_each_is_the_datasheets_or_neutral_or_was_known_before() -> None:
+DATASHEET = "datasheet of the H200"
+
+
+def test_each_is_the_datasheets_or_neutral_or_nobodys() -> None:
     known = with_rate(replace(SHEET, host=3e-6), "float64", pipe=0.0, memory=1e13, tiled=0.0)
     found = sources(known, "float64")
-    assert found["rate.fill"] == found["small"] == "datasheet"
+    assert found["rate.fill"] == found["small"] == DATASHEET
     assert found["rate.pipe"] == found["rate.rows"] == "neutral"
-    assert found["rate.memory"] == found["host"] == "as before the fit"
+    assert found["rate.memory"] == found["host"] == "not determined"
     assert not {"rate.flops", "stream", "rate.tiled", "rate.tiled_odd", "rate.waves", "idle", "parts"} & set(found)
     assert "rate.tiled_odd" in sources(with_rate(known, "float64", tiled=1.0), "float64")
 
@@ -53,6 +57,22 @@ def test_they_are_told_with_their_units() -> None:
     assert "rate.pipe 0 steps of k" in neutral and "small 14.4 Mbytes" in told
 
 
+def test_no_number_is_told_that_the_fit_did_not_find_and_nobody_printed() -> None:
+    """The guess from which a fit began says nothing of the device, nor does a fitted value whose interval is wide."""
+    known = with_rate(replace(SHEET, host=3e-6), "float64", memory=1.37e13, fill=9e7)
+    loose = {**INTERVALS, "rate.fill": [1.0, 1e8]}
+    _, told = described_kept(loose, known, "float64", SHEET) or ("", "")
+    assert isinstance(told, str) and re.search(r"rate\.fill, rate\.memory,.* host \(not determined: left at what", told)
+    assert "13.7" not in told and "9e+07" not in told
+    _, sums = described_kept(INTERVALS, SHEET, "float64", SHEET) or ("", "")
+    assert (
+        isinstance(sums, str)
+        and "rate.memory that of the sums" in sums
+        and "rate.memory 0" not in sums
+        and f"({DATASHEET})" in sums
+    )
+
+
 def test_a_model_without_intervals_tells_nothing_of_it() -> None:
     assert described_kept({}, SHEET, "float64", SHEET) is None
 
@@ -62,7 +82,7 @@ def test_show_has_the_line() -> None:
         calibration=calibration_fields(SHEET, "float64"), intervals=INTERVALS, conditions={"device": "NVIDIA H200"}
     )
     rows = dict(described_rows(section, "float64", "cuda-9.0-132sm"))
-    assert "(datasheet)" in rows["kept"] and "rate.flops" not in rows["kept"]
+    assert f"({DATASHEET})" in rows["kept"] and "rate.flops" not in rows["kept"]
 
 
 @pytest.mark.parametrize(

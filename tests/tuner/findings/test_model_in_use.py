@@ -20,8 +20,10 @@ from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import described_gpu
+from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
 from fmm.tuner.findings.answers import answer_for, usual_limits
 from fmm.tuner.findings.described import described, described_rows, instead
+from fmm.tuner.findings.doubts import machine_doubts
 from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
 from fmm.tuner.findings.outcome import unmeasured_in_use
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
@@ -155,7 +157,7 @@ def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     assert "measures this processor for a moment" in without
     said = list(next_steps("cpu-a", types, True, "c.json"))
     assert said[0] == "What to type next:"
-    assert said[1].split("  ")[1] == "fmm-tune --device cpu --dtype float64" and said[1].endswith("nothing else runs")
+    assert said[1].split("  ")[1] == "fmm-tune --device cpu --dtype float64" and said[1].endswith(TO_ITS_END)
     assert next(next_steps("cpu-a", types[:1], True, "c")) == (
         "Nothing is left to do: fmm.matmul reads this config by itself."
     )
@@ -164,6 +166,27 @@ def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     elsewhere = list(next_steps("cpu-a", types[:1], False, "c.json"))
     assert "unless FMM_CONFIG=c.json names it" in elsewhere[0]
     assert any("fmm-tune report c.json " in line for line in elsewhere)
+
+
+def test_what_to_type_is_the_same_sentence_wherever_it_stands() -> None:
+    section = tuned.section(doubts=["nobody looked"])
+    used = model_in_use("cpu-a", "float64", {"float64": section})
+    assert (
+        tuning_advice("cpu-a", ["float64"]) == f"To change that: `fmm-tune --device cpu --dtype float64` {TO_ITS_END}."
+    )
+    assert tuning_advice("cpu-a", ["float64"]) in one_line(described(section, "float64", "cpu-a"))
+    said = one_line(next_steps("cpu-a", [TypeInShort("float64", used)], True, "c.json"))
+    assert f"fmm-tune --device cpu --dtype float64 {TO_ITS_END}" in said
+
+
+def test_figures_of_a_disturbed_tuning_are_not_told() -> None:
+    """Of one that is not used for another reason they are."""
+    for doubt, told in ((*machine_doubts(0.34, None, None), False), ("the tuning ended too early", True)):
+        section = tuned.section(doubts=[doubt], noise=0.34, thresholds=TYPES["float64"]["thresholds"])
+        said = one_line(described(section, "float64", "cpu-a"))
+        assert ("Rates and thresholds: too disturbed to say." in said) != told
+        assert all((word in said) == told for word in ("Gflop/s", "tau1", "alpha =", "n1"))
+        assert "The same product, timed twice, differs by up to 34.0%." in said
 
 
 def test_as_json_it_says_what_fmm_matmul_does() -> None:
@@ -201,7 +224,10 @@ def test_the_recursion_point_can_be_computed_from_what_is_told() -> None:
     assert "alpha / (4 pi) = 100. It pays from n1 = 15 alpha / (4 pi) = 1500 on" in told_of("complex128")
     assert "alpha / pi = 100. It pays from n1 = 15 alpha / pi = 1500 on" in told_of("float64")
     corrected = told_of("complex128", epsilon=20.0)
-    assert "epsilon, added to alpha / (4 pi) so that" in corrected and ": +20, 120 in the place of 100." in corrected
+    assert (
+        "the least that must be added to alpha / (4 pi) so that" in corrected
+        and ": +20, 120 in the place of 100." in corrected
+    )
 
 
 def test_measured_squares_are_those_that_were_timed() -> None:

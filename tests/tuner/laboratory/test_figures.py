@@ -142,7 +142,7 @@ def test_pictures_have_every_curve(name: str) -> None:
 
 
 def test_the_command_measures_writes_and_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["paper", "li-fig43", "--measure", "--device", "cpu", "--side", "64", "--into", str(tmp_path), "--json"]
+    command = ["paper", "li-fig43", "--measure", "--device", "cpu", "--side", "64", "--output", str(tmp_path), "--json"]
     assert main(command) == 0
     told = json.loads(capsys.readouterr().out)
     rows = {(row["error"], row["code"]): row for row in told["rows"]}

@@ -186,7 +186,7 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
     few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = ("--into", str(tmp_path), "--side", "64")
+    where = ("--output", str(tmp_path), "--side", "64")
     with monkeypatch.context() as patch:
         interrupted_after(3, patch)
         code, told, err = run(capsys, "li-fig32", "--measure", *where)
@@ -207,7 +207,7 @@ def test_what_is_missing_of_some_figures_comes_in_their_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Several figures of one experiment are one row; those that are not named are not there."""
-    where = ("--into", str(tmp_path), "--side", "64")
+    where = ("--output", str(tmp_path), "--side", "64")
     code, told, err = run(capsys, "missing", "li-fig36", "li-fig33", "li-fig24", "li-fig43", *where)
     assert (code, err) == (0, "")
     assert [row["experiment"] for row in told["rows"]] == ["li-fig36", "li-fig32", "li-fig43"]
@@ -221,7 +221,7 @@ def test_what_is_missing_of_some_figures_comes_in_their_order(
 def test_a_time_limit_leaves_the_rest_for_the_next_call(
     few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("missing", "--measure", "--into", str(tmp_path), "--side", "64", "--time-limit", "1e-9")
+    arguments = ("missing", "--measure", "--output", str(tmp_path), "--side", "64", "--time-limit", "1e-9")
     code, told, err = run(capsys, *arguments)
     assert code == 0 and told["rows"][0]["measured now"] == 0 and "10 parts were not measured" in err
 
@@ -240,7 +240,7 @@ def test_a_time_limit_leaves_the_rest_for_the_next_call(
         (("li-fgi30",), "did you mean li-fig30?"),
         (("li-fig30", "missing"), "unknown table 'missing'"),
         (("missing", "--device", "gpu0"), "'gpu0'"),
-        (("li-fig30", "--measure", "--into", "/dev/null/x"), "cannot write to /dev/null/x"),
+        (("li-fig30", "--measure", "--output", "/dev/null/x"), "cannot write to /dev/null/x"),
     ],
 )
 def test_what_makes_no_sense(arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +253,7 @@ def test_damaged_samples_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "li-fig32.json").write_text('{"experiment": "li-fig', encoding="utf-8")
     assert main(["paper", "li-fig32", "--measured", str(tmp_path)]) == 2
     assert "li-fig32.json is damaged" in capsys.readouterr().err
-    assert main(["paper", "missing", "--into", str(tmp_path)]) == 2
+    assert main(["paper", "missing", "--output", str(tmp_path)]) == 2
     assert "li-fig32.json is damaged" in capsys.readouterr().err
 
 
@@ -295,7 +295,7 @@ FIGURES_OF_A_DEVICE = ("li-fig32", "li-fig43", "li-fig40", "huang-fig9", "huang-
 
 def on_simulated_device(folder: Path, *arguments: str) -> tuple[int, Any, str]:
     command = [sys.executable, "-m", "tests.support.simulated_laboratory", ",".join(FIGURES_OF_A_DEVICE), "paper"]
-    command += [*arguments, "--device", "0", "--into", str(folder), "--side", "64", "--json"]
+    command += [*arguments, "--device", "0", "--output", str(folder), "--side", "64", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
