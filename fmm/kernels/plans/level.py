@@ -88,6 +88,11 @@ class PlanLevel(ABC):
         return 1.0
 
     @property
+    def splits_parts(self) -> bool:
+        """Does it only take complex numbers apart, so that its products have the sides that it is asked for?"""
+        return False
+
+    @property
     def conjugates(self) -> tuple[bool, bool]:
         """Whether it multiplies the conjugate of A in A's place, and whether that of B in B's."""
         return False, False

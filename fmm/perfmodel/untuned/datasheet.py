@@ -35,7 +35,7 @@ CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 40e-6, 40e-6
 CALL_OF_SMALL = 25e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
-UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
+UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
 ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 # Types of which the vendor's rounds show. (An H200: with them float32's middling and thin products, which no fit saw,

@@ -109,6 +109,10 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
 
     order: Order = "stacked"
 
+    @property
+    def splits_parts(self) -> bool:
+        return True
+
     def __str__(self) -> str:
         options = [self.order] if self.order != "stacked" else []
         return ".".join(["3m", *options, *(name for name, i in CONJUGATED.items() if self.conjugates[i])])
