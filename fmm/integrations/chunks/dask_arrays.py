@@ -159,7 +159,7 @@ def _tasks(x: Any, y: Any, dtype: np.dtype[Any], way: Way, inside: Inside) -> An
         again = replace(tasks, name=f"fmm-again-{token}")
         result = with_chunks_made_again(again, *grids, result, way.above, dtype.name)
     name = f"fmm-matmul-{token}"  # each chunk of the result is one that a step makes, and no other's
-    tasks.rename({result[spot].key: (name, *spot) for spot in np.ndindex(result.shape)})
+    tasks.rename({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)

@@ -24,14 +24,15 @@ def with_chunks_made_again(tasks: ChunkTasks, a: Grid, b: Grid, c: Grid, above: 
     finite. The new tasks are in the same table."""
     for key, task in tasks.table.items():
         tasks.table[key] = (quietly, *task)
-    wrong = _grid(c.shape, lambda i, j: tasks.task(1, 1, has_inf_or_nan, c[i, j].key))
+    made = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
+    wrong = _grid(c.shape, lambda *spot: tasks.task(1, 1, has_inf_or_nan, made[spot].key))
     parts = 2 ** len(above.levels)  # of others than these more tasks wait for each other, and that is all
     rows = [_handed_on(tasks, a[i], wrong[i], parts) for i in range(len(a))]
     cols = [_handed_on(tasks, b[:, j], wrong[:, j], parts) for j in range(b.shape[1])]
 
     def right(i: int, j: int) -> Cell:
-        again = _only_if_wrong(tasks, wrong[i, j], (rows[i][j], cols[j][i]), dtype)
-        return tasks.task(c[i, j].rows, c[i, j].cols, right_chunk, c[i, j].key, again.key)
+        cell, again = made[i, j], _only_if_wrong(tasks, wrong[i, j], (rows[i][j], cols[j][i]), dtype)
+        return tasks.task(cell.rows, cell.cols, right_chunk, cell.key, again.key)
 
     return _grid(c.shape, right)
 
@@ -52,7 +53,7 @@ def _handed_on(tasks: ChunkTasks, chunks: Grid, wrong: Grid, parts: int) -> list
     return [handed[place % apart] for place in range(len(wrong))]
 
 
-def _only_if_wrong(tasks: ChunkTasks, wrong: Cell, pair: tuple[list[Cell], list[Cell]], dtype: str) -> Cell:
+def _only_if_wrong(tasks: ChunkTasks, wrong: Any, pair: tuple[list[Cell], list[Cell]], dtype: str) -> Cell:
     """The plain product of a row and a column of chunks."""
     before = len(tasks.table)
     row, column = (np.array(cells, dtype=object) for cells in pair)

@@ -23,9 +23,9 @@ TENSORS = "torch.distributed.tensor"
 def add_rules(operator: Any, library: Any) -> None:
     """Once the operator has gradients. A torch that does not hand out its kernels has neither."""
     get_kernel = getattr(torch.library, "get_kernel", None)
-    for key in KEYS if get_kernel is not None else ():
-        kernel = partial(_ruled, operator, get_kernel(operator, key))
-        library.impl("matmul", kernel, key, with_keyset=True)
+    if get_kernel is not None:
+        for key in KEYS:
+            library.impl("matmul", partial(_ruled, operator, get_kernel(operator, key)), key, with_keyset=True)
 
 
 def _ruled(operator: Any, own: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:

@@ -80,14 +80,27 @@ def test_inf_and_nan_are_where_numpy_has_them(what: str, plan: str, side: str) -
     assert (np.isfinite(wanted).all()) == (what == "near the largest")
 
 
+@pytest.fixture
+def products_of_chunks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The limit of errors of each product of two chunks that is computed."""
+    limits = list[Any]()
+
+    def noted(name: str) -> Any:
+        def product(*given: Any, **wishes: Any) -> Any:
+            limits.append(wishes["max_error_growth"])
+            return getattr(fmm, name)(*given, **wishes)
+
+        return product
+
+    for name in ("matmul", "gemm"):
+        monkeypatch.setattr(chunk_grid, name, noted(name))
+    return limits
+
+
 @pytest.mark.parametrize(("row", "again"), [(None, 0), (0, 8)], ids=["nothing to repeat", "an inf"])
-def test_only_chunks_with_inf_are_made_again(row: int | None, again: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_chunks_with_inf_are_made_again(row: int | None, again: int, products_of_chunks: list[Any]) -> None:
     """An inf in the first row of chunks: the level has it in the third one too, and both are four chunks of four
     products each. Where there is none, the level's 7 times 8 products are all."""
-    asked = list[Any]()
-    for name in ("matmul", "gemm"):
-        own = getattr(fmm, name)
-        monkeypatch.setattr(chunk_grid, name, lambda *x, own=own, **wishes: asked.append(own) or own(*x, **wishes))
     a = np.ones((16, 16))
     if row is not None:
         a[row, 0] = np.inf
@@ -95,7 +108,7 @@ def test_only_chunks_with_inf_are_made_again(row: int | None, again: int, monkey
     with np.errstate(all="ignore"):
         found = products.matmul(x, da.ones((16, 16), chunks=4), plan="winograd").compute(scheduler="sync")
         np.testing.assert_array_equal(found, a @ np.ones((16, 16)))
-    assert len(asked) == 7 * 8 + again * 4
+    assert len(products_of_chunks) == 7 * 8 + again * 4
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -386,19 +399,8 @@ def test_workers_with_devices_are_told_the_limit_of_errors(wishes: dict[str, Any
     assert asked == {(None, growth)}
 
 
-def test_chunks_are_multiplied_within_the_limit_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[Any]()
-
-    def noted(name: str) -> Any:
-        def product(*given: Any, **wishes: Any) -> Any:
-            asked.append(wishes["max_error_growth"])
-            return getattr(fmm, name)(*given, **wishes)
-
-        return product
-
-    for name in ("matmul", "gemm"):
-        monkeypatch.setattr(chunk_grid, name, noted(name))
+def test_chunks_are_multiplied_within_the_limit_of_errors(products_of_chunks: list[Any]) -> None:
     ones = np.ones((2, 2))
     assert (multiplied_chunks([ones, ones], [ones, ones], 1, 1, None, None, 3.0) == 4).all()
     assert (multiplied_chunks([ones], [ones], 1, 1, ones, None, 3.0) == 3).all()
-    assert asked == [3.0, 3.0, 3.0]
+    assert products_of_chunks == [3.0, 3.0, 3.0]
