@@ -18,6 +18,7 @@ import fmm.distributed
 from benchmarks.tables.markdown import table
 from fmm.config.locate import SHIPPED
 from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.sharing import Sharing
 from fmm.runtime.decisions.sharing import SharedDecision
 
 PAGE = Path(__file__).parents[1] / "docs/scaling.md"
@@ -33,6 +34,10 @@ PLAIN = "float32, FMM_EMULATION=0"
 COLUMNS = (
     *("type", "n", "GPUs", "mesh", "shared"),
     *("predicted", "one GPU", "of ideal", "received", "level above", "taken"),
+)
+RECTANGLE_COLUMNS = (
+    *("type", "n", "GPUs", "as a row", "predicted", "as a rectangle", "predicted, as a rectangle"),
+    *("of the row's time", "taken"),
 )
 
 
@@ -65,15 +70,27 @@ TABLES = {
         for kind in ("float32", PLAIN, "float64", "bfloat16")
         for n, gpus in ((131072, 64), (262144, 256))
     ],
+    "rectangles": [
+        Row(kind, n, gpus)
+        for kind, n, every in (
+            ("float32", 65536, (4, 8, 16, 32)),
+            (PLAIN, 65536, (4, 8, 16, 32)),
+            ("float64", 65536, (8, 16)),
+            ("bfloat16", 98304, (8, 16, 32)),
+        )
+        for gpus in every
+    ],
 }
+
+
+def on_mesh(row: Row, mesh: int | tuple[int, ...]) -> SharedDecision:
+    os.environ["FMM_EMULATION"] = "0" if row.kind == PLAIN else "1"
+    return fmm.distributed.plan(row.n, row.n, row.n, mesh=mesh, dtype=row.kind.split(",")[0])
 
 
 def decided(row: Row) -> SharedDecision:
     """The fastest way on any mesh of so many."""
-    os.environ["FMM_EMULATION"] = "0" if row.kind == PLAIN else "1"
-    dtype = row.kind.split(",")[0]
-    found = [fmm.distributed.plan(row.n, row.n, row.n, mesh=mesh, dtype=dtype) for mesh in MESHES[row.gpus]]
-    return min(found, key=lambda way: way.best.seconds)
+    return min((on_mesh(row, mesh) for mesh in MESHES[row.gpus]), key=lambda way: way.best.seconds)
 
 
 def cells(row: Row) -> Sequence[str]:
@@ -84,9 +101,9 @@ def cells(row: Row) -> Sequence[str]:
     with_level, without = (
         min(way.seconds for way in found.considered if (way.above == VENDOR) == plain) for plain in (False, True)
     )
-    shared = str(best).replace(", in one piece", "")
+    shared = _shared(best)
     mesh = " x ".join(map(str, layout.mesh))
-    times = [f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s" for value in (best.seconds, found.alone)]
+    times = [_in_words(value) for value in (best.seconds, found.alone)]
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
     level = f"**{level}**" if float(level) < 1 else level
@@ -94,11 +111,39 @@ def cells(row: Row) -> Sequence[str]:
     return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level, taken
 
 
+def rectangle_cells(row: Row) -> Sequence[str]:
+    """On a mesh of one dimension: the best way of a row, the best of a rectangle, and whether that is chosen."""
+    found = on_mesh(row, row.gpus)
+    plain, rectangle = (
+        min((way for way in found.considered if way.rectangle == wanted and way.above == VENDOR), key=_seconds)
+        for wanted in (False, True)
+    )
+    told = [text for way in (plain, rectangle) for text in (_shared(way), _in_words(way.seconds))]
+    share = f"{rectangle.seconds / plain.seconds:.2f}"
+    return *row.label, *told, share, "yes" if found.best.rectangle else "no"
+
+
+def _seconds(way: Sharing) -> float:
+    return way.seconds
+
+
+def _shared(way: Sharing) -> str:
+    return str(way).replace(", in one piece", "").replace(", as a rectangle", "")
+
+
+def _in_words(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+# What stands in the columns of a table: their names, and the cells of a line.
+FORMS = {name: (COLUMNS, cells) for name in TABLES} | {"rectangles": (RECTANGLE_COLUMNS, rectangle_cells)}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(arguments)
     os.environ["FMM_CONFIG"] = str(SHIPPED)
-    tables = {name: "\n".join(table(COLUMNS, map(cells, rows))) for name, rows in TABLES.items()}
+    tables = {name: "\n".join(table(FORMS[name][0], map(FORMS[name][1], rows))) for name, rows in TABLES.items()}
     page = PAGE.read_text(encoding="utf-8")  # only now: it may have been edited meanwhile
     PAGE.write_text(MARK.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}\n{mark[3]}", page), encoding="utf-8")
     return 0

@@ -12,16 +12,19 @@ from fmm.runtime.answered import Answer
 from fmm.runtime.decisions.decide import Decision
 
 LINES = 30  # of the table, the products with the most arithmetic first
-# By the place where fmm is installed: which of the library's products do not come there, and the place where they do.
-UNSEEN = {
+GENERATED = "products for which torch.compile generates code of its own"
+# By the place where fmm is installed: which of the library's products do not come there, and in which places they do.
+UNSEEN: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (
-        "the operator @ and methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C",
-        "",
+        ("the operator @ and methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),
     ),
-    "cupy": ("methods (a.dot(b)) of CuPy's arrays, cupy.inner", ""),
-    "torch": ("torch's products on the host", "torch-cpu"),
-    "torch-cpu": ("torch's products on CUDA devices", "torch"),
-    "torch-inductor": ("products by fmm's candidate in Inductor", ""),
+    "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
+    "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED, ())),
+    "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED, ())),
+    "torch-inductor": (
+        ("torch's products but for those of fmm's candidate in Inductor", ("torch", "torch-cpu")),
+        (GENERATED, ()),
+    ),
 }
 
 
@@ -113,7 +116,8 @@ def unseen_products(places: Collection[str]) -> str:
     """What a report did not see, where fmm was installed in these places."""
     if not places:
         return "any product, since fmm was installed for no library that the program loaded"
-    own = [text for place, (text, seen_at) in UNSEEN.items() if place in places and seen_at not in places]
+    missing = (each for place, told in UNSEEN.items() if place in places for each in told)
+    own = list(dict.fromkeys(text for text, seen_at in missing if not set(seen_at).intersection(places)))
     libraries = list(dict.fromkeys(place.partition("-")[0] for place in places))
     before = f"calls before fmm was installed for {' and '.join(libraries)}"
     return "; ".join([*own, before, "calls of fmm's own functions, and other processes"])

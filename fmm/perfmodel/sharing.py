@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import isqrt, prod
 
 from fmm.hardware.links import Link, Network
 from fmm.kernels.distributed.blocks import Cuts
@@ -27,6 +27,7 @@ ABOVE = ("winograd > vendor",)  # levels above that are compared unasked
 # 32768, one took 1.17 times the predicted seconds, the way without it 1.04 times: messages and products disturb each
 # other more often, and the small sums do not reach the rate of large ones.)
 LEVEL_MARGIN = 0.15
+RECTANGLE_MARGIN = 0.15  # the same of a row of processes that multiplies as a rectangle
 WORTH = 1e-3  # seconds from which on pieces and levels are compared: that takes some time itself
 REFINED = 3  # of the ways to share the work, the fastest in one piece, that are compared in pieces too
 OTHER_PIECES = (2, 4, 8)  # of rows or columns
@@ -55,13 +56,15 @@ class Sharing:
     around: float  # of bringing A and B to where the level above wants them, and C to where it is wanted
     received: float  # bytes, by the device that receives most
     memory: float  # bytes of panels, and of the blocks of the level above
+    rectangle: bool = False  # of the processes of a mesh of one dimension, which hold C in a row in the end
 
     @property
     def seconds(self) -> float:
         return self.products + self.waiting + self.sums + self.around
 
     def __str__(self) -> str:
-        return f"{described_work(self.layout)}, {_pieces(self.layout)}{_above(self.above)}"
+        row = ", as a rectangle" if self.rectangle else ""
+        return f"{described_work(self.layout)}{row}, {_pieces(self.layout)}{_above(self.above)}"
 
 
 def described_work(layout: Layout) -> str:
@@ -106,22 +109,27 @@ def ranked_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | No
                 found.append(predicted_sharing(candidate, plan, devices))
             except PlanError as error:
                 refused = error
+    if refined and VENDOR in plans:
+        found.extend(_rectangle_sharings(layout, devices))
     if refused is not None and not found:
         raise refused
     return tuple(sorted(found, key=lambda way: way.seconds))
 
 
 def chosen_sharing(ways: Sequence[Sharing], room: float) -> Sharing:
-    """The first one, of such a list, of which no device has more than so many bytes; a level above only if it clearly
-    wins. If none fits, the one that needs the least."""
+    """The first one, of such a list, of which no device has more than so many bytes; a level above, or a rectangle of a
+    row of processes, only if it clearly wins. If none fits, the one that needs the least."""
     fitting = [way for way in ways if way.memory <= room]
-    best = next(iter(fitting), None)
-    plain = next((way for way in fitting if way.above == VENDOR), None)
-    if best is None:
+    if not fitting:
         return min(ways, key=lambda way: way.memory)
-    if plain is None or best.seconds <= (1 - LEVEL_MARGIN) * plain.seconds:
-        return best
-    return plain
+    plain = next((way for way in fitting if way.above == VENDOR and not way.rectangle), None)
+    if plain is None:
+        return fitting[0]
+    return next(way for way in fitting if way is plain or way.seconds <= (1 - _margin(way)) * plain.seconds)
+
+
+def _margin(way: Sharing) -> float:
+    return RECTANGLE_MARGIN if way.rectangle else LEVEL_MARGIN if way.above != VENDOR else 0.0
 
 
 def in_pieces(layout: Layout) -> Iterator[Layout]:
@@ -225,6 +233,41 @@ def _block(layout: Layout, rank: int) -> int:
 
 def _slowest(layout: Layout, network: Network) -> Link:
     return network.inside if layout.ranks <= network.together else network.between
+
+
+# ---- a row of processes as a rectangle
+
+
+def rectangles(layout: Layout) -> Iterator[Layout]:
+    """The processes of a mesh of one dimension as rows and columns, all of which hold what they held: each computes a
+    block of C, of which it has a part of the rows in the end, or of the columns. Only where all parts are of one size.
+    """
+    if len(layout.mesh) > 1:
+        return
+    ranks, (a,), (b,) = layout.ranks, layout.a, layout.b
+    short = max(side for side in range(1, isqrt(ranks) + 1) if ranks % side == 0)
+    held = (layout.m, layout.k, 0)[2 if a is None else a], (layout.k, layout.n, 0)[2 if b is None else b]
+    for (outer, inner), side in (((M, N), layout.m), ((N, M), layout.n)):
+        if short > 1 and not any(size % ranks for size in (*held, side)):
+            yield replace(layout, mesh=(short, ranks // short), a=(a, a), b=(b, b), work=(outer, inner), pieces=1)
+
+
+def _rectangle_sharings(layout: Layout, devices: Devices) -> list[Sharing]:
+    found = [_as_rectangle(candidate, devices) for candidate in rectangles(layout)]
+    if found:
+        best = min(found, key=lambda way: way.seconds).layout
+        found += [_as_rectangle(candidate, devices) for candidate in in_pieces(best) if candidate.pieces > 1]
+    return found
+
+
+def _as_rectangle(layout: Layout, devices: Devices) -> Sharing:
+    """With the blocks of C brought to where a row of processes has them: among those that follow each other."""
+    found, side = predicted_sharing(layout, VENDOR, devices), layout.mesh[1]
+    block = max(_block(layout, rank) for rank in range(layout.ranks)) * devices.itemsize
+    moved = block * (1 - 1 / side)
+    around = found.around + devices.network.link(0, side - 1).seconds(moved) + 2 * block / devices.stream
+    memory = max(found.memory, 3.0 * block)  # the parts that are sent, those that come, and all of these together
+    return replace(found, around=around, received=found.received + moved, memory=memory, rectangle=True)
 
 
 # ---- below a level

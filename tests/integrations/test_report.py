@@ -220,10 +220,12 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
     ("places", "told", "not_told"),
     [
         (["numpy"], ["@", "einsum without optimize", "NumPy's", "for numpy;"], ["CuPy", "torch"]),
-        (["cupy"], ["methods (a.dot(b)) of CuPy's", "for cupy;"], ["@", "NumPy", "torch"]),
-        (["torch"], ["torch's products on the host", "for torch;"], ["@", "CUDA", "NumPy", "CuPy"]),
+        (["cupy"], ["methods (a.dot(b)) of CuPy's", "for cupy;"], ["@", "NumPy", "torch", "inner"]),
+        (["torch"], ["torch's products on the host", "torch.compile generates", "for torch;"], ["@", "CUDA", "NumPy"]),
         (["torch-cpu"], ["torch's products on CUDA", "for torch;"], ["@", "host", "NumPy", "CuPy"]),
         (["torch", "torch-cpu", "numpy"], ["@", "for torch and numpy;"], ["host", "CUDA", "CuPy"]),
+        (["torch-inductor"], ["but for those of fmm's candidate", "torch.compile generates"], ["host", "CUDA", "@"]),
+        (["torch-inductor", "torch"], ["host", "torch.compile generates"], ["candidate", "@"]),
     ],
 )
 def test_only_what_is_true_of_these_libraries_is_said(places: list[str], told: list[str], not_told: list[str]) -> None:

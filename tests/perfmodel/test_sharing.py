@@ -112,6 +112,44 @@ def test_a_level_above_must_win_clearly() -> None:
     assert chosen_sharing((level, plain), 1.0).memory == 10.0
 
 
+def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
+    """Of 16 processes each lacks 3/16 of A, 1/4 of 15/16 of B, and 3/4 of its block of C in the end."""
+    n = 8192
+    whole = n * n * 4
+    row = Layout(n, n, n, (16,), (0,), (0,), (M,))
+    ways = ranked_sharings(row, devices(together=16))
+    found = next(way for way in ways if way.rectangle and way.layout.pieces == 1)
+    assert found.layout.mesh == (4, 4)
+    assert found.received == pytest.approx((3 / 16 + 15 / 64 + 3 / 64) * whole)
+    assert found.waiting == pytest.approx((3 / 16 + 15 / 64) * whole / 100e9)
+    assert found.around == pytest.approx(3 / 64 * whole / 100e9, rel=1e-3)
+    assert str(found).endswith("by 4, as a rectangle, in one piece")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mesh", "cuts"),
+    [
+        ((64, 64, 64), (2, 2), (0, 0)),  # no row
+        ((64, 64, 64), (5,), (0,)),  # no rectangle
+        ((66, 64, 66), (4,), (0,)),  # parts of C of two sizes
+        ((64, 66, 64), (4,), (1,)),  # parts of A
+    ],
+)
+def test_what_is_no_rectangle(sizes: tuple[int, int, int], mesh: tuple[int, ...], cuts: tuple[int, ...]) -> None:
+    assert not list(sharing.rectangles(Layout(*sizes, mesh, cuts, cuts, (M,) * len(mesh))))
+
+
+def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
+    """Where messages are all that takes time, 16 devices in a row take more than twice as long. Of four neither way
+    sends less; and pieces beside which products take longer hide most of it."""
+    sent = replace(devices(stream=1e30), product_seconds=lambda m, k, n: 0.0)
+    for ranks, wins in ((16, True), (4, False)):
+        row = Layout(32768, 32768, 32768, (ranks,), (0,), (0,), (M,))
+        assert chosen_sharing(ranked_sharings(row, sent), 1e12).rectangle == wins
+    busy = ranked_sharings(Layout(32768, 32768, 32768, (16,), (0,), (0,), (M,)), devices())
+    assert not chosen_sharing(busy, 1e12).rectangle
+
+
 def replace_speed(known: Link, gigabytes: float) -> Link:
     return replace(known, gigabytes=gigabytes)
 

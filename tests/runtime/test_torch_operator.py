@@ -45,6 +45,51 @@ def test_complex_gradients_are_conjugated(device: str) -> None:
     assert torch.autograd.gradcheck(torch.ops.fmm.matmul, (a, b), fast_mode=True)
 
 
+RULED = pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="this torch does not hand out its kernels")
+
+
+@RULED
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_forward_gradients_of_all_shapes(left: tuple[int, ...], right: tuple[int, ...], device: str) -> None:
+    """Of both operands, and of either alone; and gradients of these in turn."""
+    pair = [drawn(device, *shape).requires_grad_() for shape in (left, right)]
+    checks: dict[str, Any] = {"fast_mode": True, "check_forward_ad": True, "check_backward_ad": False}
+    assert torch.autograd.gradcheck(torch.ops.fmm.matmul, pair, **checks)
+    assert torch.autograd.gradgradcheck(torch.ops.fmm.matmul, pair, fast_mode=True, check_fwd_over_rev=True)
+
+
+@RULED
+def test_where_forward_gradients_are_wanted_the_product_is_torchs(device: str, plans_run: list[Plan]) -> None:
+    """As it is of fmm.matmul."""
+    a, b, of_a = (drawn(device, dtype=torch.complex128) for _ in range(3))
+    for operands, tangents, expected in (((a,), (of_a,), of_a @ b), ((a, b), (of_a, a), of_a @ b + a @ a)):
+        rest = () if len(operands) == 2 else (b,)
+        value, found = torch.func.jvp(lambda *x, rest=rest: torch.ops.fmm.matmul(*x, *rest), operands, tangents)
+        same(value, a @ b)
+        same(found, expected)
+    assert not plans_run
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, of_a)
+        with pytest.raises(PlanError, match=r"winograd.*forward gradients"):
+            torch.ops.fmm.matmul(b, dual, plan="winograd > vendor")
+        same(torch.ops.fmm.matmul(b, a), b @ a)  # without a tangent
+
+
+@RULED
+def test_a_compiled_function_has_forward_gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_operator, "SMALL", 0)
+    a, of_a = drawn(device), drawn(device)
+
+    def function(x: Any, tangent: Any) -> Any:
+        return torch.func.jvp(lambda y: fmm.matmul(y, y).sin(), (x,), (tangent,))[1]
+
+    try:
+        found = torch.compile(function, backend="aot_eager")(a, of_a)
+    finally:
+        torch.compiler.reset()
+    same(found, torch.func.jvp(lambda y: (y @ y).sin(), (a,), (of_a,))[1])
+
+
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this torch has no word for it")
 def test_cuda_graphs_are_captured_around_it() -> None:
     """No plan runs while a stream is captured."""

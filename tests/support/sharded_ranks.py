@@ -24,9 +24,12 @@ from benchmarks import forced_plan
 from benchmarks.forced_plan import force
 from fmm.integrations.report import begin_report, end_report
 from fmm.integrations.shards import sharded_tensors
+from fmm.integrations.shards.placements import cuts_of
 from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.plans.plan import PlanError
-from fmm.perfmodel.sharing import in_pieces
+from fmm.perfmodel import sharing
+from fmm.perfmodel.sharing import in_pieces, rectangles
+from fmm.runtime.tensors.graph_operator import OPERATOR
 from tests.support.array_ranks import ARRAYS
 from tests.support.hostile_ranks import HOSTILE
 
@@ -93,6 +96,30 @@ def every_way(device: str) -> None:
                     check(sharded_tensors.product_by(way, x, y), a, b, str(layout))
 
 
+def rectangle(device: str) -> None:
+    """Processes in a row that multiply as a rectangle; the result lies in a row, and gradients do."""
+    mesh = next(meshes(device))
+    count = mesh.size()
+    for dtype, (m, k, n) in product((torch.float64, torch.complex64), ((24, 16, 28), (count, 2 * count, 3 * count))):
+        a, b = drawn(m, k, dtype, device, 3), drawn(k, n, dtype, device, 4)
+        for places in product(PLACES, repeat=2):
+            x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
+            start = Layout(m, k, n, (count,), cuts_of(x), cuts_of(y), (M,))
+            found = [piece for whole in rectangles(start) for piece in in_pieces(whole)]
+            assert len(found) >= 4 and {layout.mesh for layout in found} == {(2, count // 2)}
+            for layout in found:
+                c = sharded_tensors.product_by(sharded_tensors.Way("", layout, "vendor", 16.0), x, y)
+                check(c, a, b, f"{dtype} {places} {layout}")
+                assert c.placements == ((Shard(0),) if layout.work[0] == M else (Shard(1),))
+    sharing.RECTANGLE_MARGIN, sharing.WORTH = -1e9, 0.0  # whatever is predicted
+    a, b = drawn(24, 16, torch.float64, device, 5), drawn(16, 28, torch.float64, device, 6)
+    gradients(mesh, a, b)
+    x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))
+    check(fmm.distributed.matmul(x, y, placements=[Shard(1)]), a, b, "elsewhere")
+    best = min(fmm.distributed.explain(x, y).considered, key=lambda way: not way.rectangle)
+    assert "as a rectangle" in str(best)
+
+
 def types(device: str) -> None:
     mesh = next(meshes(device))
     for dtype in TOLERANCE:
@@ -151,6 +178,23 @@ def hooked(device: str) -> None:
         end_report()
     check(found, a, b, "hooked")
     assert "1  torch.mm, float64, " in str(report), str(report)
+
+
+def operator(device: str) -> None:
+    """torch.ops.fmm.matmul of DTensors is as torch.mm of them, gradients too; stacks are gathered."""
+    for mesh in meshes(device):
+        a, b = drawn(24, 20, torch.float64, device, 13), drawn(20, 28, torch.float64, device, 14)
+        for places in product(product(PLACES, repeat=mesh.ndim), repeat=2):
+            pairs = list(zip((a, b), places, strict=True))
+            x, y = (distribute_tensor(matrix, mesh, place).requires_grad_() for matrix, place in pairs)
+            found = OPERATOR(x, y)
+            check(found, a, b, f"{places} {mesh}")
+            assert found.placements == torch.mm(x, y).placements, (places, found.placements)
+            found.sum().backward()
+            assert relative(x.grad.full_tensor(), b.sum(1).expand(24, 20)) < 1e-12, places
+            assert relative(y.grad.full_tensor(), a.sum(0)[:, None].expand(20, 28)) < 1e-12, places
+        stack = distribute_tensor(torch.stack([a, -a]), mesh, [Shard(1)] * mesh.ndim)
+        assert relative(OPERATOR(stack, y).full_tensor(), torch.stack([a @ b, -a @ b])) < 1e-12
 
 
 def large(device: str) -> None:
@@ -227,7 +271,7 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-EVERY = (products, explained, hooked, large, fully_sharded, lost, *ARRAYS, *HOSTILE)
+EVERY = (products, rectangle, explained, hooked, operator, large, fully_sharded, lost, *ARRAYS, *HOSTILE)
 CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in EVERY}
 
 

@@ -8,7 +8,7 @@ dimension only as much is multiplied as both chunks have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,12 +95,7 @@ class ChunkTasks(PlainMachine):
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):
             return cell
-        return self._task(rows, cols, resized_chunk, cell.key, rows, cols)
-
-    def check_finite(self, keys: Iterable[Key], plan: str) -> None:
-        """Let these tasks end with an error where the plan's sums may have moved inf or NaN."""
-        for key in keys:
-            self.table[key] = (finite_chunk, plan, *self.table[key])
+        return self.task(rows, cols, resized_chunk, cell.key, rows, cols)
 
     def rename(self, names: Mapping[Key, Key]) -> None:
         """Give chunks of the table other keys, wherever they are read."""
@@ -129,7 +124,7 @@ class ChunkTasks(PlainMachine):
             return terms[0][1]
         rows, cols = (max(getattr(cell, side) for _, cell in terms) for side in ("rows", "cols"))
         weights = tuple(_number(c) for c, _ in terms)
-        return self._task(rows, cols, combined_chunks, weights, [cell.key for _, cell in terms])
+        return self.task(rows, cols, combined_chunks, weights, [cell.key for _, cell in terms])
 
     def _products(
         self,
@@ -161,9 +156,9 @@ class ChunkTasks(PlainMachine):
         cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
         update = (_number(alpha), _number(beta), None if before is None else before.key)
         lefts, rights = ([cell.key for cell in side] for side in zip(*pairs, strict=True))
-        return self._task(rows, cols, multiplied_chunks, lefts, rights, *update, self.chunk_plan, self.chunk_growth)
+        return self.task(rows, cols, multiplied_chunks, lefts, rights, *update, self.chunk_plan, self.chunk_growth)
 
-    def _task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
+    def task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
         key = (self.name, len(self.table))
         self.table[key] = (function, *arguments)
         return Cell(key, rows, cols)
@@ -243,21 +238,6 @@ def multiplied_chunks(
         part = total[: left.shape[0], : right.shape[1]]
         gemm(left, right, part, alpha=alpha, beta=1, out=part, **wishes)
     return total
-
-
-def finite_chunk(plan: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function makes; PlanError where that has inf or NaN. Sums of blocks take them to places where the
-    product has none, and overflow before it does; each that an operand or a sum has shows in every chunk that it
-    concerns, so that a chunk without any is right."""
-    found = function(*arguments)
-    with np.errstate(all="ignore"):
-        finite = bool(np.isfinite(found.sum())) or bool(np.isfinite(found).all())
-    if not finite:
-        raise PlanError(
-            f"by {plan} over the chunks a part of this product has inf or NaN, since the operands have, or numbers "
-            "near the largest of their type; plan='vendor' has them where Dask's own product has"
-        )
-    return found
 
 
 def check_unmasked(chunks: Sequence[Any]) -> None:

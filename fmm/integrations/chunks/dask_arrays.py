@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from math import isnan
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from fmm.arrays.numpy_library import PLAIN
 from fmm.dtypes import DTYPES, STORED
 from fmm.integrations.chunks.chunk_choice import ChunkCosts, Way, chosen_way, usual_together
 from fmm.integrations.chunks.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.integrations.chunks.made_again import with_chunks_made_again
 from fmm.kernels.distributed.levels_above import levels_over_blocks
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
@@ -59,8 +61,8 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     max_error_growth
         As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
 
-    With levels, a product that has inf or NaN, or numbers near the largest of their type, is a PlanError once it is
-    computed: sums of blocks would move them. plan="vendor" has them where Dask's own product has.
+    Chunks by levels that have inf or NaN, which sums of blocks move, are made again without levels, when the product is
+    computed: it has them where plan="vendor" does.
 
     Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's; so are
     those whose chunks are no plain arrays of NumPy's or CuPy's (masked ones, say). Of these nothing can be wished.
@@ -146,18 +148,18 @@ def workers_there() -> tuple[int, int]:
 
 def _tasks(x: Any, y: Any, dtype: np.dtype[Any], way: Way, inside: Inside) -> Any:
     """The array whose graph does the plan on chunks."""
-    name = "fmm-matmul-" + tokenize(x, y, str(way.above), way.together, inside)
-    tasks = ChunkTasks(f"{name}-part", inside.plan, inside.max_error_growth, way.together)
+    token = tokenize(x, y, str(way.above), way.together, inside)
+    tasks = ChunkTasks(f"fmm-part-{token}", inside.plan, inside.max_error_growth, way.together)
     grids = _cells(x), _cells(y)
     result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(way.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
-    names: dict[Any, Any] = {}  # each chunk of the result is one that a step makes, and no other's
-    for i, j in np.ndindex(result.shape):
-        made: Any = result[i, j]
-        names[tasks.fitted(made, x.chunks[0][i], y.chunks[1][j]).key] = (name, i, j)
+    for (i, rows), (j, cols) in _places((x.chunks[0], y.chunks[1])):
+        result[i, j] = tasks.fitted(result[i, j], rows, cols)
     if way.above != VENDOR:
-        tasks.check_finite(names, " > ".join(map(str, way.above.levels)))
-    tasks.rename(names)
+        again = replace(tasks, name=f"fmm-again-{token}")
+        result = with_chunks_made_again(again, *grids, result, way.above, dtype.name)
+    name = f"fmm-matmul-{token}"  # each chunk of the result is one that a step makes, and no other's
+    tasks.rename({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)

@@ -1,4 +1,4 @@
-"""cupy.matmul (and so cupy.einsum, which calls it), cupy.dot, cupy.tensordot and the operator `@` of CuPy's arrays.
+"""cupy.matmul (and so cupy.einsum, which calls it), dot, inner, tensordot and the operator `@` of CuPy's arrays.
 
 Only two plain arrays are fmm's; all else finds CuPy's function as ever.
 """
@@ -27,13 +27,15 @@ class CupyFunctions:
 
     def __init__(self, cupy: Any) -> None:
         self.cupy, self.ndarray = cupy, cupy.ndarray
-        self.own_matmul, self.own_dot, self.own_tensordot = cupy.matmul, cupy.dot, cupy.tensordot
+        self.own_matmul, self.own_dot = cupy.matmul, cupy.dot
+        self.own_inner, self.own_tensordot = cupy.inner, cupy.tensordot
         self.own_operator = cupy.ndarray.__matmul__
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
         answers = (
             (self.own_matmul, self.matmul),
             (self.own_dot, self.dot),
+            (self.own_inner, self.inner),
             (self.own_tensordot, self.tensordot),
         )
         for own, answer in answers:
@@ -68,6 +70,18 @@ class CupyFunctions:
             ours = fits and not self.small(a, (*a.shape, b.shape[1]))
             return array_product("cupy.dot", matmul if ours else self.own_dot, *operands, **options)
         return self.own_dot(*operands, **options)
+
+    def inner(self, *operands: Any, **options: Any) -> Any:
+        """Of two matrices: the product of the first and the other one's transpose."""
+        if len(operands) == 2 and not options and self.plain(operands) and operands[0].ndim == operands[1].ndim == 2:
+            a, b = operands[0], operands[1].T
+            fits = a.shape[1] == b.shape[0] and a.dtype == b.dtype
+            ours = fits and not self.small(a, (*a.shape, b.shape[1]))
+            return array_product("cupy.inner", matmul if ours else self.inner_of_transposed, a, b)
+        return self.own_inner(*operands, **options)
+
+    def inner_of_transposed(self, a: Any, b: Any) -> Any:
+        return self.own_inner(a, b.T)
 
     def tensordot(self, a: Any, b: Any, axes: Any = 2) -> Any:
         if self.plain((a, b)) and a.dtype == b.dtype:

@@ -7,11 +7,18 @@ from functools import partial
 from typing import Any
 
 from fmm.arrays.torch_calls import calls_are_recorded, without_marks
-from fmm.integrations.operators.operands import are_factors, can_be_added, plain_operands, takes, why_torchs
+from fmm.integrations.operators.operands import (
+    are_factors,
+    can_be_added,
+    kind_of_product,
+    plain_operands,
+    takes,
+    why_torchs,
+)
 from fmm.integrations.operators.operator_table import Operator
 from fmm.integrations.operators.own_kernels import Hooked, own_kernels_answer, passing
 from fmm.integrations.report import count, count_answer, counted, reporting
-from fmm.integrations.report_value import Kind, Outcome
+from fmm.integrations.report_value import Outcome
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
 from fmm.runtime.answered import Answer
@@ -91,12 +98,12 @@ class Answers:
             if update == PRODUCT:
                 remember_vendor(self.library, a, b, ready.decision)
             if reporting():
-                count_answer(_kind(where, a, b), Answer(ready.decision, None))
+                count_answer(kind_of_product(where, a, b), Answer(ready.decision, None))
             return None
         if not reporting():
             return self._multiplied(a, b, out, update, added, wishes)
         product = partial(self._multiplied, a, b, out, update, added, wishes)
-        return counted(_kind(where, a, b), product, lambda: ready.decision)
+        return counted(kind_of_product(where, a, b), product, lambda: ready.decision)
 
     def _multiplied(self, a: Any, b: Any, out: Any, update: Update, added: Any, wishes: Wishes) -> Any:
         if update == PRODUCT:
@@ -113,8 +120,4 @@ class Answers:
 def _left(where: str, a: Any, b: Any, why: str) -> None:
     """Counted as torch's, if somebody counts."""
     if reporting():
-        count(_kind(where, a, b), Outcome("", why))
-
-
-def _kind(where: str, a: Any, b: Any) -> Kind:
-    return Kind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))
+        count(kind_of_product(where, a, b), Outcome("", why))

@@ -9,22 +9,40 @@ alone, not of addmm or bmm. It has no name in C++: not for functions that are co
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from fmm.arrays.torch_calls import without_marks
 from fmm.arrays.torch_library import torch_library_of
-from fmm.integrations.operators.operands import plain_operands, takes
+from fmm.integrations.operators.operands import kind_of_product, plain_operands, takes, why_torchs
 from fmm.integrations.operators.own_kernels import own_product
+from fmm.integrations.report import count, counted, reporting
+from fmm.integrations.report_value import Outcome
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import NO_WISHES
+
+WHERE = "torch.compile, mm"
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
     """The product of two matrices, written where Inductor wants it: while it compiles and times, and later on."""
+    counts = reporting() and not _is_compiling_here()
     if not (plain_operands(a, b) and takes(out, a, b)):
+        if counts:
+            count(kind_of_product(WHERE, a, b), Outcome("", why_torchs(a, b, out)))
         return own_product(a, b, out)
-    return matmul.product(torch_library_of(a), *without_marks(a, b), out, NO_WISHES)
+    asked = torch_library_of(a), *without_marks(a, b), out, NO_WISHES
+    if not counts:
+        return matmul.product(*asked)
+    product, decided = partial(matmul.product, *asked), partial(matmul.explained, *asked)
+    return counted(kind_of_product(WHERE, a, b), product, decided)
+
+
+def _is_compiling_here() -> bool:
+    """Does Inductor compile in this thread, and so try candidates on numbers of its own?"""
+    virtualized = import_module("torch._inductor.virtualized")
+    return not isinstance(virtualized.V.graph, virtualized.NullHandler)
 
 
 def install() -> Callable[[], None]:

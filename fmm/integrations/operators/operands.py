@@ -1,10 +1,14 @@
-"""Which operands of torch's operators fmm multiplies: plain tensors, and places and numbers that torch takes as is."""
+"""Which operands of torch's operators fmm multiplies: plain tensors, and places and numbers that torch takes as is.
+
+And what a report counts a product of them as.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fmm.arrays.torch_calls import PLAIN, deterministic, dispatch_keys, plain_bits, writable
+from fmm.integrations.report_value import Kind
 
 
 def plain_operands(a: Any, b: Any) -> bool:
@@ -63,3 +67,8 @@ def are_factors(alpha: Any, beta: Any, a: Any) -> bool:
     """Numbers by which torch would multiply such a matrix."""
     factors = alpha, beta
     return not any(isinstance(x, bool) or (isinstance(x, complex) and not a.is_complex()) for x in factors)
+
+
+def kind_of_product(where: str, a: Any, b: Any) -> Kind:
+    """As a report counts it."""
+    return Kind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))

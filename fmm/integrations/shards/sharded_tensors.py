@@ -25,6 +25,7 @@ from fmm.hardware.links import Network, network_of
 from fmm.integrations.shards.agreement import everybody_knows
 from fmm.integrations.shards.placements import RESULT, added_up_as, cuts_of, refused_placements
 from fmm.integrations.shards.product_of_blocks import product_of_blocks
+from fmm.integrations.shards.row_of_blocks import block_of_a_row
 from fmm.integrations.shards.shared_product import BegunProduct, Processes, finite_everywhere, told_of_loss
 from fmm.kernels.distributed.blocks import Cuts, Holdings
 from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
@@ -150,7 +151,7 @@ def product_by(way: Way, a: Any, b: Any) -> Any:
     mesh, above, layout = a.device_mesh, Plan.parse(way.above), kept_layout(way.layout)
     processes, local = processes_of(mesh), partial(_multiplied, way.rest)
     with told_of_loss(processes, "A and B are brought to their places"):
-        a, b = _held(a, layout.a), _held(b, layout.b)
+        a, b = _held(a, layout.a[: mesh.ndim]), _held(b, layout.b[: mesh.ndim])
 
     def begin(block: Layout, left: Any, right: Any) -> BegunProduct:
         return BegunProduct(processes, kept_layout(block), left, right)
@@ -165,7 +166,9 @@ def product_by(way: Way, a: Any, b: Any) -> Any:
             c = c if finite_everywhere(c, processes) else None  # sums of blocks moved inf or NaN, or overflowed
         if c is None:
             c = finish(begin(layout, a, b))
-    placed = [PLACED[axis] for axis in layout.work if axis is not None]
+        if len(layout.mesh) > mesh.ndim:  # its processes multiplied as a rectangle
+            c = block_of_a_row(c, layout, processes)
+    placed = [PLACED[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
     shape = torch.Size((layout.m, layout.n))
     return DTensor.from_local(c, mesh, placed, run_check=False, shape=shape, stride=(layout.n, 1))
 

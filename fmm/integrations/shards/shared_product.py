@@ -91,13 +91,13 @@ class Panels:
                 if not place.is_contiguous():
                     found.late.append((place, torch.empty_like(place, memory_format=torch.contiguous_format)))
                     place = found.late[-1][1]
-                asked.append(dist.P2POp(dist.irecv, _numbers(place), numbers[source], group))
+                asked.append(dist.P2POp(dist.irecv, numbers_of(place), numbers[source], group))
             self.kept[operand] = found.panels[operand]
         for transfer in self.layout.steps[step]:
             if transfer.source == me:
                 box = self.boxes[transfer.operand]
                 part = part_of(self.held[transfer.operand], transfer.box.within(box))
-                found.sent.append(_numbers(part.resolve_conj().contiguous()))
+                found.sent.append(numbers_of(part.resolve_conj().contiguous()))
                 asked.append(dist.P2POp(dist.isend, found.sent[-1], numbers[transfer.dest], group))
         if asked:
             with told_of_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
@@ -131,7 +131,7 @@ def part_of(matrix: Any, box: Box) -> Any:
     return matrix[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
 
 
-def _numbers(x: Any) -> Any:
+def numbers_of(x: Any) -> Any:
     """As NCCL knows them: of complex ones the parts."""
     return torch.view_as_real(x) if x.is_complex() else x
 

@@ -47,7 +47,7 @@ class SharedDecision:
         best = self.best
         layout = best.layout
         sizes = f"{layout.m} x {layout.k} x {layout.n}"
-        mesh = " x ".join(map(str, layout.mesh))
+        mesh = str(layout.ranks) if best.rectangle else " x ".join(map(str, layout.mesh))
         terms = f"products {best.products:.4g} s, waiting {best.waiting:.3g} s, sums {best.sums:.3g} s"
         lines = [
             f"product: {sizes}, {self.dtype}, on a mesh of {mesh} ({self.network})",

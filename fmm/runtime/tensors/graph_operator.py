@@ -18,6 +18,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime.decisions.left_to_vendor import SMALL
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.tensors.gradients import gradients, product, save_factors
+from fmm.runtime.tensors.operator_rules import add_rules
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 # While a stream is captured no plan runs (fmm/runtime/running/device_run.py), so Inductor is to leave the operator
@@ -104,6 +105,7 @@ torch.library.register_fake("fmm::matmul", _shaped, lib=_LIBRARY)
 torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
 if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
     torch.library.register_vmap("fmm::matmul", _of_batches, lib=_LIBRARY)
+add_rules(OPERATOR, _LIBRARY)
 
 
 def recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:

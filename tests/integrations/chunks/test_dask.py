@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from importlib import import_module
@@ -15,6 +14,7 @@ import pytest
 import fmm
 from fmm.integrations.chunks import chunk_grid
 from fmm.integrations.chunks.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
+from fmm.integrations.chunks.made_again import only_if, quietly, same_chunk
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import usual_growth
 from fmm.perfmodel.stability import expected_growth
@@ -66,16 +66,63 @@ def poisoned(value: float) -> Any:
 OUT_OF_RANGE = {"inf": poisoned(np.inf), "NaN": poisoned(np.nan), "near the largest": np.full((9, 9), 1.7e308)}
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("plan", ["winograd", "strassen^2", "strassen.peel"])
 @pytest.mark.parametrize("what", OUT_OF_RANGE)
-def test_levels_do_not_move_inf_and_nan_unseen(what: str, plan: str) -> None:
-    x, y = da.from_array(OUT_OF_RANGE[what], chunks=2), da.from_array(np.eye(9), chunks=2)
-    said = f"by {re.escape(plan)}.* over the chunks .* has inf or NaN.*plan='vendor'"
+def test_inf_and_nan_are_where_numpy_has_them(what: str, plan: str, side: str) -> None:
+    """Numbers near the largest overflow in sums of blocks alone: of these nobody is to be warned."""
+    values, unit = OUT_OF_RANGE[what], np.eye(9)
+    a, b = (values, unit) if side == "left" else (unit, values)
+    x, y = da.from_array(a, chunks=2), da.from_array(b, chunks=2)
+    with np.errstate(all="raise" if what == "near the largest" else "ignore"):
+        wanted = a @ b
+        np.testing.assert_array_equal(products.matmul(x, y, plan=plan).compute(scheduler="sync"), wanted)
+    assert (np.isfinite(wanted).all()) == (what == "near the largest")
+
+
+@pytest.fixture
+def products_of_chunks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The limit of errors of each product of two chunks that is computed."""
+    limits = list[Any]()
+
+    def noted(name: str) -> Any:
+        def product(*given: Any, **wishes: Any) -> Any:
+            limits.append(wishes["max_error_growth"])
+            return getattr(fmm, name)(*given, **wishes)
+
+        return product
+
+    for name in ("matmul", "gemm"):
+        monkeypatch.setattr(chunk_grid, name, noted(name))
+    return limits
+
+
+@pytest.mark.parametrize(("row", "again"), [(None, 0), (0, 8)], ids=["nothing to repeat", "an inf"])
+def test_only_chunks_with_inf_are_made_again(row: int | None, again: int, products_of_chunks: list[Any]) -> None:
+    """An inf in the first row of chunks: the level has it in the third one too, and both are four chunks of four
+    products each. Where there is none, the level's 7 times 8 products are all."""
+    a = np.ones((16, 16))
+    if row is not None:
+        a[row, 0] = np.inf
+    x = da.from_array(a, chunks=4)
     with np.errstate(all="ignore"):
-        with pytest.raises(PlanError, match=said):
-            products.matmul(x, y, plan=plan).compute(scheduler="sync")
-        wanted = OUT_OF_RANGE[what] @ np.eye(9)
-        np.testing.assert_array_equal(products.matmul(x, y, plan="vendor").compute(scheduler="sync"), wanted)
+        found = products.matmul(x, da.ones((16, 16), chunks=4), plan="winograd").compute(scheduler="sync")
+        np.testing.assert_array_equal(found, a @ np.ones((16, 16)))
+    assert len(products_of_chunks) == 7 * 8 + again * 4
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_what_may_be_made_again_is_sent_no_chunk_in_vain() -> None:
+    """Its products read what hands chunks on, one each, where they are; that gives None while nothing is wrong."""
+    x = da.ones((16, 16), chunks=4)
+    graph = dict(products.matmul(x, x, plan="winograd").__dask_graph__())
+    spare = {key: task[2:] for key, task in graph.items() if isinstance(task, tuple) and task[0] is only_if}
+    handing = {key for key, (function, *_) in spare.items() if function is same_chunk}
+    assert len(handing) == 2 * 16 * 2  # of A and B, for each of two pairs of columns or of rows
+    assert all(len(spare[key]) == 2 for key in handing)
+    for function, *rest in spare.values():
+        assert function is same_chunk or handing.issuperset((*rest[0], *rest[1]))
+    assert only_if([False], combined_chunks, (1,), [None]) is None
 
 
 @pytest.mark.parametrize("plan", ["winograd", "strassen", "strassen^2"])
@@ -86,10 +133,16 @@ def test_sums_of_chunks_of_different_heights_are_as_high_as_the_highest(plan: st
     np.testing.assert_allclose(products.matmul(x, y, plan=plan).compute(scheduler="sync"), a @ b, atol=1e-11)
 
 
+def multiplying_tasks(product: Any) -> list[tuple[Any, ...]]:
+    """What is done at any rate: not what is made again."""
+    tasks = [task for task in dict(product.__dask_graph__()).values() if isinstance(task, tuple)]
+    own = [task[1:] if task[0] is quietly else task for task in tasks]
+    return [task for task in own if task[0] is multiplied_chunks]
+
+
 def tasks_of(product: Any) -> list[int]:
     """Of each task that multiplies: how many products of chunks it adds up."""
-    tasks = dict(product.__dask_graph__()).values()
-    return [len(task[1]) for task in tasks if isinstance(task, tuple) and task[0] is multiplied_chunks]
+    return [len(task[1]) for task in multiplying_tasks(product)]
 
 
 def chosen(grid: int, chunk: int, **asked: Any) -> tuple[int, int]:
@@ -342,24 +395,12 @@ OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
 def test_workers_with_devices_are_told_the_limit_of_errors(wishes: dict[str, Any], growth: float | None) -> None:
     """They choose the plans for their chunks: within what the levels over the grid leave of the limit."""
     x = da.from_array(np.ones((8, 8)).view(OnDevice), chunks=4, asarray=False)
-    graph = dict(products.matmul(x, x, **wishes).__dask_graph__())
-    asked = {task[6:] for task in graph.values() if isinstance(task, tuple) and task[0] is multiplied_chunks}
+    asked = {task[6:] for task in multiplying_tasks(products.matmul(x, x, **wishes))}
     assert asked == {(None, growth)}
 
 
-def test_chunks_are_multiplied_within_the_limit_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[Any]()
-
-    def noted(name: str) -> Any:
-        def product(*given: Any, **wishes: Any) -> Any:
-            asked.append(wishes["max_error_growth"])
-            return getattr(fmm, name)(*given, **wishes)
-
-        return product
-
-    for name in ("matmul", "gemm"):
-        monkeypatch.setattr(chunk_grid, name, noted(name))
+def test_chunks_are_multiplied_within_the_limit_of_errors(products_of_chunks: list[Any]) -> None:
     ones = np.ones((2, 2))
     assert (multiplied_chunks([ones, ones], [ones, ones], 1, 1, None, None, 3.0) == 4).all()
     assert (multiplied_chunks([ones], [ones], 1, 1, ones, None, 3.0) == 3).all()
-    assert asked == [3.0, 3.0, 3.0]
+    assert products_of_chunks == [3.0, 3.0, 3.0]

@@ -41,7 +41,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     linalg = SimpleNamespace()
     made = SimpleNamespace(ndarray=Array, linalg=linalg, calls=calls)
-    for name in ("matmul", "dot", "tensordot"):
+    for name in ("matmul", "dot", "inner", "tensordot"):
         setattr(made, name, noting(name))
     linalg.matmul = made.matmul
 
@@ -70,6 +70,11 @@ def test_products_of_plain_arrays_are_fmms_and_all_else_is_cupys(cupy: Any, rng:
             ("dot", (a, other), "dot"),
             ("dot", (a, b.astype("f4").view(Array)), "dot"),
             ("dot", (a.astype(int).view(Array), b.astype(int).view(Array)), "dot"),
+            ("inner", (a, b.T), "fmm"),
+            ("inner", (small, small), "inner"),
+            ("inner", (a, v), "inner"),
+            ("inner", (a, other.T), "inner"),
+            ("inner", (a, b.T.astype("f4").view(Array)), "inner"),
             ("tensordot", (a, b, 1), "fmm"),
             ("tensordot", (a, b, ((1,), (0,))), "fmm"),
             ("tensordot", (a, b, ((0, 1), (1, 0))), "tensordot"),  # few numbers
@@ -92,6 +97,27 @@ def test_products_of_plain_arrays_are_fmms_and_all_else_is_cupys(cupy: Any, rng:
     assert (a @ b).shape == (20, 20) and "__matmul__" not in vars(Array)
     cupy.matmul(a, b)
     assert cupy.calls == ["matmul"]
+
+
+def test_inner_products_are_counted_whoever_answers(cupy: Any, rng: np.random.Generator) -> None:
+    a, small = drawn(rng, 20, 30), drawn(rng, 3, 3)
+    counts = begin_report()
+    undo = put(CupyFunctions(cupy).replacements())
+    try:
+        cupy.inner(a, a)
+        cupy.inner(small, small)
+        with pytest.raises(ValueError, match="aligned"):
+            cupy.inner(a, a.T)
+    finally:
+        undo()
+        end_report()
+    kinds = {(kind.where, kind.left, kind.right) for kind, _ in counts.counts}
+    assert kinds == {
+        ("cupy.inner", (20, 30), (30, 20)),
+        ("cupy.inner", (3, 3), (3, 3)),
+        ("cupy.inner", (20, 30), (20, 30)),
+    }
+    assert cupy.calls == ["fmm", "inner", "inner"]
 
 
 def test_options_go_on_to_who_answers(cupy: Any, rng: np.random.Generator) -> None:
@@ -203,7 +229,7 @@ def test_contractions_of_any_axes_are_numpys(left: list[int], right: list[int], 
 @pytest.mark.gpu
 def test_cupy_is_as_ever_but_faster(rng: np.random.Generator) -> None:
     cupy: Any = pytest.importorskip("cupy")
-    own = cupy.matmul, cupy.dot, cupy.tensordot, cupy.einsum, vars(cupy.ndarray).get("__matmul__")
+    own = cupy.matmul, cupy.dot, cupy.inner, cupy.tensordot, cupy.einsum, vars(cupy.ndarray).get("__matmul__")
     a, b = (cupy.asarray(rng.standard_normal(shape)) for shape in ((900, 1100), (1100, 1000)))
     expected = cupy.asnumpy(a) @ cupy.asnumpy(b)
     report = begin_report()
@@ -214,6 +240,7 @@ def test_cupy_is_as_ever_but_faster(rng: np.random.Generator) -> None:
                 a @ b,
                 cupy.matmul(a, b),
                 cupy.dot(a, b),
+                cupy.inner(a, b.T),
                 cupy.tensordot(a, b, 1),
                 cupy.einsum("ij,jk->ik", a, b),
                 np.matmul(a, b),
@@ -226,6 +253,6 @@ def test_cupy_is_as_ever_but_faster(rng: np.random.Generator) -> None:
         end_report()
     for x in found:
         np.testing.assert_allclose(cupy.asnumpy(x), expected, rtol=1e-9, atol=1e-9)
-    assert sum(report.counts.values()) >= 6
-    now = cupy.matmul, cupy.dot, cupy.tensordot, cupy.einsum, vars(cupy.ndarray).get("__matmul__")
+    assert sum(report.counts.values()) >= 7
+    now = cupy.matmul, cupy.dot, cupy.inner, cupy.tensordot, cupy.einsum, vars(cupy.ndarray).get("__matmul__")
     assert all(x is y for x, y in zip(now, own, strict=True))

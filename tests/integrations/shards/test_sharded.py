@@ -24,6 +24,16 @@ def test_of_two_processes(case: str) -> None:
     ended_well(2, case)
 
 
+@pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="this torch does not hand out its kernels")
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_operator_multiplies_sharded_matrices(count: int) -> None:
+    ended_well(count, "operator")
+
+
+def test_a_row_of_processes_as_a_rectangle() -> None:
+    ended_well(4, "rectangle")
+
+
 HOSTILE = [
     "disagree",
     "refused",
