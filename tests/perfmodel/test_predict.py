@@ -197,6 +197,22 @@ def test_rows_of_a_alone_that_are_not_aligned_are_a_case_of_their_own(k: int, n:
     assert after.products == pytest.approx(slower * before.products)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize(
+    ("plan", "unaligned"),
+    [
+        ("vendor", 1.0),
+        ("3m > vendor", 1.0),  # the parts of such rows are rows of as many real numbers
+        ("3m.batched > vendor", 1.0),
+        ("3m(strassen.pad16) > vendor", 0.0),  # which are padded
+        ("3m > strassen.batched.pad16 > vendor", 0.0),
+    ],
+)
+def test_rows_of_an_odd_number_of_complex_numbers_are_not_aligned(dtype: str, plan: str, unaligned: float) -> None:
+    found = {n: estimated_work(Plan.parse(plan), Problem(2000, 2000, n, dtype)).unaligned for n in (2000, 2001)}
+    assert found == {2000: 0.0, 2001: unaligned}
+
+
 @pytest.mark.parametrize(
     ("dtype", "term", "n", "plans"),
     [
