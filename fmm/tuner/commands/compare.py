@@ -12,18 +12,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import ConfigError, Tuned
+from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work.estimate import estimated_work
 from fmm.problem import Problem, Shape
-from fmm.runtime.decisions.decide import certified_entry, model_choice
+from fmm.runtime.decisions.decide import model_choice, tuned_choice
 from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.findings.described import share_or_nothing
+from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.parts import Table, table_of
 from fmm.tuner.findings.threshold_agreement import NEAR, ComparedThreshold, agreement_table, compared_thresholds
 
@@ -81,30 +82,33 @@ class Agreement:
         return {**asdict(self), "thresholds": [x.fields for x in self.thresholds]}
 
 
-def compared_choices(one: Tuned, two: Tuned, noise: float | None) -> Agreement:
+def compared_choices(one: ModelInUse, two: ModelInUse, noise: float | None) -> Agreement:
     """The runtime's choices by either, on products of all these sides."""
-    problems = [Problem(m, k, n, one.dtype) for m, k, n in product(SIDES, repeat=3)]
+    dtype = one.tuned.dtype
+    problems = [Problem(m, k, n, dtype) for m, k, n in product(SIDES, repeat=3)]
     others = [found for problem in problems if (found := _difference(one, two, problem)) is not None]
     shapes, equal = len(problems), len(problems) - len(others)
     worst = max((x.apart for x in others), default=0.0)
     lost = sorted(others, key=lambda x: max(x.losses, default=0.0), reverse=True)
-    thresholds = compared_thresholds(one.thresholds, two.thresholds)
-    return Agreement(one.identity.key, one.dtype, shapes, equal, worst, noise, thresholds, tuple(lost[:TOLD]))
+    thresholds = compared_thresholds(one.tuned.thresholds, two.tuned.thresholds)
+    return Agreement(one.tuned.identity.key, dtype, shapes, equal, worst, noise, thresholds, tuple(lost[:TOLD]))
 
 
-def _difference(one: Tuned, two: Tuned, problem: Problem) -> Difference | None:
+def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Difference | None:
     """What they choose otherwise, if they do."""
-    first, second = (_chosen(tuned, problem) for tuned in (one, two))
+    first, second = (_chosen(used, problem) for used in (one, two))
     if first == second:
         return None
-    losses = _loss(one.calibration, problem, first, second), _loss(two.calibration, problem, second, first)
+    models = [used.calibration or used.tuned.calibration for used in (one, two)]
+    losses = _loss(models[0], problem, first, second), _loss(models[1], problem, second, first)
     return Difference(problem.size, str(first), str(second), *losses)
 
 
-def _chosen(tuned: Tuned, problem: Problem) -> Plan:
-    known = tuned.trusted
+def _chosen(used: ModelInUse, problem: Problem) -> Plan:
+    known, tuned = used.calibration, used.tuned
     limits = Limits(ANY_MEMORY, usual_growth(known is not None and known.batches))
-    return (certified_entry(problem, limits, tuned) or model_choice(problem, limits, known, True, tuned.identity)).plan
+    measured = tuned_choice(problem, limits, tuned, known, used.on_cpu)
+    return (measured or model_choice(problem, limits, known, True, tuned.identity)).plan
 
 
 def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: Plan) -> float | None:
@@ -148,12 +152,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
-    others = {(key, dtype): raw for key, dtype, raw in config_sections(two)}
-    for key, dtype, raw in config_sections(one):
-        if (other := others.get((key, dtype))) is not None:
-            found = checked_fully(key, dtype, raw), checked_fully(key, dtype, other)
-            noises = [section["noise"] for section in (raw, other) if section["noise"] is not None]
-            yield compared_choices(*found, max(noises, default=None))
+    first, second = (_by_device(path) for path in (one, two))
+    for key, sections in first.items():
+        others = second.get(key, {})
+        for dtype in (x for x in sections if x in others):
+            used = [model_in_use(key, dtype, some) for some in (sections, others)]
+            noises = [some[dtype]["noise"] for some in (sections, others) if some[dtype]["noise"] is not None]
+            yield compared_choices(used[0], used[1], max(noises, default=None))
+
+
+def _by_device(path: Path) -> dict[str, dict[str, Raw]]:
+    """The sections of a config; ConfigError if one is damaged."""
+    found: dict[str, dict[str, Raw]] = {}
+    for key, dtype, raw in config_sections(path):
+        checked_fully(key, dtype, raw)
+        found.setdefault(key, {})[dtype] = raw
+    return found
 
 
 def _lines(a: Agreement) -> Iterator[str]:

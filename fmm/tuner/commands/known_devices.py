@@ -6,11 +6,12 @@ GPU here alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
-from fmm.config.schema import Raw, Tuned
+from fmm.config.schema import Raw, Tuned, checked_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
@@ -85,6 +86,20 @@ def not_used(name: str, dtype: str) -> str:
     if not tuned or not tuned.doubts:
         return ""
     return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
+
+
+def not_used_here(sections: Mapping[str, Raw], key: str) -> list[str]:
+    """Of a config's sections of this processor: which fmm.matmul would not use as it is installed here, and why."""
+    if key != identity_of("cpu").key:
+        return []
+    reasons: dict[str, list[str]] = {}
+    for dtype, raw in sections.items():
+        own = raw.get("doubts") or ()
+        for doubt in checked_section(raw, f"{key}.{dtype}", identity_of("cpu"), dtype).doubts:
+            if doubt not in own:
+                reasons.setdefault(doubt, []).append(dtype)
+    then = instead(identity_of("cpu"), "")
+    return [f"{', '.join(x)}: the tuning here is not used: {why}; {then}" for why, x in reasons.items()]
 
 
 def trusted_calibration(name: str, dtype: str) -> Calibration | None:

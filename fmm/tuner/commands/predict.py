@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fmm.config import environment, identity
-from fmm.config.schema import ANY, Entry, Tuned
+from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -30,6 +30,7 @@ from fmm.runtime.decisions.limits import limits_without_arrays, share_of
 from fmm.tuner.commands.known_devices import (
     calibration_of,
     identity_of,
+    is_cpu,
     is_gpu_here,
     memory_in_config,
     names_in_words,
@@ -103,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
     found = printed_fields(choice, calibration, limits) | notes
     found["not_used"] = not_used(name, problem.dtype)
     found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
+    found["probed"] = _probed(name, problem, choice)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
@@ -187,6 +189,18 @@ def _tuned_elsewhere(name: str, problem: Problem) -> str:
         return ""
     goes = f"{_function(problem)} goes by a tuning of such a card"
     return f"on a {known.name} {goes}: `--device {key}` tells what it chooses"
+
+
+def _probed(name: str, problem: Problem, choice: Choice) -> str:
+    """That a plan for this processor, which is not tuned, is not yet what a call does."""
+    asked = is_cpu(name) and problem.op == PRODUCT and choice.best.plan != VENDOR
+    if not asked or trusted_calibration(name, problem.dtype) is not None:
+        return ""
+    m, k, n = problem.size
+    return (
+        f"a call goes by what it measures of this processor for a moment, not by this: fmm.plan({m}, {k}, {n}, "
+        f"dtype={problem.dtype!r}) does so now, and says what it chooses"
+    )
 
 
 def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
@@ -282,7 +296,7 @@ def _text(found: dict[str, Any]) -> str:
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
-        *(found[note] for note in ("not_used", "tuned_elsewhere") if found[note]),
+        *(found[note] for note in ("not_used", "tuned_elsewhere", "probed") if found[note]),
         *([f"measured of this size: {found['passed_over']}"] if found["passed_over"] else []),
         f"{time}: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",

@@ -15,6 +15,7 @@ from typing import Any
 from fmm.config import schema
 from fmm.kernels.plans.plan import PlanError
 from fmm.tuner.commands.config import checked_fully, config_sections
+from fmm.tuner.commands.known_devices import not_used_here
 from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.findings.model_in_use import model_in_use
@@ -67,6 +68,9 @@ def run(options: argparse.Namespace) -> int:
     except (schema.ConfigError, PlanError, OSError) as error:
         print(f"fmm-tune report: {error}", file=sys.stderr)
         return 1
+    for key, sections in {case.device: case.sections for case in found}.items():
+        for line in not_used_here(sections, key):
+            print(line, file=sys.stderr)
     print(
         json.dumps([str(p) for p in written])
         if options.json

@@ -14,7 +14,7 @@ from fmm.config import environment, locate
 from fmm.config.schema import ConfigError, Raw
 from fmm.config.thresholds import read_thresholds
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config, tuned_how
-from fmm.tuner.commands.known_devices import identity_of, not_used
+from fmm.tuner.commands.known_devices import not_used_here
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.findings.described import described
@@ -65,7 +65,15 @@ def _fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Ra
     """A section as JSON has it; its thresholds as all that is printed goes by them."""
     known = read_thresholds(raw.get("thresholds"))
     told = {"thresholds": {**raw["thresholds"], "epsilon": known.epsilon}} if known else {}
-    return {"device": key, "dtype": dtype, **raw, **told, "fmm.matmul": _answers(found, key, dtype)}
+    answers = {"fmm.matmul": _answers(found, key, dtype), "not_used_here": _not_used(key, dtype, raw)}
+    return {"device": key, "dtype": dtype, **raw, **told, **answers}
+
+
+def _not_used(key: str, dtype: str, raw: Raw) -> str:
+    """Why not, as fmm is installed here; empty where it is, or would be if it were read, or is damaged."""
+    with suppress(ConfigError):
+        return " ".join(not_used_here({dtype: raw}, key))
+    return ""
 
 
 def _answers(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str) -> Raw:
@@ -81,6 +89,7 @@ def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
     types = [TypeInShort(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
+    yield from not_used_here(sections, key)
     yield from in_short(types)
     yield from recursion_lines(sections.items())
     short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT]
@@ -88,8 +97,7 @@ def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
     for dtype, raw in sections.items():
         yield ""
         yield f"{key}, {dtype} ({device_name(key, raw)}; {tuned_how(raw)})"
-        if not raw.get("doubts") and _in_force(path) and key == identity_of("cpu").key:
-            yield from (f"  {why}" for why in [not_used("cpu", dtype)] if why)  # here, as without llvmlite
+        yield from (f"  {why}" for why in not_used_here({dtype: raw}, key))
         yield from described(raw, dtype, key, sections)
     yield ""
 

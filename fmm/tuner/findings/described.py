@@ -74,7 +74,14 @@ def _entries(used: ModelInUse) -> Iterator[Part]:
         return
     base = "NumPy's product" if used.on_cpu else "cuBLAS"
     head = "size", f"times as fast as {base} [95 %]", "rounds", "plan"
-    yield "measured", "At exactly these sizes fmm.matmul goes by what was measured, not by the model:"
+    passed_over = [_plain_square(entry) and bool(set_aside(used, entry)) for entry in entries]
+    told = (
+        "At exactly these sizes this was measured; fmm.matmul goes by something newer there, see each row:"
+        if all(passed_over)
+        else "At exactly these sizes fmm.matmul goes by what was measured, not by the model"
+        + (", but where a row says otherwise:" if any(passed_over) else ":")
+    )
+    yield "measured", told
     yield "", table_of(head, (_entry_row(entry, used) for entry in entries))
     yield from _not_tried(used, entries, base)
 

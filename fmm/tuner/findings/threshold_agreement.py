@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from fmm.config.thresholds import Interval, Thresholds
+from fmm.config.thresholds import TAUS, Interval, Thresholds
 from fmm.tuner.findings.parts import Table, table_of
 from fmm.tuner.findings.threshold_words import spelled, spelled_interval
 
-NAMES = ("alpha", "pi", "n1", "tau1", "tau2", "tau3")
+NAMES = ("alpha", "pi", "n1", *TAUS)
 NEAR = 0.1  # of the first one: so far apart two tunings may be
 
 
@@ -70,12 +70,28 @@ def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> 
     """Each of both; nothing if a section has none, or those of an earlier fmm."""
     if first is None or second is None:
         return ()
-    return tuple(_compared(name, first, second) for name in NAMES)
+    apart = [bool(x.without_emulation) for x in (first, second)]
+    # Of a tuning that measured no leaf which makes products in another type tau1 to tau3 are without these.
+    alike = [name for name in NAMES if name not in TAUS or apart[0] == apart[1]]
+    own = [_compared(name, first, second) for name in alike]
+    return (*own, *(_without_emulation(name, first, second) for name in TAUS if any(apart)))
 
 
 def _compared(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:
     intervals = first.intervals.get(name), second.intervals.get(name)
     return ComparedThreshold(name, first.value(name), second.value(name), *intervals)
+
+
+def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:
+    """Where no product is made of products in another type; intervals are recorded of a tuning that knows none."""
+    (one, its), (two, others) = (_value_without_emulation(name, x) for x in (first, second))
+    return ComparedThreshold(f"{name} without emulation", one, two, its, others)
+
+
+def _value_without_emulation(name: str, found: Thresholds) -> tuple[float | None, Interval | None]:
+    if found.without_emulation:
+        return found.without_emulation.get(name), None
+    return found.value(name), found.intervals.get(name)
 
 
 def agreement_table(compared: Sequence[ComparedThreshold]) -> Table:

@@ -50,7 +50,7 @@ def _from(sides: Mapping[str, int]) -> str:
     """912 (float32), 3040 (float64) or 12784 (bfloat16) on; of many types only the least and the largest."""
     ordered = [f"{side} ({dtype})" for dtype, side in sorted(sides.items(), key=lambda x: x[1])]
     if len(ordered) > NAMED:
-        return f"{ordered[0]} to {ordered[-1]} on, depending on the type,"
+        return f"{ordered[0]} to {ordered[-1]} on, depending on the type"
     return " or ".join(filter(None, (", ".join(ordered[:-1]), ordered[-1]))) + " on"
 
 

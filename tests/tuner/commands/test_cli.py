@@ -154,6 +154,18 @@ def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "vendor" in capsys.readouterr().out
 
 
+def test_predict_says_of_a_processor_that_is_not_tuned_what_a_call_goes_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It measures nothing, and a call would. (Of what is left to the library either way, nothing is said.)"""
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "none.json"))
+    found = {}
+    for arguments in (["16384"], ["300"], ["16384", "--device", "h200"]):
+        assert main(["predict", *arguments, "--dtype", "float32"]) == 0
+        found[" ".join(arguments)] = "goes by what it measures of this processor" in capsys.readouterr().out
+    assert found == {"16384": True, "300": False, "16384 --device h200": False}
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "obeyed", "broken", "said"),
     [

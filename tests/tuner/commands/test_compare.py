@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.choose import CPU_GROWTH
+from fmm.perfmodel.choose import CPU_GROWTH, Limits, usual_growth
 from fmm.perfmodel.stability import expected_growth
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import model_choice, tuned_choice
 from fmm.tuner.cli import main
 from fmm.tuner.commands.compare import SIDES, TOLD
+from fmm.tuner.findings.model_in_use import model_in_use
 from tests.support import configs as tuned
 
 KEY = "cpu-test-2t"
+H200, H200_KEY = Path(__file__).parents[3] / "results" / "nvidia-h200", "cuda-9.0-132sm"
 
 
 def config(folder: Path, stream: float, *entries: object, noise: float = 0.02, thresholds: Any = None) -> str:
@@ -159,3 +163,34 @@ def test_thresholds_that_one_config_lacks_decide_nothing(tmp_path: Path, capsys:
     assert main(["compare", one, two]) == 0
     said = capsys.readouterr().out
     assert "thresholds: not in both; `fmm-tune conclude --thresholds` makes" in said and "thresholds agree" not in said
+
+
+def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two tunings of H200s, one from before `f16x3`: fmm.matmul takes that leaf by its rate in the datasheet."""
+    paths = [str(H200), str(H200 / "five-minutes")]
+    main(["compare", *paths, "--json"])
+    found = {x["dtype"]: x for x in json.loads(capsys.readouterr().out)}
+    assert found["float32"]["equal"] > 0.95 * found["float32"]["shapes"]
+    sections = json.loads((H200 / "config.json").read_text())["devices"][H200_KEY]
+    used = model_in_use(H200_KEY, "float32", sections)
+    for row in found["float32"]["differences"]:
+        limits = Limits(1 << 62, usual_growth(batches=True))
+        m, k, n = row["size"]
+        problem = Problem(m, k, n, "float32")
+        chosen = tuned_choice(problem, limits, used.tuned, used.calibration, False)
+        chosen = chosen or model_choice(problem, limits, used.calibration, True, used.tuned.identity)
+        assert row["first"] == str(chosen.plan)
+
+
+def test_thresholds_of_unlike_leaves_are_compared_without_emulation(capsys: pytest.CaptureFixture[str]) -> None:
+    """tau1 to tau3 are of the leaves that a tuning measured; the first one's knew none that emulates."""
+    main(["compare", str(H200), str(H200 / "five-minutes"), "--json"])
+    found = {x["dtype"]: {row["name"]: row for row in x["thresholds"]} for x in json.loads(capsys.readouterr().out)}
+    assert "tau1" not in found["float32"] and found["float32"]["tau1 without emulation"]["agrees"]
+    assert "tau1 without emulation" not in found["bfloat16"] and found["bfloat16"]["tau1"]["agrees"]
+    assert all(found[dtype][name]["agrees"] for dtype in ("float32", "float64") for name in ("alpha", "pi", "n1"))
+    main(["compare", *[str(H200 / "five-minutes")] * 2, "--json"])
+    alike = {row["name"] for x in json.loads(capsys.readouterr().out) for row in x["thresholds"]}
+    assert {"tau1", "tau1 without emulation"} <= alike, "both know such leaves"

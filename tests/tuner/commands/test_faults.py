@@ -665,6 +665,12 @@ def test_show_says_what_is_not_in_force_here(
         assert main(command) == 0
         said = "the tuning here is not used: it was tuned with compiled sums" in capsys.readouterr().out
         assert said == (not compiled), command
+    monkeypatch.delenv("FMM_CONFIG")  # a config that is named, though fmm does not read it
+    assert main(["show", str(path)]) == 0
+    said_twice = capsys.readouterr().out.count("float64: the tuning here is not used: it was tuned with compiled sums")
+    assert said_twice == (0 if compiled else 2), "on top, and beside the type"
+    assert main(["show", str(path), "--json"]) == 0
+    assert bool(json.loads(capsys.readouterr().out)[0]["not_used_here"]) == (not compiled)
 
 
 def test_what_no_tuning_measures_is_told(capsys: pytest.CaptureFixture[str]) -> None:
