@@ -10,6 +10,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Operation, Problem
+from fmm.tuner.findings.answers import UNTIMED, set_aside
 from fmm.tuner.findings.outcome import MORE, ODD_SIDES, gains_from, odd_gains, vendors_name
 from fmm.tuner.report.case import REACH, Case
 
@@ -81,13 +82,13 @@ def half_gain_at(case: Case, side: int) -> Gain | None:
 
 
 def gain_at(case: Case, side: int) -> Gain | None:
-    """A trusted entry of that square, else the model's choice; None beyond what was measured."""
+    """A trusted entry of that square, if fmm.matmul goes by it, else the model's choice; None beyond what was measured."""
     known = case.tuned.entry((side, side, side))
     if known is None and (side > REACH * case.largest or case.tuned.trusted is None):
         return None
     best = case.choice(side, side, side)
     predicted = 1 / best.time
-    if known is None:
+    if known is None or set_aside(case.used, known[0]) == UNTIMED:
         kind = LEFT if best.plan == VENDOR else PREDICTED
         return _gain(case, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known

@@ -22,7 +22,7 @@ from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
 from fmm.tuner.findings.summary import TypeInShort, in_short, most_gained
 from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
-from fmm.tuner.report.overview import LEFT, gains_frame, largest_timed, shown_gains
+from fmm.tuner.report.overview import LEFT, PREDICTED, gains_frame, largest_timed, shown_gains
 from fmm.tuner.report.overview_picture import (
     NARROW,
     WIDE,
@@ -153,6 +153,18 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     between = meaning(gains, {"float64": 3100}, "NumPy's product")
     assert "than NumPy's product on square matrices from a side of about 3100 (float64) on." in between
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
+
+
+def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
+    """This tuning was before `f16x3`, which fmm.matmul takes at the squares that it timed too."""
+    (float32,) = (
+        case for case in tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json") if case.dtype == "float32"
+    )
+    found = {gain.side: gain for gain in shown_gains([float32]) if gain.op == "product"}
+    for side in (4096, 8192, 16384):
+        assert float32.tuned.entry((side,) * 3) is not None
+        assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED, "f16x3")
+        assert found[side].error_growth < 4 and found[side].speedup > 3
 
 
 def test_the_page_says_how_much_in_the_numbers_of_show() -> None:
