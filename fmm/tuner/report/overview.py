@@ -82,7 +82,7 @@ def half_gain_at(case: Case, side: int) -> Gain | None:
 
 
 def gain_at(case: Case, side: int) -> Gain | None:
-    """A trusted entry of that square, if fmm.matmul goes by it, else the model's choice; None beyond what was measured."""
+    """A trusted entry of that square, if fmm.matmul goes by it; else the model's choice; None beyond what was timed."""
     known = case.tuned.entry((side, side, side))
     if known is None and (side > REACH * case.largest or case.tuned.trusted is None):
         return None
