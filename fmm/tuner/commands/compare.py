@@ -20,7 +20,7 @@ from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work.estimate import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import model_choice, tuned_choice
-from fmm.tuner.commands.config import checked_fully, config_sections
+from fmm.tuner.commands.config import by_device, checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.findings.described import share_or_nothing
@@ -163,11 +163,10 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
 
 def _by_device(path: Path) -> dict[str, dict[str, Raw]]:
     """The sections of a config; ConfigError if one is damaged."""
-    found: dict[str, dict[str, Raw]] = {}
-    for key, dtype, raw in config_sections(path):
-        checked_fully(key, dtype, raw)
-        found.setdefault(key, {})[dtype] = raw
-    return found
+    sections = list(config_sections(path))
+    for section in sections:
+        checked_fully(*section)
+    return by_device(sections)
 
 
 def _lines(a: Agreement) -> Iterator[str]:

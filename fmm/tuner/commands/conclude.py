@@ -22,7 +22,7 @@ from fmm.config.thresholds import read_thresholds
 from fmm.hardware.datasheets import device
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.untuned.built_in import cpu, in_lanes
-from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config
+from fmm.tuner.commands.config import by_device, checked_fully, one_line_errors, some_sections, takes_config
 from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.devices.recorded import RecordedDevice
@@ -67,10 +67,7 @@ def run(options: argparse.Namespace) -> int:
 def _ends(path: Path, into: Path, made: Maker, quiet: bool) -> Iterator[End]:
     """Of each section in turn, written and told."""
     tunings = Trials(trials_path(path)).tunings()
-    before = dict[str, dict[str, Raw]]()
-    for key, dtype, raw in some_sections(path):
-        before.setdefault(key, {})[dtype] = raw
-    for key, types in before.items():
+    for key, types in by_device(some_sections(path)).items():
         after = dict(types)
         for dtype, raw in types.items():
             checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])

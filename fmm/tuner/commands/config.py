@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,14 @@ def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
     for key, types in devices.items():
         for dtype, raw in types.items():
             yield key, dtype, raw
+
+
+def by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, Raw]]:
+    """The same sections, those of each device by their types."""
+    found: dict[str, dict[str, Raw]] = {}
+    for key, dtype, raw in sections:
+        found.setdefault(key, {})[dtype] = raw
+    return found
 
 
 def some_sections(path: Path) -> list[tuple[str, str, Raw]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fmm.config import schema
 from fmm.kernels.plans.plan import PlanError
-from fmm.tuner.commands.config import checked_fully, config_sections
+from fmm.tuner.commands.config import by_device, checked_fully, config_sections
 from fmm.tuner.commands.known_devices import not_used_here
 from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
@@ -33,10 +33,7 @@ __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 def tuned_cases(path: Path) -> Iterator[Case]:
     """Everything in a config that has a calibration and trials."""
     tunings = Trials(trials_path(path)).tunings()
-    devices: dict[str, dict[str, schema.Raw]] = {}
-    for key, dtype, raw in config_sections(path):
-        devices.setdefault(key, {})[dtype] = raw
-    for key, sections in devices.items():
+    for key, sections in by_device(config_sections(path)).items():
         for dtype, raw in sections.items():
             tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
             if tuned.calibration is not None and tuning is not None:
