@@ -64,7 +64,7 @@ class Configs:
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
         self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
-        self._tuned: dict[tuple[Identity, str], Tuned | None] = {}
+        self._tuned: dict[tuple[str, str, str], Tuned | None] = {}
         for path in paths:
             try:
                 if required or path.exists():
@@ -75,7 +75,7 @@ class Configs:
 
     def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
         """What the first file that knows this type on this device says."""
-        key = identity, dtype
+        key = identity.key, identity.name, dtype  # by which identities are equal: strings are looked up at once
         if key not in self._tuned:
             self._tuned[key] = self._find(identity, dtype)
         return self._tuned[key]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fmm.config import environment
+from fmm.config.files import configs_in_force
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.explain import explained_table
@@ -115,9 +116,10 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
         return _exact_choice(problem, limits, device)
-    if environment.tuning_mode() == "hasa":
+    mode = environment.tuning_mode()
+    if mode == "hasa":
         return _by_equation_2(problem, limits, device)
-    tuned = tuning_in_force(problem.dtype, device)
+    tuned = None if mode == "off" else configs_in_force().tuned(device.identity, problem.dtype)
     measured = tuned_calibration(tuned, device) if tuned else None
     # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
     on_cpu = device.threads > 0
@@ -129,7 +131,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         _log_untuned(problem, tuned, device)
     calibration = measured or untuned_calibration(problem, limits, device)
     chosen = model_choice(problem, limits, calibration, measured is not None, device.identity)
-    return _online(chosen, problem, device.identity) if environment.tuning_mode() == "online" else chosen
+    return _online(chosen, problem, device.identity) if mode == "online" else chosen
 
 
 def _log_untuned(problem: Problem, tuned: Tuned | None, device: Device) -> None:
