@@ -16,7 +16,7 @@ CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     try:
-        options = _parser().parse_args(arguments)
+        options = _parsed(arguments)
         run: Callable[[argparse.Namespace], int] = options.run
         code = run(options)
         sys.stdout.flush()
@@ -29,7 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CUT_OFF
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; of what a command does not know, the usage of that command."""
+    parser, commands = _parsers()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands.choices.get(options.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+    """Of the whole command, and of the commands in it."""
     parser = argparse.ArgumentParser(
         prog="fmm-tune",
         description="Measure this device once and write the config by which fmm.matmul chooses.",
@@ -37,10 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fmm-tune {fmm.__version__}")
     tune.add_options(parser)
     parser.set_defaults(run=tune.run)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for group in (show, config, conclude, compare, measure, predict, report, paper):
         group.add_parser(commands)
-    return parser
+    return parser, commands
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def test_pages_with_a_session_are_run() -> None:
 
 def test_tuning_tells_of_every_command() -> None:
     text = read(ROOT / "docs" / "tuning.md")
-    (commands,) = (a.choices for a in cli._parser()._actions if a.dest == "COMMAND" or a.metavar == "COMMAND")
+    (commands,) = (a.choices for a in cli._parsers()[0]._actions if a.dest == "COMMAND" or a.metavar == "COMMAND")
     assert commands
     assert not [name for name in commands if f"`fmm-tune {name}" not in text]
 

@@ -151,6 +151,8 @@ def _export(options: argparse.Namespace) -> int:
             print(json.dumps(tables.json_rows(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
+        if table.empty:
+            print(f"fmm-tune export: {path} has no certified entries: all sizes are the model's", file=sys.stderr)
     except ModuleNotFoundError as error:
         print(f"fmm-tune export: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1

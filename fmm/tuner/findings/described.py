@@ -215,7 +215,8 @@ def _margin(used: ModelInUse, fitted: Calibration) -> str:
     taken = "would be" if used.calibration is None else "is"
     return (
         f"The margin is {fitted.margin:.1%}: a plan {taken} taken only if it is predicted to take less time than "
-        f"{vendors_name(fitted)} by more than that, since predictions may be wrong."
+        f"{vendors_name(fitted)} by more than that. It is what predictions may promise too much; what they promise too "
+        "little costs no time."
     )
 
 

@@ -207,7 +207,7 @@ def _corrected(found: Thresholds, factor: float, pi: str) -> str:
         )
     what = (
         f"Their correction epsilon, the least that must be added to alpha / {pi} so that Equation 2 (n1 for any shape) "
-        "says what was measured"
+        "says what was measured of most shapes, squares or not"
     )
     if not epsilon or found.n1 is None:
         return f"{what}: 0, nothing is to be corrected."

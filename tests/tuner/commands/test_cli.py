@@ -23,7 +23,7 @@ from fmm.tuner.commands import suites
 from fmm.tuner.commands.measure import write_result
 from fmm.tuner.trials.environment import device_folder
 from fmm.tuner.trials.paired import Rounds
-from tests.support import ROOT
+from tests.support import ROOT, configs
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "speed": [
@@ -82,6 +82,24 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         assert option in printed
 
 
+@pytest.mark.parametrize("command", ["show", "predict", "export"])
+def test_of_an_unknown_option_the_usage_of_its_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "64", "--no-such-option"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.startswith(f"usage: fmm-tune {command} ")
+    assert told.endswith(f"fmm-tune {command}: error: unrecognized arguments: --no-such-option\n")
+
+
+def test_an_export_without_entries_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    configs.write(path, "cpu-x-2t", found=configs.section())
+    assert main(["export", str(path)]) == 0
+    printed, told = capsys.readouterr()
+    assert printed.startswith("device,dtype,m,k,n,plan,") and printed.count("\n") == 1
+    assert told == f"fmm-tune export: {path} has no certified entries: all sizes are the model's\n"
+
+
 WRITERS = (["conclude"], ["merge", "x"], ["report"], ["canary"], ["suites"], ["paper"])
 
 
@@ -89,8 +107,8 @@ WRITERS = (["conclude"], ["merge", "x"], ["report"], ["canary"], ["suites"], ["p
 def test_all_that_writes_has_one_option_for_where(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Before the command or behind it; the name that some had once is understood, and no help shows it."""
     for arguments in ([*command, "--output", "y"], ["--output", "y", *command], [*command, "--into", "y"]):
-        assert cli._parser().parse_args(arguments).output == Path("y"), arguments
-    assert cli._parser().parse_args(command).output is None
+        assert cli._parsers()[0].parse_args(arguments).output == Path("y"), arguments
+    assert cli._parsers()[0].parse_args(command).output is None
     with pytest.raises(SystemExit):
         main([command[0], "--help"])
     printed = capsys.readouterr().out
@@ -216,7 +234,7 @@ def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
 @pytest.mark.parametrize("command", ["predict", "bench"])
 def test_every_command_has_the_types_of_fmm_plan(command: str) -> None:
     usual = fmm.plan(8, 8, 8).problem
-    assert usual and cli._parser().parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
+    assert usual and cli._parsers()[0].parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
 
 
 # ---- measuring
@@ -411,7 +429,7 @@ sys.exit(main())
 
 
 def test_help_measures_and_imports_nothing_large() -> None:
-    code = "import sys; from fmm.tuner.cli import _parser; _parser(); print([m for m in LARGE if m in sys.modules])"
+    code = "import sys; from fmm.tuner.cli import _parsers; _parsers(); print([m for m in LARGE if m in sys.modules])"
     code = code.replace("LARGE", "('pandas', 'optuna', 'matplotlib', 'cupy', 'scipy')")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
