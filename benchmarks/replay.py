@@ -5,7 +5,8 @@ another is named) the model is asked for its choice, and what that plan took is 
 a choice that nobody tried is counted, and not judged. At the end there is a line for each type of the last run alone:
 what its calls chose then, and what would be chosen now. `--config` names another config than the one that ships,
 `--half 0` or `--half 1` every second shape alone: so that what was settled while looking at one half can be judged by
-the other. `--terms` tells by how much predicted speedups are off, by type and family of plans.
+the other. `--terms` tells by how much predicted speedups are off, by type and family of plans. The device is the one on
+which a file's last run was measured.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from math import exp, log
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.held_out import CALLS, FILE, OWN, WANTED_LEAST, WANTED_OF_VENDOR, Row, paired, recorded_runs, summaries
+from benchmarks.held_out import (
+    CALLS,
+    FILE,
+    OWN,
+    WANTED_LEAST,
+    WANTED_OF_VENDOR,
+    Row,
+    Run,
+    paired,
+    recorded_runs,
+    summaries,
+)
 from fmm.config import files
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Tuned, checked_section
@@ -29,10 +41,10 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
 from fmm.perfmodel.work.row_starts import rows_aligned
 from fmm.problem import Problem
-from fmm.runtime.devices import described_gpu
+from fmm.runtime.devices import Device, described_gpu
 
 ROOT = Path(__file__).parents[1]
-DEVICE = described_gpu("NVIDIA H200", "9.0", 132)
+H200 = described_gpu("NVIDIA H200", "9.0", 132)
 ROOM = 64 << 30  # bytes of workspace
 
 
@@ -54,13 +66,19 @@ class Replayed:
 
 
 @lru_cache(maxsize=64)
-def tuned_model(config: Path, dtype: str) -> Calibration:
+def tuned_model(config: Path, dtype: str, device: Device = H200) -> Calibration:
     """What that config knows of the type on this device, or the datasheet."""
-    raw = files.read_config(config).get(DEVICE.identity.key, {}).get(dtype)
-    found: Tuned | None = raw and checked_section(raw, dtype, DEVICE.identity, dtype)
-    known = found.trusted if found else DEVICE.guess
+    raw = files.read_config(config).get(device.identity.key, {}).get(dtype)
+    found: Tuned | None = raw and checked_section(raw, dtype, device.identity, dtype)
+    known = found.trusted if found else device.guess
     assert known is not None
     return known
+
+
+def measured_device(runs: Sequence[Run]) -> Device:
+    """The GPU on which the last of these was measured."""
+    about = runs[-1].environment
+    return described_gpu(about["device"], about["compute_capability"], about["multiprocessors"])
 
 
 def problem_of(row: Row) -> Problem:
@@ -86,21 +104,21 @@ def tried(row: Row, plan: Plan) -> Sequence[float] | None:
 # ---- by how much predictions are off
 
 
-def errors(row: Row, config: Path) -> Iterator[tuple[str, float]]:
+def errors(row: Row, known: Calibration) -> Iterator[tuple[str, float]]:
     """Of every plan that was tried: its name, and the logarithm of its predicted speedup over the measured one."""
     problem = problem_of(row)
     plans = [Plan.parse(name) for name in row.seconds if name not in CALLS]
-    for c in ranked_candidates(problem, tuned_model(config, problem.dtype), plans) if plans else ():
+    for c in ranked_candidates(problem, known, plans) if plans else ():
         own = tried(row, c.plan)
         if own is not None and c.plan != VENDOR:
             yield str(c.plan), -log(c.time) - log(paired(row.seconds["vendor"], own))
 
 
-def term_table(rows: Sequence[Row], config: Path) -> Iterator[str]:
+def term_table(asked: Sequence[tuple[Row, Calibration]]) -> Iterator[str]:
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for row in rows:
+    for row, known in asked:
         ends = "aligned" if rows_aligned(problem_of(row), 16) else "odd"
-        for name, error in errors(row, config):
+        for name, error in errors(row, known):
             found[row.dtype, ends, name].append(error)
     for (dtype, ends, name), all_of in sorted(found.items()):
         middle = median(all_of)
@@ -153,15 +171,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--every", action="store_true", help="print good choices too")
     options = parser.parse_args(arguments)
     runs = [recorded_runs(path) for path in options.file]
-    rows = [row for found in runs for run in found for row in run.rows]
-    rows = [row for row in rows if not options.dtype or row.dtype in options.dtype]
+    rows = [(row, measured_device(found)) for found in runs for run in found for row in run.rows]
+    rows = [(row, on) for row, on in rows if not options.dtype or row.dtype in options.dtype]
     rows = rows if options.half is None else rows[options.half :: 2]
-    found = [replayed(row, tuned_model(options.config, problem_of(row).dtype)) for row in rows]
+    asked = [(row, tuned_model(options.config, problem_of(row).dtype, on)) for row, on in rows]
+    found = [replayed(row, known) for row, known in asked]
     print(*told(found, options.every), sep="\n")
     last = {id(row) for each in runs for run in each[-1:] for row in run.rows}
     print("The last run alone:", *told_by_type([x for x in found if id(x.row) in last]), sep="\n")
     if options.terms:
-        print(*term_table(rows, options.config), sep="\n")
+        print(*term_table(asked), sep="\n")
     return 0
 
 

@@ -206,7 +206,8 @@ def test_a_choice_is_looked_up_among_what_was_tried() -> None:
 
 def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines(seed: int, *rows: Row) -> list[str]:
-        begins = {"environment": {"commit": "abc"}, "settings": {"seed": seed, "config": 1}}
+        about = {"device": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": 132}
+        begins = {"environment": {"commit": "abc", **about}, "settings": {"seed": seed, "config": 1}}
         return [json.dumps(begins), *(json.dumps(asdict(row)) for row in rows)]
 
     size = (8192, 8192, 8192)
