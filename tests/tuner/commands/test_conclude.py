@@ -161,13 +161,21 @@ def test_the_shipped_thresholds_are_those_of_their_command(tmp_path: Path, monke
     same_thresholds(again, SHIPPED)
 
 
+def same_blocks(found: dict[str, Any] | None, stands: dict[str, Any] | None) -> None:
+    """Terms and errors of a fit end in other digits on another processor."""
+    for one, two in ((found, stands), ((found or {}).get("fitted"), (stands or {}).get("fitted"))):
+        assert (one is None) == (two is None)
+        assert {**(one or {}), "fitted": None} == pytest.approx({**(two or {}), "fitted": None})
+
+
 def same_thresholds(one: Path, two: Path) -> None:
     """And all else as it was. (The ends of intervals are of models that were drawn; the tiles are of another model.)"""
     again, stored = files.read_config(one), files.read_config(two)
     for key, types in stored.items():
         for dtype, stands in types.items():
             found, there = again[key][dtype]["thresholds"], stands["thresholds"]
-            assert {**again[key][dtype], "thresholds": there} == stands, dtype
+            assert {**again[key][dtype], "thresholds": there, "blocks": stands["blocks"]} == stands, dtype
+            same_blocks(again[key][dtype]["blocks"], stands["blocks"])
             assert found.keys() == there.keys()
             for name in found.keys() - {"block_strategy", "intervals", "epsilon"}:
                 assert found[name] == there[name], (dtype, name)
