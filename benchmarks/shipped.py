@@ -26,6 +26,7 @@ from benchmarks.block_model import read_shapes
 from benchmarks.held_out import FILE, OWN, recorded_rows
 from benchmarks.replay import replayed
 from fmm.config import document, files, schema, store
+from fmm.config.identity import gpu_key
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
 from fmm.config.thresholds import Thresholds
@@ -65,8 +66,9 @@ LAUNCH, HOST = 0.0, 0.0
 # 2048. With the 45 us of a first call seven products in bfloat16 and TF32 of 220 were left to the vendor at 0.46 to
 # 0.77 of the speed that copies to aligned rows have.)
 CALL = 25e-6
-KEY, DEVICE, SHEET = "cuda-9.0-132sm", "NVIDIA H200", "H200"
-CHIP = datasheet_chip(device(SHEET))
+DEVICE, SHEET = "NVIDIA H200", "H200"
+CARD = device(SHEET)
+KEY, CHIP = gpu_key(DEVICE, CARD.capability, CARD.sms), datasheet_chip(CARD)
 # Where the trials of each type are.
 SOURCES = {
     "float32": ("tiles",),
@@ -79,7 +81,7 @@ SOURCES = {
 
 def recorded(folder: Path, dtype: str) -> list[Tuning]:
     found = Trials(folder / "trials.jsonl").tunings()
-    return [t for t in found if t.header.settings.get("dtype") == dtype and t.header.device == KEY]
+    return [t for t in found if t.header.settings.get("dtype") == dtype and t.header.is_of(KEY, {})]
 
 
 def observed(tunings: Sequence[Tuning], stages: Sequence[str]) -> list[Observation]:

@@ -1,7 +1,8 @@
 """Configs: what the tuner found out about devices, written to JSON files, and read by the runtime.
 
 schema.py says what stands in one; locate.py where they are; files.py has those in force; store.py writes;
-identity.py tells devices apart; certify.py is the rule by which a plan may replace the vendor's product.
+identity.py tells devices apart, older_keys.py reads what is filed under keys that they once had; certify.py is the rule
+by which a plan may replace the vendor's product.
 """
 
 from fmm.config.files import Configs, circumstances, configs_in_force

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 
 from fmm.config.checks import ConfigError, Raw, short_text
+from fmm.config.older_keys import with_todays_keys
 
 SCHEMA = 1  # the version that is read and written
 
 
 def read_document(content: str) -> dict[str, dict[str, Raw]]:
-    """The devices of a config: key -> type -> section, not yet checked."""
+    """The devices of a config by today's keys: key -> type -> section, not yet checked."""
     try:
         raw = json.loads(content, parse_constant=_no_constant)
     except RecursionError:
@@ -27,7 +28,7 @@ def read_document(content: str) -> dict[str, dict[str, Raw]]:
     for key, types in raw["devices"].items():
         if not isinstance(types, dict):
             raise ConfigError(f"the device {short_text(key)} has no types")
-    return dict(raw["devices"])
+    return with_todays_keys(raw["devices"])
 
 
 def _no_constant(name: str) -> None:

@@ -101,7 +101,7 @@ class Configs:
         """What each file says of a type, where it can be read."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
-            if raw is None or (path == SHIPPED and not is_named(identity.name, raw)):
+            if raw is None:
                 continue
             try:
                 found = checked_section(raw, f"{identity.key}.{dtype}", identity, dtype)
@@ -111,12 +111,6 @@ class Configs:
             if found.changed and found.entries:
                 log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
             yield of_another_card(found) if path == SHIPPED else found
-
-
-def is_named(name: str, raw: Raw) -> bool:
-    """Is the section about a device of that name? Cards with other names, and other memory, may have the same key."""
-    conditions = raw.get("conditions") if isinstance(raw, dict) else None
-    return isinstance(conditions, dict) and conditions.get("device") == name
 
 
 def of_another_card(found: Tuned) -> Tuned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,6 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from fmm.config.checks import Raw
 from fmm.kernels.cpu.sums.compiled_sums import compiler_installed
 
 
@@ -35,8 +37,12 @@ SUMS, COMPILED = "sums", "llvmlite"
 
 def cpu_key(threads: int) -> str:
     """A short name for this processor and number of threads; folders under results/ have it too."""
-    words = "".join(c if c.isalnum() else " " for c in processor_name().lower()).split()
-    return "-".join(["cpu", *words, f"{threads}t"])
+    return "-".join(["cpu", *_words(processor_name()), f"{threads}t"])
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, as a key has them."""
+    return "".join(c if c.isalnum() else " " for c in name.lower()).split()
 
 
 @lru_cache(maxsize=1)
@@ -58,6 +64,22 @@ def _blas_version() -> str:
         return "unknown"
 
 
-def gpu_key(capability: str, sms: int) -> str:
-    """What two CUDA devices share if their answers are the same: cuda-9.0-132sm."""
-    return f"cuda-{capability}-{sms}sm"
+def gpu_key(name: str, capability: str, sms: int) -> str:
+    """What two CUDA devices share if their answers are the same: cuda-9.0-132sm-nvidia-h200.
+
+    Cards with one chip differ in their memory, and in their name: an H100 has as many multiprocessors as an H200.
+    """
+    return "-".join([f"cuda-{capability}-{sms}sm", *_words(name)])
+
+
+def gpu_parts(key: str) -> tuple[str, int] | None:
+    """Compute capability and number of multiprocessors, by a GPU's key; None of a processor."""
+    found = re.fullmatch(r"cuda-(\d{1,3}\.\d{1,3})-(\d{1,9})sm(-.*)?", key)
+    return (found[1], int(found[2])) if found else None
+
+
+def named_device(section: Raw) -> str:
+    """The name of the device that a section of a config is of; empty where it holds none."""
+    conditions = section.get("conditions") if isinstance(section, dict) else None
+    name = conditions.get("device") if isinstance(conditions, dict) else None
+    return name if isinstance(name, str) else ""

@@ -2,10 +2,10 @@
 
     {"schema": 1,
      "devices": {
-      "cpu-intel-r-xeon-r-processor-2t": {             a device's key: what changes the answers (identity.py)
+      "cpu-intel-r-xeon-r-processor-2t": {             a key: what changes the answers (identity.py, older_keys.py)
        "float64": {                                    one section for each element type
         "versions": {"numpy": "2.4.6", ...},           of libraries and driver, when it was tuned
-        "conditions": {...}, "tuned": {...},           for people: names, clocks, memory; when and how
+        "conditions": {...}, "tuned": {...},           for people: name, clocks, memory; when and how
         "calibration": {"stream": ..., "rate": {...}}, the model's numbers, those of fmm.perfmodel.calibration; or null
         "intervals": {...}, "error": {...},            how sure they are, and how far off the model is on other shapes
         "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names, with 95 % intervals (thresholds.py)

@@ -118,7 +118,7 @@ def described_gpu(
     name: str, capability: str, sms: int, versions: Mapping[str, str] | None = None, chip: Chip | None = None
 ) -> Device:
     """A CUDA device as its driver describes it: name, compute capability, number of multiprocessors."""
-    found = Identity(gpu_key(capability, sms), name, versions or {})
+    found = Identity(gpu_key(name, capability, sms), name, versions or {})
     return Device(found, datasheet_of(name, capability, sms), chip=chip)
 
 

@@ -400,15 +400,15 @@ def test_the_users_config_comes_before_the_sites(path: Path, monkeypatch: pytest
     assert str(decided().plan) == "hasa > vendor"
 
 
-@pytest.mark.parametrize(("name", "step"), [(HERE.name, "calibrated model"), ("another card", "built-in model")])
-def test_what_ships_with_the_package_is_for_cards_of_its_name(
-    name: str, step: str, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("key", "step"), [(HERE.key, "calibrated model"), ("cpu-another-2t", "built-in model")])
+def test_what_ships_with_the_package_was_measured_on_another_card(
+    key: str, step: str, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Cards of one key may differ in their memory."""
+    """And says so."""
     monkeypatch.delenv("FMM_CONFIG")
     for folder in ("site_folder", "user_folder"):
         monkeypatch.setattr(locate, folder, lambda: tmp_path / "empty")
-    shipped = tuned.write(tmp_path / "shipped.json", HERE.key, found=tuned.section(conditions={"device": name}))
+    shipped = tuned.write(tmp_path / "shipped.json", key, found=tuned.section())
     for module in (locate, files):
         monkeypatch.setattr(module, "SHIPPED", shipped)
     found = decided()
@@ -513,7 +513,7 @@ def test_an_identity_is_of_this_machine() -> None:
     assert found.key.startswith("cpu-") and found.key.endswith(f"{blas_threads()}t")
     assert found.versions["numpy"] == np.__version__
     assert found.versions["sums"] in ("numpy", "llvmlite")
-    assert identity.gpu_key("9.0", 132) == "cuda-9.0-132sm"
+    assert identity.gpu_key("NVIDIA H100 80GB HBM3", "9.0", 132) == "cuda-9.0-132sm-nvidia-h100-80gb-hbm3"
 
 
 # ---- damaged configs

@@ -46,7 +46,7 @@ INSIDE = ("", *(f"strassen^{d}.batched.pad16" for d in (1, 2, 3)), "winograd.bat
 
 def tuned(dtype: str, folder: str) -> Calibration:
     """A recorded tuning of an H200."""
-    key = "cuda-9.0-132sm"
+    key = "cuda-9.0-132sm-nvidia-h200"
     path = Path(ROOT) / "results" / "nvidia-h200" / folder / "config.json"
     found = checked_section(read_config(path)[key][dtype], "", Identity(key, "NVIDIA H200", {}), dtype)
     assert found.calibration is not None

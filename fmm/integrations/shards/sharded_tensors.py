@@ -20,6 +20,7 @@ from fmm.api import matmul as local_product
 from fmm.arrays.torch_calls import MATMUL, is_compiling
 from fmm.arrays.torch_library import NAMES, torch_library_of
 from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
+from fmm.config.identity import gpu_parts
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.integrations.shards.agreement import everybody_knows
@@ -340,6 +341,7 @@ def _device(x: Any) -> Device:
 
 def _network(mesh: Any, device: Device) -> Network:
     """What usually joins such devices; torchrun says how many processes there are on a machine."""
-    capability = device.identity.key.split("-")[1] if mesh.device_type == "cuda" else "cpu"
+    parts = gpu_parts(device.identity.key)
+    capability = parts[0] if parts else "cpu"
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or mesh.size()
     return network_of(capability, together)

@@ -70,7 +70,7 @@ def _ends(path: Path, into: Path, made: Maker, quiet: bool) -> Iterator[End]:
     for key, types in by_device(some_sections(path)).items():
         after = dict(types)
         for dtype, raw in types.items():
-            checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
+            checked, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
             first = first_look_before(tunings, tuning.header) if tuning else ()
             found = made(Recorded(key, dtype, raw, checked, tuning, first)) if tuning else None
             end = End(key, dtype, len(tuning.trials) if tuning else 0, None)

@@ -1,7 +1,7 @@
 """The devices of which a prediction can be asked: this processor, GPUs here, those of datasheets and of configs.
 
-A GPU here goes by its number (0, or cuda:0), one of a config by its key there (cuda-9.0-132sm). CuPy is loaded for a
-GPU here alone.
+A GPU here goes by its number (0, or cuda:0), one of a config by its key there (cuda-9.0-132sm-nvidia-h200). CuPy is
+loaded for a GPU here alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
+from fmm.config.older_keys import meant_key
 from fmm.config.schema import Raw, Tuned, checked_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
@@ -28,12 +29,22 @@ HERE = ("cpu", "0")  # 0 stands for whatever GPUs there are
 
 def valid_names() -> tuple[str, ...]:
     """What can be asked for now."""
-    return (*HERE, *datasheets.device_names(), *_sections_by_key())
+    return (*HERE, *datasheets.device_names(), *tuned_keys())
+
+
+def tuned_keys() -> tuple[str, ...]:
+    """Of the devices that the configs in force know."""
+    return tuple(_sections_by_key())
+
+
+def meant_name(name: str) -> str:
+    """The name of a device; of an older key today's, if the configs in force know one such card."""
+    return meant_key(name, tuned_keys())
 
 
 def names_in_words() -> str:
     """The same as a sentence for people."""
-    keys = ", ".join(_sections_by_key())
+    keys = ", ".join(tuned_keys())
     tuned = f"; by a tuning in the configs in force: {keys}" if keys else ""
     return f"devices: cpu; a GPU here by its number: 0; by a datasheet: {', '.join(datasheets.device_names())}{tuned}"
 

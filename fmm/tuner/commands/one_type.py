@@ -78,8 +78,8 @@ class Job:
         identity = self.device.identity
         for tuning in reversed(trials.tunings()):
             header = tuning.header
-            same = header.device == identity.key and header.versions == identity.versions
-            if same and header.settings == self.settings:
+            same = header.versions == identity.versions and header.settings == self.settings
+            if same and header.is_of(identity.key, self.device.conditions):
                 return tuning
         return None
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fmm.config import environment, identity
 from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
@@ -32,11 +31,13 @@ from fmm.tuner.commands.known_devices import (
     identity_of,
     is_cpu,
     is_gpu_here,
+    meant_name,
     memory_in_config,
     names_in_words,
     not_used,
     sheet_of,
     trusted_calibration,
+    tuned_keys,
     tuning_of,
 )
 from fmm.tuner.commands.options import add_json
@@ -91,7 +92,7 @@ def _whole_number(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print the choice; exit code 2 and one line if the arguments are off."""
-    name = "cpu" if options.device is None else options.device
+    name = "cpu" if options.device is None else meant_name(options.device)
     try:
         problem = _problem(options)
         calibration = calibration_of(name, problem.dtype)
@@ -180,15 +181,14 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
 def _tuned_elsewhere(name: str, problem: Problem) -> str:
     """Under which key the configs in force know cards of that name, by which fmm goes on them."""
     gpu = None if is_gpu_here(name) else sheet_of(name)
-    if gpu is None or environment.tuning_mode() == "off":
+    if gpu is None:
         return ""
-    key = identity.gpu_key(gpu.capability, gpu.sms)
-    known = identity_of(key)
-    named = guess_of(key, known.name)
-    if named is None or named.name != gpu.name or trusted_calibration(key, problem.dtype) is None:
-        return ""
-    goes = f"{_function(problem)} goes by a tuning of such a card"
-    return f"on a {known.name} {goes}: `--device {key}` tells what it chooses"
+    for known in map(identity_of, tuned_keys()):
+        named = guess_of(known.key, known.name)
+        if named and named.name == gpu.name and trusted_calibration(known.key, problem.dtype) is not None:
+            goes = f"{_function(problem)} goes by a tuning of such a card"
+            return f"on a {known.name} {goes}: `--device {known.key}` tells what it chooses"
+    return ""
 
 
 def _probed(name: str, problem: Problem, choice: Choice) -> str:

@@ -35,7 +35,7 @@ def tuned_cases(path: Path) -> Iterator[Case]:
     tunings = Trials(trials_path(path)).tunings()
     for key, sections in by_device(config_sections(path)).items():
         for dtype, raw in sections.items():
-            tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw["tuned"])
+            tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
             if tuned.calibration is not None and tuning is not None:
                 used = model_in_use(key, dtype, sections)
                 first = first_look_before(tunings, tuning.header)

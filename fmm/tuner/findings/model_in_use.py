@@ -6,13 +6,12 @@ that this tuning did not measure, of complex numbers also by what is known of re
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fmm.config.identity import Identity
+from fmm.config.identity import Identity, gpu_parts, named_device
 from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device
@@ -60,15 +59,13 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
 def guess_of(key: str, name: str) -> Calibration | None:
     """What the datasheet tells of a GPU by its key in a config and its name; None of a processor, or of a GPU that is
     in no table."""
-    found = re.fullmatch(r"cuda-(\d+\.\d+)-(\d+)sm", key)
-    return datasheet_of(name, found[1], int(found[2])) if found else None
+    parts = gpu_parts(key)
+    return datasheet_of(name, *parts) if parts else None
 
 
 def device_name(key: str, section: Raw) -> str:
     """The name of the device that a section is of, else its key."""
-    conditions = section.get("conditions") if isinstance(section, dict) else None
-    name = conditions.get("device") if isinstance(conditions, dict) else None
-    return name if isinstance(name, str) else key
+    return named_device(section) or key
 
 
 def device_memory(section: Raw, guess: Calibration | None) -> int | None:

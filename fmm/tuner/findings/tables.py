@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from fmm.config.older_keys import meant_key
 from fmm.config.schema import Entry, Raw, Tuned
 from fmm.config.thresholds import Spread, Thresholds
 from fmm.kernels.plans.plan import Plan
@@ -65,9 +66,10 @@ def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
 def with_predictions(trials: Any, sections: Sections) -> Any:
     """A frame of trials with a column `predicted`: the seconds by the config's calibration, where it has one."""
     known = {key: found.calibration for key, found in sections.items()}
+    keys = {x: meant_key(x, dict.fromkeys(key for key, _ in sections)) for x in trials.device.unique()}
 
     def predicted(row: Any) -> float | None:
-        calibration = known.get((row.device, row.dtype))
+        calibration = known.get((keys[row.device], row.dtype))
         if calibration is None:
             return None
         run, problem = Run(Plan.parse(row.plan), row.part, row.twin), Problem(row.m, row.k, row.n, row.dtype, op=row.op)

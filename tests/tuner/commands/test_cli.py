@@ -220,7 +220,7 @@ def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
     monkeypatch.setenv("FMM_CONFIG", str(ROOT / "results" / "nvidia-h200"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     files.forget_configs()
-    arguments = ["predict", "100000", "--dtype", "float32", "--device", "cuda-9.0-132sm", "--json"]
+    arguments = ["predict", "100000", "--dtype", "float32", "--device", "cuda-9.0-132sm-nvidia-h200", "--json"]
     left = 150109880320 - 3 * 4 * 1e10
     for more, most in (([], left / 2), (["--workspace", "400000000000"], left)):
         assert main([*arguments, *more]) == 0
@@ -228,7 +228,7 @@ def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
         assert 0.7 * most < found["workspace_limit"] <= most and found["chosen"]["workspace"] <= most
         assert any("workspace" in row["exceeds"] for row in found["runners_up"])
     assert main(["predict", "200000", *arguments[2:]]) == 2
-    assert "cuda-9.0-132sm has " in capsys.readouterr().err
+    assert "cuda-9.0-132sm-nvidia-h200 has " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["predict", "bench"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import CPU_GROWTH, Limits, usual_growth
 from fmm.perfmodel.stability import expected_growth
@@ -19,7 +20,7 @@ from fmm.tuner.findings.model_in_use import model_in_use
 from tests.support import configs as tuned
 
 KEY = "cpu-test-2t"
-H200, H200_KEY = Path(__file__).parents[3] / "results" / "nvidia-h200", "cuda-9.0-132sm"
+H200, H200_KEY = Path(__file__).parents[3] / "results" / "nvidia-h200", "cuda-9.0-132sm-nvidia-h200"
 
 
 def config(folder: Path, stream: float, *entries: object, noise: float = 0.02, thresholds: Any = None) -> str:
@@ -173,7 +174,7 @@ def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
     main(["compare", *paths, "--json"])
     found = {x["dtype"]: x for x in json.loads(capsys.readouterr().out)}
     assert found["float32"]["equal"] > 0.95 * found["float32"]["shapes"]
-    sections = json.loads((H200 / "config.json").read_text())["devices"][H200_KEY]
+    sections = files.read_config(H200 / "config.json")[H200_KEY]
     used = model_in_use(H200_KEY, "float32", sections)
     for row in found["float32"]["differences"]:
         limits = Limits(1 << 62, usual_growth(batches=True))

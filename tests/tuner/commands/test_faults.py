@@ -677,7 +677,7 @@ def test_what_no_tuning_measures_is_told(capsys: pytest.CaptureFixture[str]) -> 
     """The gains that `show` tells are those by which fmm.matmul chooses: also by leaves that this tuning did not
     measure. Of those that no tuning measures nothing is said where nothing goes by them."""
     assert main(["show", str(ROOT / "results" / "nvidia-h200")]) == 0
-    float32, float64, bfloat16 = capsys.readouterr().out.split("cuda-9.0-132sm, ")[1:]
+    float32, float64, bfloat16 = capsys.readouterr().out.split("cuda-9.0-132sm-nvidia-h200, ")[1:]
     assert "residues(8)" not in float32 and "no tuning measures them" not in float64 + bfloat16
     without = "go by the datasheet: this tuning did not measure them"
     assert f"f16x3 {without}" in " ".join(float32.split()) and "residues(14) > bytes" in float64

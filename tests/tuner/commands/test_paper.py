@@ -307,7 +307,7 @@ def test_a_side_alone_is_a_square(run: Run) -> None:
 # ---- which devices can be asked for
 
 
-@pytest.fixture(params=["cuda-8.6-46sm", "cpu-of-another-machine-64t"])
+@pytest.fixture(params=["cuda-8.6-46sm-a-card", "cpu-of-another-machine-64t"])
 def tuned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The key of a device that the one config in force knows."""
     configs.write(tmp_path / "config.json", request.param, found=configs.section())

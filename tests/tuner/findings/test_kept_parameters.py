@@ -81,7 +81,7 @@ def test_show_has_the_line() -> None:
     section = tuned.section(
         calibration=calibration_fields(SHEET, "float64"), intervals=INTERVALS, conditions={"device": "NVIDIA H200"}
     )
-    rows = dict(described_rows(section, "float64", "cuda-9.0-132sm"))
+    rows = dict(described_rows(section, "float64", "cuda-9.0-132sm-nvidia-h200"))
     assert f"({DATASHEET})" in rows["kept"] and "rate.flops" not in rows["kept"]
 
 

@@ -41,9 +41,10 @@ def without_three_products() -> dict[str, Any]:
 
 
 def test_a_gpu_is_known_by_its_key_and_name() -> None:
-    found = guess_of("cuda-9.0-132sm", "NVIDIA H200")
+    found = guess_of("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200")
     assert found is not None and found.name == "H200"
-    assert guess_of("cuda-9.0-114sm", "NVIDIA H200") is None  # a part of one
+    assert guess_of("cuda-9.0-132sm", "NVIDIA H200") == found  # an older key
+    assert guess_of("cuda-9.0-114sm-nvidia-h200", "NVIDIA H200") is None  # a part of one
     assert guess_of("cpu-a-2t", "NVIDIA H200") is None
     assert device_name(KEY, TYPES["float32"]) == "NVIDIA H200" and device_name("cpu-a", {"conditions": None}) == "cpu-a"
 

@@ -88,7 +88,7 @@ def test_what_the_strategies_on_record_say() -> None:
     assert found.shapes == 40 and found.fitted is None
     assert found.error == found.built_in_error == pytest.approx(0.093, abs=0.0005)
     assert found.held_back == pytest.approx(0.1075, abs=0.0005)
-    shipped = files.read_config(SHIPPED)["cuda-9.0-132sm"]["float32"]["blocks"]
+    shipped = files.read_config(SHIPPED)["cuda-9.0-132sm-nvidia-h200"]["float32"]["blocks"]
     assert shipped == pytest.approx(found.fields)
 
 

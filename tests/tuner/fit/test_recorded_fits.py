@@ -55,7 +55,7 @@ NEITHER = 0.05  # twice what fits of all parameters to a hundred samples are off
 def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -> None:
     """What a first look does: by the vendor's products and the sums of one plan alone, also of cards that the shipped
     models were not fitted to, and from the datasheet alone."""
-    card = Identity("cuda-9.0-132sm", "NVIDIA H200", {})
+    card = Identity("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200", {})
     for case in cases(folder):
         seen = [o for o in case.seen("scale", "rates", "probe") if o.run in (Run(), Run(STRASSEN, "sums"))]
         held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]

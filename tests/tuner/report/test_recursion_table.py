@@ -135,8 +135,8 @@ def test_show_prints_it_before_the_types(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["show", str(ROOT / "results" / "nvidia-h200")]) == 0
     lines = capsys.readouterr().out.splitlines()
     (table,) = (i for i, line in enumerate(lines) if line.startswith("The papers' thresholds"))
-    (first,) = (i for i, line in enumerate(lines) if line.startswith("cuda-9.0-132sm, float32 ("))
+    (first,) = (i for i, line in enumerate(lines) if line.startswith("cuda-9.0-132sm-nvidia-h200, float32 ("))
     assert table < first
-    types = files.read_config(ROOT / "results" / "nvidia-h200" / "config.json")["cuda-9.0-132sm"]
+    types = files.read_config(ROOT / "results" / "nvidia-h200" / "config.json")["cuda-9.0-132sm-nvidia-h200"]
     (row,) = recursion_rows([("float32", types["float32"])], intervals=False)
     assert lines[table + 2].split() == " ".join(row).split()

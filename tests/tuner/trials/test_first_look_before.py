@@ -10,11 +10,12 @@ import pytest
 from fmm.tuner.trials.record import Header, Trial, Tuning, first_look_before
 
 CARD: Mapping[str, Any] = {"uuid": "a", "clocks.sm": "1500"}
+KEY = "cuda-9.0-132sm-nvidia-h200"
 
 
 def header(run: str, effort: str = "default", **other: Any) -> Header:
     settings = {"dtype": other.pop("dtype", "float32"), "effort": effort, "shapes": []}
-    known = {"device": "cuda-9.0-132sm", "versions": {"cuda": "13"}, "conditions": CARD, "command": "fmm-tune"}
+    known = {"device": KEY, "versions": {"cuda": "13"}, "conditions": CARD, "command": "fmm-tune"}
     return Header(run=run, settings=settings, started="", **{**known, **other})
 
 
@@ -46,6 +47,14 @@ def test_the_last_first_look_before_a_tuning_counts() -> None:
 )
 def test_another_kind_of_tuning_does_not(other: dict[str, Any]) -> None:
     assert first_look_before([tuning("first", **other)], header("this")) == ()
+
+
+@pytest.mark.parametrize(("memory", "counts"), [(141, True), (None, True), (80, False)])
+def test_an_older_key_is_of_the_card_with_as_much_memory(memory: int | None, counts: bool) -> None:
+    """Where that is known."""
+    first = tuning("first", device="cuda-9.0-132sm", conditions={**CARD, "memory": memory})
+    then = header("this", conditions={**CARD, "memory": 141})
+    assert runs(first_look_before([first], then)) == ["first"] * counts
 
 
 def test_a_first_look_has_none_before_it() -> None:

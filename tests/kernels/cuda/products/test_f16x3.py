@@ -340,7 +340,7 @@ def test_how_fast_the_vendors_products_of_planes_are() -> None:
 def test_what_a_chip_cannot_do_is_not_chosen(given: Any) -> None:
     """Where the vendor cannot multiply planes either, nothing says that it would."""
     problem = Problem(4096, 4096, 4096, "float32", **given)
-    a100 = Device(Identity("cuda-8.0-108sm", "A100"), datasheet("a100"), chip=A100)
+    a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet("a100"), chip=A100)
     assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
     assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
 
