@@ -1,13 +1,14 @@
 """The models that ship with the package: `python -m benchmarks.shipped` fits them to tunings that are on record.
 
-Of each type the trials of one or more tunings of H200s are put together, and what earlier runs of `benchmarks.regret`
-and `benchmarks.gpu_residues` measured of whole calls: of every second shape. The other half of these, and what the
-tunings held out, judge the fit. By how much a plan must be predicted to win is settled by that first half too: by as
-much as leads to the best choices there. No entry is taken along: nobody certified anything on the cards of those who
-install it. What the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did
-not see, is found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles of
-an H200. With `--thresholds` the models stay as they are, and of them and of the same trials the thresholds alone are
-made anew. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
+Of each type the trials of one or more tunings of such cards are put together, and what earlier runs of
+`benchmarks.regret` measured of whole calls: of every second shape. The other half of these, and what the tunings held
+out, judge the fit. By how much a plan must be predicted to win is settled by that first half too: by as much as leads
+to the best choices there. No entry is taken along: nobody certified anything on the cards of those who install it. What
+the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did not see, is
+found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles. With
+`--thresholds` the models stay as they are, and of them and of the same trials the thresholds alone are made anew.
+`--card H100` leaves the models of other cards as they are. `python -m benchmarks.regret` then says what the choices are
+worth on shapes that none of them saw.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,7 @@ from fmm.config.identity import gpu_key
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
 from fmm.config.thresholds import Thresholds
+from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
@@ -42,14 +44,14 @@ from fmm.tuner.findings.doubts import largest_pair, noise_floor
 from fmm.tuner.findings.threshold_intervals import with_intervals
 from fmm.tuner.findings.thresholds import thresholds
 from fmm.tuner.fit.admitted import admitted_models
-from fmm.tuner.fit.blocks import DTYPE, Blocks, chosen_strategies, judged_blocks
+from fmm.tuner.fit.blocks import DTYPE, chosen_strategies, judged_blocks
 from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
 from fmm.tuner.trials.record import Trials, Tuning
 
 # By which shares of the vendor's time a plan may have to be predicted to win: one for the vendor's products, one for
 # ours. (What a tuning takes is the model's median error, for which it knows no choices.)
 MARGINS = (0.01, 0.02, 0.03, 0.05, 0.08)
-RESULTS = Path(__file__).parents[1] / "results" / "nvidia-h200"
+RESULTS = Path(__file__).parents[1] / "results"
 # Seconds of the vendor's product: of shorter ones the processor decides the time; of those that were timed in every
 # round, as graphs by then, of still shorter ones. (In float64, whose plans pay only above that, short products do not
 # help: with them 8 choices of 460 are poor, without 6.)
@@ -66,22 +68,49 @@ LAUNCH, HOST = 0.0, 0.0
 # 2048. With the 45 us of a first call seven products in bfloat16 and TF32 of 220 were left to the vendor at 0.46 to
 # 0.77 of the speed that copies to aligned rows have.)
 CALL = 25e-6
-DEVICE, SHEET = "NVIDIA H200", "H200"
-CARD = device(SHEET)
-KEY, CHIP = gpu_key(DEVICE, CARD.capability, CARD.sms), datasheet_chip(CARD)
-# Where the trials of each type are.
-SOURCES = {
-    "float32": ("tiles",),
-    "float64": (".",),
-    "bfloat16": (".",),
-    "float16": ("quick",),
-    "tf32": ("quick",),
-}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A kind of card that models ship for: its name, its datasheet, the folder of what was measured on it, and where in
+    that the trials of each type are."""
+
+    name: str
+    sheet: str
+    folder: str
+    sources: Mapping[str, Sequence[str]]
+
+    @property
+    def key(self) -> str:
+        known = device(self.sheet)
+        return gpu_key(self.name, known.capability, known.sms)
+
+    @property
+    def results(self) -> Path:
+        return RESULTS / self.folder
+
+    @property
+    def chip(self) -> Chip:
+        return datasheet_chip(device(self.sheet))
+
+    def tunings(self, dtype: str) -> list[Tuning]:
+        """Those of the type that are on record."""
+        return [t for name in self.sources[dtype] for t in recorded(self.results / name, dtype)]
+
+
+REAL = "float32", "float64", "bfloat16", "float16", "tf32"
+H200_TRIALS = {"float32": ("tiles",), "float64": (".",), "bfloat16": (".",), "float16": ("quick",), "tf32": ("quick",)}
+CARDS = (
+    Card("NVIDIA H200", "H200", "nvidia-h200", H200_TRIALS),
+    Card("NVIDIA H100 80GB HBM3", "H100", "nvidia-h100-80gb-hbm3", dict.fromkeys(REAL, (".",))),
+)
+# What the block model of our own kernel is off by was found on one of these; all have the same multiprocessors.
+BLOCKS = RESULTS / "nvidia-h200" / "blocks.json"
 
 
 def recorded(folder: Path, dtype: str) -> list[Tuning]:
     found = Trials(folder / "trials.jsonl").tunings()
-    return [t for t in found if t.header.settings.get("dtype") == dtype and t.header.is_of(KEY, {})]
+    return [t for t in found if t.header.settings.get("dtype") == dtype]
 
 
 def observed(tunings: Sequence[Tuning], stages: Sequence[str]) -> list[Observation]:
@@ -135,7 +164,8 @@ def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibrati
     return replace(known, margin=margin, tiled_margin=tiled_margin)
 
 
-def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str, sheet: Calibration) -> dict[str, Raw]:
+def section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, Raw]:
+    tunings, sheet = card.tunings(dtype), datasheet(card.sheet)
     (_, others), seen = halves(calls), fitted_to(tunings, calls)
     fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, seen)
     largest = max(largest_pair(t.trials) for t in tunings)
@@ -146,15 +176,15 @@ def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str,
     }  # of leaves that were not there: the datasheet's
     known = replace(known, rates=MappingProxyType(rates))
     model = checked_model(known, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
-    calibration = with_best_margins(model.calibration, dtype, RESULTS)
+    calibration = with_best_margins(model.calibration, dtype, card.results)
     noise = max((x for t in tunings if (x := noise_floor(t.trials)) is not None), default=None)
     runs = ", ".join(t.header.run for t in tunings)
     intervals = {name: list(ends) for name, ends in fitted.intervals.items() if name not in ("launch", "host")}
     return {
         **schema.empty_section(dict(tunings[-1].header.versions)),
-        "conditions": {"device": DEVICE},
+        "conditions": {"device": card.name},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "effort": "shipped", "run": runs},
-        "calibration": schema.calibration_fields(calibration, dtype, SHEET),
+        "calibration": schema.calibration_fields(calibration, dtype, card.sheet),
         "intervals": intervals,
         "error": {name: e.fields for name, e in model.error.items()},
         "thresholds": todays_thresholds(calibration, dtype, intervals, seen).fields,
@@ -163,9 +193,10 @@ def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str,
     }
 
 
-def with_blocks(raw: dict[str, Raw], dtype: str, found: Blocks) -> dict[str, Raw]:
-    """The section with the tiles of our own kernel that are launched on an H200, and the model that chooses them."""
-    tiles = chosen_strategies(dtype, CHIP, found)
+def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
+    """The section with the tiles of our own kernel that are launched there, and the model that chooses them."""
+    found = judged_blocks(read_shapes(BLOCKS), card.chip)
+    tiles = chosen_strategies(dtype, card.chip, found)
     own = found.fields if dtype == DTYPE else None
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}
 
@@ -184,9 +215,9 @@ def todays_thresholds(
     return with_intervals(thresholds(calibration, dtype), calibration, dtype, admitted)
 
 
-def with_todays_thresholds(known: Raw, dtype: str, seen: Sequence[Observation]) -> dict[str, Raw]:
+def with_todays_thresholds(known: Raw, dtype: str, card: Card, seen: Sequence[Observation]) -> dict[str, Raw]:
     """A section whose model is as it was."""
-    calibration = schema.checked_calibration(known["calibration"], "calibration", dtype, DEVICE, "")
+    calibration = schema.checked_calibration(known["calibration"], "calibration", dtype, card.name, "")
     return {**known, "thresholds": todays_thresholds(calibration, dtype, known["intervals"], seen).fields}
 
 
@@ -194,27 +225,29 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", action="store_true", help="leave models and thresholds as they are")
     parser.add_argument("--thresholds", action="store_true", help="leave the models as they are")
+    parser.add_argument("--card", choices=[card.sheet for card in CARDS], help="only these (all unless given)")
     options = parser.parse_args(arguments)
-    before = files.read_config(SHIPPED)[KEY]
-    types = before if options.blocks else sections_of_types(before if options.thresholds else None)
-    found = judged_blocks(read_shapes(RESULTS / "blocks.json"), CHIP)
-    types = {dtype: with_blocks(raw, dtype, found) for dtype, raw in types.items()}
-    store.replace_file(SHIPPED, document.config_text({KEY: types}))
+    known = files.read_config(SHIPPED)
+    for card in CARDS:
+        if options.card in (None, card.sheet):
+            kept = known[card.key] if options.blocks or options.thresholds else None
+            types = kept if kept and options.blocks else sections_of(card, kept)
+            known[card.key] = {dtype: with_blocks(raw, dtype, card) for dtype, raw in types.items()}
+    store.replace_file(SHIPPED, document.config_text(known))
     return 0
 
 
-def sections_of_types(before: Mapping[str, Raw] | None) -> dict[str, dict[str, Raw]]:
+def sections_of(card: Card, before: Mapping[str, Raw] | None) -> dict[str, dict[str, Raw]]:
     """Of every type, fitted anew; or as before, with new thresholds."""
-    sheet, types = datasheet(SHEET), dict[str, dict[str, Raw]]()
-    for dtype, folders in SOURCES.items():
-        tunings = [t for name in folders for t in recorded(RESULTS / name, dtype)]
-        calls = whole_calls(RESULTS, dtype)
+    types: dict[str, dict[str, Raw]] = {}
+    for dtype in card.sources:
+        calls = whole_calls(card.results, dtype)
         if before is not None:
-            types[dtype] = with_todays_thresholds(before[dtype], dtype, fitted_to(tunings, calls))
+            types[dtype] = with_todays_thresholds(before[dtype], dtype, card, fitted_to(card.tunings(dtype), calls))
         else:
-            types[dtype] = section(tunings, calls, dtype, sheet)
+            types[dtype] = section(card, calls, dtype)
         known = types[dtype]["calibration"]
-        print(dtype, f"margin {known['margin']:.3f}, {known['tiled_margin']:.3f}", *types[dtype]["doubts"])
+        print(card.sheet, dtype, f"margin {known['margin']:.3f}, {known['tiled_margin']:.3f}", *types[dtype]["doubts"])
     return types
 
 
