@@ -13,10 +13,10 @@ from fmm.problem import Problem
 # than 800 tiles, and by 4 % from 1600 on; the side of the leaf products, of which a batch has many, makes no
 # difference.
 DOUBT = 45.0
-# Tiles of so many rows and columns are counted, at least. (A fit can find smaller ones: then C has four times as many,
-# but no more of them are left for the last wave. Complex128 on an H100, by a tuning of 30 s: 368 x 19344 x 1120 was
-# predicted to take 0.72 of the vendor's time by `3m.batched > vendor`, and took 1.33; of 220 shapes 16 took longer than
-# the vendor, 6 do with this.)
+# Of complex types tiles of so many rows and columns are counted, at least: those of the datasheet, by which this was
+# settled for them. A fit can find smaller ones, and then that C has four times as many, though no more of them are left
+# for the last wave. (Complex128 on an H100, by a tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the
+# vendor's time by `3m.batched > vendor`, and took 1.33; of 220 shapes 16 took longer than the vendor, 6 do with this.)
 COUNTED = 128.0
 # This share of it for types of which the vendor's rounds are known (`Rate.sms`): there what is given away where a plan
 # does win counts as much. (On 111 shapes of an H200 in float32 without emulation fewer choices are poor by it.)
@@ -69,5 +69,5 @@ def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
     one half only half of the tiles are computed."""
     rate, entries = calibration.rate(problem.dtype), float(problem.m * problem.n)
     entries *= (1 + problem.type.is_complex) / (1 + problem.halved)
-    share, side = (ROUNDS_KNOWN, rate.tile) if rate.sms else (1.0, max(rate.tile, COUNTED))
+    share, side = ROUNDS_KNOWN if rate.sms else 1.0, max(rate.tile, COUNTED * problem.type.is_complex)
     return share * DOUBT * side**2 / entries if rate.tile > 1 and entries else 0.0

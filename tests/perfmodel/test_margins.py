@@ -9,6 +9,7 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.margins import (
+    COUNTED,
     DOUBT,
     HALF_DOUBT,
     OTHER_NUMBERS,
@@ -23,8 +24,8 @@ SIDE, TILE = 12800, 128.0
 TILES = (SIDE / TILE) ** 2
 
 
-def device(gpu: bool, sms: float = 0.0) -> Calibration:
-    rate = Rate(1e12, 0.0, 0.0, tile=TILE if gpu else 1.0, sms=sms, tiled=1.0)
+def device(gpu: bool, sms: float = 0.0, tile: float = TILE) -> Calibration:
+    rate = Rate(1e12, 0.0, 0.0, tile=tile if gpu else 1.0, sms=sms, tiled=1.0)
     rates = MappingProxyType(dict.fromkeys(("float32", "float64", "complex64"), rate))
     return Calibration("test", "test", rates, 1e12, batches=gpu, margin=MARGIN, tiled_margin=TILED)
 
@@ -62,6 +63,13 @@ def test_complex_numbers_have_twice_the_tiles_and_halves_half() -> None:
     assert few_tiles_doubt(product(op="gram"), on) == pytest.approx(2 * DOUBT / TILES)
     assert few_tiles_doubt(Problem(0, 5, 7, "float32"), on) == 0.0
     assert few_tiles_doubt(product(), device(gpu=False)) == 0.0
+
+
+def test_smaller_tiles_of_complex_numbers_are_not_more_of_them() -> None:
+    """Of real ones the doubt was settled with the tiles that fits had found."""
+    (half, whole), one = (device(gpu=True, tile=COUNTED / 2), device(gpu=True, tile=COUNTED)), product("complex64")
+    assert few_tiles_doubt(one, half) == few_tiles_doubt(one, whole) > 0
+    assert few_tiles_doubt(product(), half) == few_tiles_doubt(product(), whole) / 4
 
 
 def test_other_numbers_without_a_cut_ask_for_a_share_of_it() -> None:
