@@ -19,7 +19,6 @@ from fmm.arrays.pick import library_of
 from fmm.config.environment import emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.cuda.record import record_kept
 from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
@@ -177,6 +176,8 @@ def _launches(
         problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), kept="B")
     else:
         problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), kept="A")
+    from fmm.kernels.cuda.record import record_kept
+
     return record_kept(Plan(leaf=leaf.name), problem, target_on(chip))
 
 

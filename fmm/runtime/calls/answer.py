@@ -12,7 +12,6 @@ from fmm.arrays.library import Operand, contiguous, product_shape
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
-from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
@@ -167,6 +166,8 @@ def _on_device(call: Call, launches: LaunchList, work: Matrices, asked: Question
 def _recurs(launches: LaunchList, work: Matrices) -> bool:
     """Would a graph start noticeably earlier than its launches? Few of them but more than one, the vendor's calls among
     them, of about 3 milliseconds at most."""
+    from fmm.kernels.cuda.record import record_operations  # a program without a GPU need not load it
+
     ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
     multiply_adds = work.count * prod(work.problem.size)
     several = work.count * len(launches.steps) > 1
@@ -242,6 +243,8 @@ def _second_choice(first: Decision, plan: Plan) -> Decision:
 
 def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> LaunchList:
     """The launches of a device's call for A, B and C at these addresses; None: where the library allocates."""
+    from fmm.kernels.cuda.record import record_launches
+
     assert call.launches is not None and call.device is not None and call.device.chip is not None
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
@@ -254,6 +257,8 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
     chip = chip_as_tuned(device)
     if (plan == VENDOR and not problem.halved and not problem.updates) or chip is None:
         return None
+    from fmm.kernels.cuda.record import record_launches
+
     try:
         launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))
     except PlanError:
