@@ -155,7 +155,7 @@ def _cupy_update(side: int, dtype: str) -> tuple[Any, Any, Any, Callable[[], obj
 
 
 def _torch_update(side: int) -> tuple[Any, Any, Any, Callable[[], object]]:
-    import torch  # noqa: PLC0415 - optional here
+    import torch
 
     a, b, c = (torch.randn((side, side), device="cuda", dtype=torch.bfloat16) for _ in range(3))
     return a, b, c, partial(torch.addmm, c, a, b, alpha=1.5, beta=1, out=c)

@@ -47,7 +47,7 @@ def operands(size: tuple[int, int, int], dtype: str) -> tuple[Any, Any, Callable
     """Random normal matrices, and the product of the library that they belong to."""
     m, k, n = size
     if dtype == "bfloat16":
-        import torch  # noqa: PLC0415 - optional here
+        import torch
 
         a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
         return a, b, torch.matmul

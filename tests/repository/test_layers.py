@@ -36,17 +36,10 @@ def test_each_folder_imports_those_below_it_alone() -> None:
         ("import kernels\n", "TID251"),  # a link at the top level
         ("from perfmodel.cost import cost\n", "TID251"),
         ("def f():\n    import tuner\n", "TID251"),
-        ("def f():\n    import json\n", "PLC0415"),
-        ("def f():\n    from fmm.perfmodel import cost\n", "PLC0415"),
-        ("import cupy\n", "TID253"),  # heavy, and not inside a function
-        ("from fmm.kernels.cuda.launch import player\n", "TID253"),  # which imports CuPy
-        ("def f():\n    import cupy\n\n    return cupy\n", ""),
-        ("def f():\n    from fmm.kernels.cuda.launch import player\n\n    return player\n", ""),
-        ("from fmm.kernels.cuda import record\n\nplan = record\n", ""),
     ],
 )
 def test_the_linter_knows_our_rules_of_imports(source: str, rule: str) -> None:
     """`make lint` has ruff check them everywhere; here, that its settings say what they are meant to."""
-    command = [*RUFF, "--select", "PLC0415,TID251,TID253", "--stdin-filename", str(ROOT / "fmm/api_.py"), "-"]
+    command = [*RUFF, "--select", "TID251", "--stdin-filename", str(ROOT / "fmm/api_.py"), "-"]
     done = subprocess.run(command, cwd=ROOT, input=source, capture_output=True, text=True, check=False)
-    assert (rule or "All checks passed") in done.stdout and done.returncode == bool(rule), done.stdout + done.stderr
+    assert rule in done.stdout and done.returncode == 1, done.stdout + done.stderr

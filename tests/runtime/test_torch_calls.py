@@ -22,7 +22,7 @@ from tests.support import ROOT
 from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
 
 torch: Any = pytest.importorskip("torch")
-from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
+from fmm.runtime.tensors import graph_operator  # noqa: E402 - which loads torch
 
 pytestmark = pytest.mark.usefixtures("plans_run")
 

@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from tests.support.torch_plans import LEVEL, N, drawn, same
 
 torch: Any = pytest.importorskip("torch")
-from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
+from fmm.runtime.tensors import graph_operator  # noqa: E402 - which loads torch
 
 fake_tensor = import_module("torch._subclasses.fake_tensor")
 

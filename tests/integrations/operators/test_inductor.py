@@ -13,7 +13,7 @@ from fmm.kernels.plans.plan import Plan
 from tests.support.torch_plans import LEVEL, drawn, same
 
 torch: Any = pytest.importorskip("torch")
-from fmm.integrations.operators import inductor  # noqa: E402, TID253 - which loads torch
+from fmm.integrations.operators import inductor  # noqa: E402 - which loads torch
 
 pytestmark = pytest.mark.usefixtures("plans_run")
 

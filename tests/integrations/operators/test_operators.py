@@ -22,9 +22,9 @@ from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_proce
 torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
-from fmm.integrations.operators import answers, compiled_hook, dispatcher, install  # noqa: E402, TID253 - load torch
+from fmm.integrations.operators import answers, compiled_hook, dispatcher, install  # noqa: E402 - load torch
 from fmm.integrations.operators.operator_table import OPERATORS  # noqa: E402
-from fmm.integrations.operators.own_kernels import own_kernels_answer  # noqa: E402, TID253
+from fmm.integrations.operators.own_kernels import own_kernels_answer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plans_run")
 

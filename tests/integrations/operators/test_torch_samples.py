@@ -14,9 +14,9 @@ from tests.support.torch_plans import plans_for_all
 torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
-from fmm.integrations.operators import answers  # noqa: E402, TID253 - which loads torch
-from fmm.integrations.operators.install import install_at  # noqa: E402, TID253
-from fmm.integrations.operators.own_kernels import own_kernels_answer  # noqa: E402, TID253
+from fmm.integrations.operators import answers  # noqa: E402 - which loads torch
+from fmm.integrations.operators.install import install_at  # noqa: E402
+from fmm.integrations.operators.own_kernels import own_kernels_answer  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NAMES = (
