@@ -28,9 +28,9 @@ from benchmarks.clock import elapsed
 from benchmarks.this_gpu import environment
 from benchmarks.tile_errors import checked, off
 from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plain
-from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiles.tiled_source import Access, TileKernel
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
+from fmm.kernels.cuda.products.simt_kernel import Access, TileKernel
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem

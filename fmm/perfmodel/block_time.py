@@ -17,9 +17,8 @@ from math import ceil
 from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
 from fmm.hardware.occupancy import WARP, active_blocks, most_registers
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import lower_tiles
-from fmm.kernels.cuda.products.tiles.tiled_source import Along
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
 Alongs = tuple[Along, Along]  # how A and B are contiguous
@@ -209,7 +208,7 @@ def tiles_made(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -
     """Of `count` products; `half`: those on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
-    return count * (lower_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
+    return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
 
 
 @lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape

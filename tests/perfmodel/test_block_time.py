@@ -10,7 +10,7 @@ from benchmarks.block_model import missed_line, read_shapes
 from fmm.hardware.capability import capability_limits, known_capabilities, nearest_capability
 from fmm.hardware.chip import Fitted
 from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands, Side, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip

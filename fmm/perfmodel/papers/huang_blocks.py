@@ -21,7 +21,7 @@ from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import Device
 from fmm.hardware.occupancy import active_blocks, most_registers
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.perfmodel.block_time import (
     Operands,
     global_elements,

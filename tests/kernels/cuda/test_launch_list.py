@@ -11,7 +11,7 @@ import pytest
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.device_code.read import header_text
+from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
 from fmm.kernels.cuda.record import record_launches

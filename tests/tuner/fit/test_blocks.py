@@ -18,7 +18,7 @@ from fmm.config.locate import SHIPPED
 from fmm.config.thresholds import Spread, Thresholds, read_thresholds
 from fmm.hardware.chip import Chip, Fitted
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_time import GEMM, launch_seconds

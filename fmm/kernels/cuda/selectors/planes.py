@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.float16.f16_split import split_launch
-from fmm.kernels.cuda.products.float16.f16_sums import PlaneSums, plane_sums
-from fmm.kernels.cuda.products.float16.f16x3 import f16x3_launch, f16x3_op, plane_launches
-from fmm.kernels.cuda.products.float16.f16x3_vendor import vendor_steps
+from fmm.kernels.cuda.products.f16_planes import plane_split_launch
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sums
+from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches, vendor_f16x3_steps
 from fmm.kernels.cuda.selectors.vendor import Selected, vendor_instead
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.target import Target
@@ -30,7 +29,7 @@ def select_f16x3(op: GemmOp, target: Target) -> Selected:
     elif not target.chip.has_warpgroups and op.extent == "lower":
         selected = "only compute capability 9.0 has its instructions, without which all of C is written"
     elif not target.chip.has_warpgroups:
-        selected = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
+        selected = vendor_f16x3_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
     return vendor_instead(op, selected) if isinstance(selected, str) else selected
 
 
@@ -48,7 +47,7 @@ def kept_planes(op: GemmOp, target: Target) -> tuple[tuple[Launch, ...], int]:
     """The launch that makes the planes which are kept behind an operand. It needs no workspace."""
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     kept = [x for x in (product.left, product.right) if x.is_kept] if product else []
-    return ((split_launch(kept, target.divides),) if kept else ()), 0
+    return ((plane_split_launch(kept, target.divides),) if kept else ()), 0
 
 
 def with_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:

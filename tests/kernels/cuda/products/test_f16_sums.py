@@ -15,8 +15,8 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
-from fmm.kernels.cuda.products.float16.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.selectors.planes import with_plane_sums
 from fmm.kernels.cuda.sums.sum_kernel import THREADS
@@ -181,7 +181,7 @@ def _check_planes(op: PlaneSums, lies: Array, memory: Array) -> None:
     if op.apart:
         hi, lo = half.reshape(2, planes.count, height, planes.room)
     else:
-        half = half.reshape(planes.count, height, planes.room // CHUNK, 2, CHUNK)
+        half = half.reshape(planes.count, height, planes.room // PLANE_CHUNK, 2, PLANE_CHUNK)
         hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.room) for i in (0, 1))
     assert not hi[:, :, width:].any() and not lo[:, :, width:].any()
     for p, row in enumerate(op.split.kernel.program.matrix()):

@@ -16,9 +16,8 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
-from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, tile_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
@@ -256,7 +255,7 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
         memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]
         ops = [
-            tile_op(op, "float32", SUMMING["float32"]) if isinstance(op, GemmOp) else op
+            tile_op(op, "float32", FUSED_SIZES["float32"]) if isinstance(op, GemmOp) else op
             for op in in_lane_order(tape, order)
         ]
         assert len(ops) == len(tape.ops)

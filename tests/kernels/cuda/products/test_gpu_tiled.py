@@ -11,7 +11,7 @@ import pytest
 
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.products.tiles.tile_sizes import PRESETS
+from fmm.kernels.cuda.products.kernel_sizes import PRESETS
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li import thresholds as li_thresholds
 from fmm.perfmodel.tile_choice import best_for

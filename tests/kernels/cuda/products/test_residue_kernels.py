@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.products.bytes.residue_launches import planes_launch
+from fmm.kernels.cuda.products.residues import residue_product_launch
 from fmm.problem import Problem
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
@@ -54,7 +54,7 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
         for name in names:
             copies[name][:] = found[name]
         before = {name: found[name].copy() for name in names}
-        play(planes_launch(op, first, moduli), found)
+        play(residue_product_launch(op, first, moduli), found)
         multiplied(op, first, moduli, copies)
         ours, theirs = brought(to, found), brought(to, copies)
         wanted: Any = np.tri(to.lines, to.length, dtype=bool) if lower else np.ones((to.lines, to.length), bool)

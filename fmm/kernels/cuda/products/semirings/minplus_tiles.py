@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.semirings.minplus import Ring, sizes_for
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 
 Shape = tuple[int, int, int]
 BLOCK_CLOCKS = 2500.0  # of a thread block before its first and after its last step

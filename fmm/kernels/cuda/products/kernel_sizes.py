@@ -1,12 +1,10 @@
-"""Strategies: named tile sizes of the tiled product's kernel. Huang, Yu and van de Geijn's six, and today's chips' own.
-
-This is their one description: fmm.perfmodel.tile_choice chooses among them by the time that fmm.perfmodel.block_time
-predicts, and gemm_simt.cuh, gemm_tma.cuh and (for float64) gemm_mma_f64.cuh are compiled with them.
-"""
+"""Sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from fmm.kernels.plans.memory_layout import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +102,51 @@ def named_strategy(name: str) -> TileSizes:
     raise ValueError(f"unknown strategy {name!r}; the strategies are {names}")
 
 
-def engine_strategy(name: str) -> TileSizes | None:
+def tma_strategy(name: str) -> TileSizes | None:
     """One of TMA_SIZES by name."""
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 
-SUMMING = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}  # where sums are inside
-TMA_SUMMING = named_strategy("Long")
+FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}  # where sums are inside
+TMA_FUSED_SIZES = named_strategy("Long")
 
 # Of gemm_small.cuh: the types that it knows, and the sides of a half up to which it is taken. (With 480 rows each of
 # 120 tiles has a multiprocessor of an H200 for itself; with 512 some share one: float64 takes 35 us, cuBLAS's syrk 16.)
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST_SMALL = 480
+
+PLANE_CHUNK = 64  # numbers of a line whose hi and lo stand behind each other
+PLANES_PER_OPERAND = 2  # of float16 for one float32 number
+FLOAT32_BYTES = 4  # bytes of a float32, and of its two planes; of an exponent
+# Of the inner dimension, that the vendor multiplies at a time, where it does: with longer pieces uniform data have more
+# than SGEMM's error.
+VENDOR_PIECE = 256
+PLANE_ALIGN = 256  # bytes: planes and exponents begin at a multiple of it
+
+
+def plane_bytes(lines: int, length: int) -> int:
+    """Bytes of the planes of so many lines."""
+    return whole(FLOAT32_BYTES * lines * whole(length, PLANE_CHUNK), PLANE_ALIGN)
+
+
+def exponent_bytes(count: int) -> int:
+    """Bytes of so many exponents."""
+    return whole(FLOAT32_BYTES * count, PLANE_ALIGN)
+
+
+def matrix_bytes(lines: int, length: int) -> int:
+    """Bytes of a matrix without gaps behind which its planes are kept."""
+    return whole(FLOAT32_BYTES * lines * length, PLANE_ALIGN)
+
+
+def prepared_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
+    """Bytes of a matrix, and of what is kept of it behind it, whichever of its sides is the inner dimension."""
+    return matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
+
+
+def f16x3_workspace(m: int, k: int, n: int, count: int) -> int:
+    """Bytes of workspace for a batch of products, whichever way their operands lie; with what is noted of the inner
+    dimension where every entry is checked."""
+    left = max(plane_bytes(count * m, k), plane_bytes(count * k, m)) + exponent_bytes(count * m)
+    right = max(plane_bytes(count * k, n), plane_bytes(count * n, k)) + exponent_bytes(count * n)
+    return left + right + 2 * exponent_bytes(count * k) + PLANE_ALIGN

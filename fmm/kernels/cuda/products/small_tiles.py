@@ -1,4 +1,4 @@
-"""Launches of the kernel for small products (gemm_small.cuh): any type that is added up as real numbers, any layout."""
+"""Small."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
+from fmm.kernels.cuda.products.tiling import row_major_operands
 from fmm.kernels.cuda.views import Factor
 
-TILE, THREADS = 32, 256  # SMALL_TILE, SMALL_THREADS
-RESIDENT = 2  # thread blocks on a multiprocessor, for which registers are left
-ENTRY = "fmm_small"
+SMALL_TILE, SMALL_THREADS = 32, 256  # SMALL_TILE, SMALL_THREADS
+SMALL_BLOCKS_PER_SM = 2  # thread blocks on a multiprocessor, for which registers are left
+SMALL_ENTRY = "fmm_small"
 PARTS: Mapping[HalfExtent | None, str] = {None: "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
 PARTS_IN_LABELS = {"ALL": "", "LOWER": ", the lower half", "MIRRORED": ", the lower half and its mirror"}
 
 
 def small_launch(op: GemmOp, dtype: str) -> Launch:
     """The product in one launch, whatever its size."""
-    left, right, along = kernel_operands(op)
+    left, right, along = row_major_operands(op)
     part, (m, n) = PARTS[op.extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real
     steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
     numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k
     parameters = struct.pack("<15q2d", *numbers, alpha, beta)
     slots = tuple(Slot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
-    kernel = Kernel(small_source, (dtype, part), ENTRY, THREADS)
-    high, wide = -(-m // TILE), -(-n // TILE)
+    kernel = Kernel(small_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
+    high, wide = -(-m // SMALL_TILE), -(-n // SMALL_TILE)
     tiles = high * wide if part == "ALL" else high * (high + 1) // 2
-    label = f"gemm_small, tiles of {TILE} x {TILE}{PARTS_IN_LABELS[part]}"
+    label = f"gemm_small, tiles of {SMALL_TILE} x {SMALL_TILE}{PARTS_IN_LABELS[part]}"
     return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
 
 
@@ -47,4 +47,6 @@ def _steps(x: Factor, inner: bool) -> tuple[int, int, int]:
 def small_source(dtype: str, part: str) -> str:
     """The whole CUDA source, entry point `ENTRY`."""
     body = (f"fmm::small_product<{DTYPES[dtype].cpp}, fmm::Part::{part}>(p);",)
-    return entry_source("fmm::SmallProduct", body, "gemm_small.cuh", (THREADS, RESIDENT), entry=ENTRY)
+    return entry_source(
+        "fmm::SmallProduct", body, "gemm_small.cuh", (SMALL_THREADS, SMALL_BLOCKS_PER_SM), entry=SMALL_ENTRY
+    )

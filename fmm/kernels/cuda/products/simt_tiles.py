@@ -1,4 +1,4 @@
-"""Launches of the tiled product's kernel: which blocks it reads and writes, its parameters, its thread blocks."""
+"""Tiles."""
 
 from __future__ import annotations
 
@@ -11,36 +11,33 @@ from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
+from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled_source import (
-    OPTIONS,
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_kernel import (
+    COMPILER_OPTIONS,
     Access,
-    Half,
-    Path,
+    CopyPath,
+    Epilogue,
+    LaunchScalar,
     TileKernel,
-    tiled_source,
+    simt_source,
 )
-from fmm.kernels.cuda.views import Lines, Piece
+from fmm.kernels.cuda.products.tiling import (
+    RASTER_ROWS,
+    TRIANGLE_LABELS,
+    VECTOR_BYTES,
+    count_triangle_tiles,
+    row_major_operands,
+    triangle_tiles,
+)
+from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
-GROUP = 8  # rows of tiles that are done together: what they read stays in the second-level cache
-
-
-@lru_cache(maxsize=1024)
-def lower_tiles(tiles: tuple[int, int], height: int, width: int) -> int:
-    """How many tiles reach the diagonal or lie below it.
-
-    `tiles`: how many there are below each other and side by side; each has `height` rows and `width` columns.
-    """
-    down, across = tiles
-    return sum(min(-(-(row + 1) * height // width), across) for row in range(down))
-
-
-WIDE = 16  # bytes of an access of `vector`
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class TileOp:
     @property
     def grid(self) -> tuple[int, int, int]:
         s = self.kernel.strategy
-        tiles = lower_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.half else prod(self.tiles)
+        tiles = count_triangle_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.half else prod(self.tiles)
         return tiles * self.count, 1, 1
 
     @property
@@ -118,13 +115,13 @@ class TileOp:
     def sizes(self) -> bytes:
         """What struct Parameters has behind the products."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
-        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, GROUP, 0)
+        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, RASTER_ROWS, 0)
 
     @cached_property
     def access(self) -> Access:
         """`vector` if every line of every block is aligned, provided that the bases are."""
-        fits = all(x * self.itemsize % WIDE == 0 for lines in self.lines for x in lines)
-        return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
+        fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
+        return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
 
 
 @dataclass(frozen=True)
@@ -192,14 +189,14 @@ def pointer_words(op: TileOp | TileGroup) -> range:
     return range(0, words * len(op.pieces), words)
 
 
-def fitted_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
+def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """The same with another strategy where its own does not suit the chip.
 
     Shared memory can be too small. Or the chip has no float64 instruction for a whole warp, and a single thread has
     registers for small tiles only.
     """
     if isinstance(op, TileGroup):
-        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted_to_chip(y, chip), TileOp)))
+        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
     names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
     kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
     fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
@@ -210,7 +207,7 @@ def fitted_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
 
 # Launches overlap only if they have so many thread blocks for each multiprocessor: smaller ones were seen to slow each
 # other down.
-FULL = 1.9
+OVERLAP_WAVES = 1.9
 
 
 def tile_launches(
@@ -221,21 +218,21 @@ def tile_launches(
     `alignment`: by base, the power of two that divides its address; `flagged`: is a flag raised where an inf or NaN is
     stored in C?
     """
-    op = fitted_to_chip(op, chip)
+    op = fit_to_chip(op, chip)
     parts = op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)
     return tuple(_tile_launch(part, chip, alignment, flagged) for part in parts)
 
 
 def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    aligned = all(alignment[piece.base] % WIDE == 0 for piece in op.pieces)
+    aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.pieces)
     access: Access = op.access if aligned else "scalar"
     raises = flagged and op.writes_result
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
     slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     if raises:
         slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
-    full = prod(op.grid) >= FULL * chip.multiprocessors
-    kernel = Kernel(tiled_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, OPTIONS)
+    full = prod(op.grid) >= OVERLAP_WAVES * chip.multiprocessors
+    kernel = Kernel(simt_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
     return Launch(
         "product",
         tile_label(spec, access, op.largest.count, by_warps=spec.deep > 0 and chip.has_warp_float64),
@@ -246,12 +243,6 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
         overlaps=op.follows and full and chip.overlaps_launches,
         aligned=access == "vector",
     )
-
-
-HALVES: Mapping[Half, str] = {
-    "lower": "on and below the diagonal",
-    "full": "on and below the diagonal, and its mirror",
-}
 
 
 def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
@@ -267,21 +258,47 @@ def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -
     parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
     parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
     parts += [f"a batch of {count}"] if count > 1 else []
-    parts += [HALVES[kernel.half]] if kernel.half else []
+    parts += [TRIANGLE_LABELS[kernel.half]] if kernel.half else []
     return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])
 
 
 # ---- what a leaf's name says of the kernel
 
-PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
+LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
-def strategy_of(use: LeafUse) -> TileSizes | None:
+def leaf_strategy(use: LeafUse) -> TileSizes | None:
     """The strategy that a leaf such as `tile.huge` names; None for `tile`, which leaves the choice open."""
-    names = [option for option in use.options if option not in PATHS]
+    names = [option for option in use.options if option not in LEAF_PATHS]
     return named_strategy(names[0]) if names else None
 
 
-def paths_of(use: LeafUse) -> tuple[Path, Path]:
+def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
     """How tiles come to shared memory, A's and B's, which a leaf such as `tile.gpu8.texture` names."""
-    return next((PATHS[option] for option in use.options if option in PATHS), ("async", "async"))
+    return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
+
+
+@lru_cache(maxsize=4096)
+def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
+    """The product by tiles of this strategy: C^T = B^T A^T is the same memory with the operands swapped."""
+    left, right, along = row_major_operands(op)
+    kernel = TileKernel(s, dtype, along=along, paths=leaf_paths(op.use), half=triangle_tiles(op.extent))
+    alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
+    a = Piece(left.base, left.offset, op.n, op.k)
+    b = Piece(right.base, right.offset, op.k, op.m)
+    c = Piece(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
+    u, v, w = (Lines(x.leading, x.stride) for x in (left, right, op.dest))
+    return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=leaf_strategy(op.use) is None)
+
+
+# The product, added to what a second destination holds, which is only read, with coefficients of the launch's.
+_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
+ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_SUM,), (2,)), (1,), (0,))
+
+
+def with_addend(op: TileOp, added: View) -> TileOp:
+    """The same product, added to another matrix than its result; that lies as BLAS's C does."""
+    (into,) = op.dest
+    dest = into._replace(keep=0), Piece(added.base, added.offset, op.m, op.n, 1, into.keep)
+    lines = *op.lines, Lines(added.right if op.m > 1 else 0)
+    return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)

@@ -1,13 +1,8 @@
-"""CUDA source of a product with sums in it: a short stub for the kernel in gemm_simt.cuh or gemm_mma_f64.cuh.
-
-The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, and what becomes of each
-number of C. Which blocks, and their coefficients, come with the launch: a variant of Huang, Yu, van de Geijn's Figure 6
-is one kernel. What a step table's kernel makes of a product stands in the stub.
-"""
+"""Kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -15,31 +10,34 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.gemm import HalfExtent
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.tiling import (
+    VECTOR_BYTES,
+    Along,
+    TriangleTiles,
+    along_cpp,
+    comma_list,
+    strategy_cpp,
+    triangle_cpp,
+)
 
-Along = Literal["inner", "outer"]
 Access = Literal["vector", "scalar"]
-Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: gemm_simt.cuh says it
+CopyPath = Literal["async", "plain", "texture"]  # how tiles come to shared memory: gemm_simt.cuh says it
 # How a product is added to a destination: beside what that keeps of its old value while nobody else writes it, or
 # number by number, whoever else adds at the same time.
 Update = Literal["keep", "atomic"]
 # What a kernel does with the device's flag for inf and NaN: it raises it where it stores one; or it does nothing while
 # the flag is down.
 FlagUse = Literal["raises", "obeys"]
-# How a kernel makes a C that is its own adjoint: only tiles on and below the diagonal, and it writes nothing else; or
-# the same tiles, and it writes their mirror too. None in its place: all tiles.
-Half = Literal["lower", "full"]
-ASYNC: tuple[Path, Path] = ("async", "async")
+ASYNC: tuple[CopyPath, CopyPath] = ("async", "async")
 # -O1, because ptxas's higher levels reorder the multiply-adds, and lose the order in which their operands can be read
 # without conflicts between register banks: a third of a cycle is lost for each multiply-add.
-OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-WIDE = 16  # bytes of the widest access
+COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
 # Of a warp's float64 instruction: rows and columns of C, and the fewest steps of the inner dimension (4, 8 or 16).
 ROWS, COLS, STEPS = 16, 8, 4
 
 
-class Scalar(NamedTuple):
+class LaunchScalar(NamedTuple):
     """A coefficient that comes with the launch: what a destination takes of the product, or keeps of its old value."""
 
     name: Literal["factor", "keep"]
@@ -82,17 +80,17 @@ def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
     reads = every if update == "keep" else ()
     lines: list[Terms] = []
     for d in every:
-        old = ((Scalar("keep", d), d + 1),) if reads else ()
-        lines.append((*old, (Scalar("factor", d), 0)))  # type: ignore[arg-type]
+        old = ((LaunchScalar("keep", d), d + 1),) if reads else ()
+        lines.append((*old, (LaunchScalar("factor", d), 0)))  # type: ignore[arg-type]
     program = AdditionProgram(len(reads) + 1, tuple(lines), tuple(len(reads) + 1 + d for d in every))
     return Epilogue(program, reads, every, update == "atomic")
 
 
-KEPT = adding_epilogue(1)
+DEFAULT_EPILOGUE = adding_epilogue(1)
 
 
 @lru_cache(maxsize=256)
-def shortened_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
+def as_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     """The epilogue as an `adding_epilogue` and a pair (factor, keep) for each destination, if that says it all.
 
     It does where no destination's new value depends on another's old one. Other epilogues come back as they are.
@@ -123,12 +121,12 @@ class TileKernel:
     element: str
     left: int = 1
     right: int = 1
-    epilogue: Epilogue = KEPT
+    epilogue: Epilogue = DEFAULT_EPILOGUE
     along: tuple[Along, Along] = ("inner", "outer")  # the dimensions along which A and B are contiguous: row by row
     products: int = 1
     flag: FlagUse | None = None
-    paths: tuple[Path, Path] = ASYNC  # of A's tiles, of B's
-    half: Half | None = None
+    paths: tuple[CopyPath, CopyPath] = ASYNC  # of A's tiles, of B's
+    half: TriangleTiles | None = None
 
     @property
     def operands(self) -> tuple[int, int, int]:
@@ -157,7 +155,7 @@ class TileKernel:
     def shared(self) -> int:
         """Bytes of shared memory: tiles that are used, and beside them copies of what is added up."""
         s, item = self.strategy, DTYPES[self.element].itemsize
-        wide = WIDE // item
+        wide = VECTOR_BYTES // item
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
@@ -171,13 +169,18 @@ class TileKernel:
 
 
 @lru_cache(maxsize=512)
-def tiled_source(kernel: TileKernel, access: Access) -> str:
+def simt_source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     obeys = kernel.flag == "obeys"
-    parameters, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
+    parameters, number, call, tile = (
+        f"fmm::Parameters<Number, {comma_list(counts)}>",
+        element,
+        "multiply",
+        ", blockIdx.x",
+    )
     if obeys:
         parameters, number = f"fmm::Again<{parameters}>", f"fmm::Exactly<{element}>::Type"
         call, tile = "multiply_again", ""
@@ -186,27 +189,21 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
-        f"    static constexpr fmm::Half HALF = {half_name(kernel.half)};",
+        f"    static constexpr fmm::Half HALF = {triangle_cpp(kernel.half)};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue_struct(kernel.epilogue),
         "};",
         f"using Number = {number};",
         "",
     ]
-    variant = f"{', '.join(along_names(kernel.along))}, fmm::Access::{access.upper()}"
+    variant = f"{', '.join(along_cpp(kernel.along))}, fmm::Access::{access.upper()}"
     body = [
-        f"using Sizes = {sizes_type(s)};",
+        f"using Sizes = {strategy_cpp(s)};",
         "extern __shared__ float4 memory[];",
         *_product_call(kernel, call, variant, tile),
     ]
     bounds = (s.threads, kernel.blocks) if kernel.blocks else (s.threads,)
     return entry_source(parameters, body, f"{header}.cuh", bounds, before=before)
-
-
-def along_names(along: tuple[Along, Along]) -> tuple[str, str]:
-    """How A and B are contiguous, in C++."""
-    left, right = (f"fmm::Along::{x.upper()}" for x in along)
-    return left, right
 
 
 def _product_call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
@@ -246,7 +243,7 @@ def _is_read(e: Epilogue, dest: int) -> str:
     """The C++ condition for reading a destination: not if all coefficients of its old value are zero at the launch."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
-    conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, Scalar))
+    conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, LaunchScalar))
     handed_on = any(v in values for v in e.program.outputs)
     return "true" if handed_on or len(conditions) < len(factors) else " || ".join(conditions) or "false"
 
@@ -261,29 +258,10 @@ def _sum_text(terms: Terms, names: Sequence[str]) -> str:
 
 
 def _factor_text(c: object) -> str:
-    return str(c) if isinstance(c, Scalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
+    return str(c) if isinstance(c, LaunchScalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
 
 
 def _choice_text(name: str, values: Sequence[str]) -> str:
     """The C++ expression for the value with the number that is in the variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
-
-
-def half_written(extent: HalfExtent | None) -> Half | None:
-    """How kernels make so much of a C that is its own adjoint: beside a lower half they never write anything."""
-    return "lower" if extent == "loose" else extent
-
-
-def half_name(half: Half | None) -> str:
-    """The name of fmm::Half in the device code."""
-    return f"fmm::Half::{(half or 'none').upper()}"
-
-
-def sizes_type(s: TileSizes) -> str:
-    """The strategy as a C++ type."""
-    return f"fmm::Strategy<{commas((s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)))}>"
-
-
-def commas(values: Iterable[int]) -> str:
-    return ", ".join(map(str, values))

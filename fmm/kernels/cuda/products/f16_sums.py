@@ -1,9 +1,4 @@
-"""Sums that leave as planes: under a level whose products are f16x3's, its splits write hi and lo of float16 at once.
-
-How far a sum reaches, which decides by which power of two it is scaled, is not known before it is formed; what its
-blocks reach bounds it. So three launches stand in the place of the split and of the pass that makes planes: the largest
-of every line or position of each block, exponents of all sums from these, and the split itself.
-"""
+"""Sums."""
 
 from __future__ import annotations
 
@@ -16,9 +11,9 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.gemm import GemmOp, Side
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.float16.f16_planes import ITEM
-from fmm.kernels.cuda.products.float16.f16_split import SIDES, Planes, operand_planes
-from fmm.kernels.cuda.products.tiles.tiled import WIDE
+from fmm.kernels.cuda.products.f16_planes import SIDES, OperandPlanes, operand_planes
+from fmm.kernels.cuda.products.kernel_sizes import FLOAT32_BYTES
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_arrays import Array
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, SumOp
@@ -33,7 +28,7 @@ class PlaneSums:
     """A split whose sums are the operands of a batch of f16x3's products, of A or of B."""
 
     split: SumOp
-    planes: Planes
+    planes: OperandPlanes
     side: Side  # which operand of the kernel's product
     apart: bool = False  # does all hi stand before all lo, as the vendor wants them?
 
@@ -86,7 +81,7 @@ def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart:
     return sums[0] if sums and not any(divides[base] % size for base in bases) else None
 
 
-def _can_write(split: SumOp, x: Planes) -> bool:
+def _can_write(split: SumOp, x: OperandPlanes) -> bool:
     """Is the operand just what the split writes, formed of blocks of one matrix, each at most once in a sum?"""
     kernel = split.kernel
     if split.scalars or kernel.tall or kernel.parts or kernel.element != "float32" or len(split.arrays) != 2:
@@ -106,7 +101,7 @@ def _can_write(split: SumOp, x: Planes) -> bool:
         and kernel.lanes > 1
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK
-        and 8 * x.count + WIDE + ARRAY_BYTES <= PARAMETER_BYTES
+        and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
         and -(-x.room // (THREADS * kernel.lanes)) <= GRID_LIMIT
     )
 
@@ -154,8 +149,8 @@ def _extent_launch(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
     )
-    wide = all(step * ITEM % WIDE == 0 for step in (a.row, a.down, a.right))
-    wide = wide and a.offset % WIDE == 0 and divides[a.base] % WIDE == 0
+    wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
+    wide = wide and a.offset % VECTOR_BYTES == 0 and divides[a.base] % VECTOR_BYTES == 0
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)

@@ -1,8 +1,4 @@
-"""Where a launch would leave multiprocessors idle in its last round: the last tiles in parts along the inner dimension.
-
-Every part is a task of its own, and takes turns with the other tasks that write the same tiles. Of all cuts the one is
-taken after which the last thread block ends first, by a model of when each begins, steps and writes.
-"""
+"""Split."""
 
 from __future__ import annotations
 
@@ -11,13 +7,17 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-LEAST_STEPS = 16  # of a part: a shorter one costs more than the idle time that it fills
-ROOMS = (1, 8, 24)  # the numbers of tasks for which kernels are compiled; a launch takes the smallest that is enough
-MOST_PARTS = 16  # of a tile
+MIN_PART_STEPS = 16  # of a part: a shorter one costs more than the idle time that it fills
+TASK_COUNTS = (
+    1,
+    8,
+    24,
+)  # the numbers of tasks for which kernels are compiled; a launch takes the smallest that is enough
+MAX_PARTS = 16  # of a tile
 # How long a thread block takes to begin, to write a tile of C alone, and to write it in turns: in units of the time
 # that one step of the inner dimension takes it. (On an H200 a turn took 45 where all blocks write at about the same
 # time. With 30 the model finds the best of the cuts that were tried: parts write at other times than whole tiles.)
-BEGIN, ALONE, IN_TURN = 30, 18, 30
+START_STEPS, STORE_STEPS, ORDERED_STORE_STEPS = 30, 18, 30
 
 
 class Part(NamedTuple):
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def parts_of(
+def split_tail(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
 ) -> tuple[Part, ...]:
     """All tiles of some products, the last of them in parts where all end sooner that way.
@@ -42,15 +42,15 @@ def parts_of(
     over = products * tiles % multiprocessors
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
     cuts = sorted({n for n in last_rounds if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
-    most = min(steps // LEAST_STEPS, MOST_PARTS)
+    most = min(steps // MIN_PART_STEPS, MAX_PARTS)
     candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
     def end(parts: tuple[Part, ...]) -> float:
-        edge = BEGIN + writes * (ALONE if len(parts) == 1 else IN_TURN)
+        edge = START_STEPS + writes * (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)
         return makespan(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
-    best = min((parts for parts in candidates if len(parts) <= ROOMS[-1]), key=end, default=whole)
+    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=end, default=whole)
     return best if end(best) < 0.995 * end(whole) else whole
 
 
@@ -61,7 +61,7 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
     are different tasks.
     """
     first, before = divmod(products * tiles - cut, tiles)
-    lengths = _part_lengths(steps, each, round(IN_TURN / k_s))
+    lengths = _part_lengths(steps, each, round(ORDERED_STORE_STEPS / k_s))
     ranges = [(start, length) for start, length in ((0, before), (before, tiles - before)) if length]
     whole = [Part(p, 0, tiles, 0, steps) for p in range(first)]
     whole += [Part(first, 0, before, 0, steps)] if before else []
@@ -77,7 +77,7 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
 def _part_lengths(steps: int, each: int, later: int) -> list[int]:
     """The steps of each part. Every one ends `later` steps after the one before, which writes C meanwhile."""
     if each > 1:
-        later = max(min(later, 2 * (steps // each - LEAST_STEPS) // (each - 1)), 0)
+        later = max(min(later, 2 * (steps // each - MIN_PART_STEPS) // (each - 1)), 0)
     least = (steps - later * (each * (each - 1) // 2)) // each
     lengths = [least + i * later for i in range(each)]
     return [*lengths[:-1], steps - sum(lengths[:-1])]

@@ -1,8 +1,4 @@
-"""Launches of the tiled product whose operands the copy engine brings: several products, whole or in parts.
-
-Where the last round of thread blocks would leave multiprocessors idle, the last tiles are split along the inner
-dimension. Each part is then a task of its own, and takes turns with the other tasks that write the same tiles.
-"""
+"""Tma."""
 
 from __future__ import annotations
 
@@ -14,19 +10,81 @@ from functools import lru_cache
 from math import prod
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import BLOCK, GROUP, HALVES, WIDE, TileGroup, TileOp, lower_tiles
-from fmm.kernels.cuda.products.tiles.tiled_source import ASYNC, OPTIONS, adding_epilogue
-from fmm.kernels.cuda.products.tiles.tma_parts import ROOMS, Part, parts_of
-from fmm.kernels.cuda.products.tiles.tma_source import TmaKernel, tma_source
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.simt_kernel import ASYNC, COMPILER_OPTIONS, adding_epilogue
+from fmm.kernels.cuda.products.simt_tiles import BLOCK, TileGroup, TileOp
+from fmm.kernels.cuda.products.split_k import TASK_COUNTS, Part, split_tail
+from fmm.kernels.cuda.products.tiling import (
+    RASTER_ROWS,
+    TRIANGLE_LABELS,
+    VECTOR_BYTES,
+    Along,
+    TriangleTiles,
+    along_cpp,
+    comma_list,
+    count_triangle_tiles,
+    strategy_cpp,
+    triangle_cpp,
+)
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Lines, Piece
 
+Counts = tuple[int, int, int]  # of A, B, C
+
+
+@dataclass(frozen=True)
+class TmaKernel:
+    """Up to `tasks` products, of at most so many `terms` each, over so many `blocks` of A, B and C.
+
+    `shapes`: the pairs (is A's operand a sum, is B's) that occur among the products.
+    """
+
+    strategy: TileSizes
+    element: str
+    terms: Counts
+    blocks: Counts
+    tasks: int
+    shapes: frozenset[tuple[bool, bool]]
+    order: str
+    along: tuple[Along, Along]
+    half: TriangleTiles | None = None
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: in every stage copies of all terms, their sum where there are several, or a tile of C
+        in their place; two gates a stage."""
+        s = self.strategy
+        left, right = (terms + (terms > 1) for terms in self.terms[:2])
+        numbers = max(s.stages * s.k_s * (s.m_s * left + s.n_s * right), s.m_s * s.n_s)
+        return numbers * DTYPES[self.element].itemsize + 16 * s.stages
+
+
+@lru_cache(maxsize=256)
+def tma_source(kernel: TmaKernel) -> str:
+    """The whole CUDA source of a kernel, entry point `ENTRY`."""
+    s, element = kernel.strategy, DTYPES[kernel.element].cpp
+    left, right = along_cpp(kernel.along)
+    shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
+    order, half = f"fmm::Order::{kernel.order.upper()}", triangle_cpp(kernel.half)
+    before = (
+        f"using Task = fmm::Task<{element}, {comma_list(kernel.terms)}>;",
+        f"using Launch = fmm::Launch<{element}, Task, {comma_list((*kernel.blocks, kernel.tasks))}>;",
+        "",
+    )
+    body = (
+        f"using Sizes = {strategy_cpp(s)};",
+        f"extern __shared__ __align__(1024) {element} memory[];",
+        f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {comma_list(kernel.terms[:2])}, {shapes},",
+        f"                  {order}, {half}>(p, memory);",
+    )
+    return entry_source("Launch", body, "gemm_tma.cuh", (s.threads, s.blocks), before=before)
+
+
 ENGINE = 90  # the first compute capability whose copy engine brings tiles
-SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
+SM90_SHARED_BYTES = 227 << 10  # bytes of shared memory that a thread block may have there
 
 
 @dataclass(frozen=True)
@@ -68,9 +126,9 @@ class TmaOp:
         """struct Launch of gemm_tma.cuh; maps, pointers of blocks, counts and flag are zero."""
         item = DTYPES[self.kernel.element].itemsize
         blocks = b"".join(struct.pack(BLOCK[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
-        wide = aligned_result and all(x * item % WIDE == 0 for x in self.lines)
-        wide = wide and all(x.offset % WIDE == 0 for x in self.dest)
-        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, GROUP, wide, self.blocks)
+        wide = aligned_result and all(x * item % VECTOR_BYTES == 0 for x in self.lines)
+        wide = wide and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
+        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, wide, self.blocks)
         unused = bytes(len(self.tasks) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
         parameters = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
         return parameters + bytes(-len(parameters) % 64)
@@ -113,10 +171,10 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     steps, half = -(-largest.k // s.k_s), largest.kernel.half
     writes = sum(len(o.dest) for o in ops) / len(ops)
     if half:  # a tile that is written twice is made by one thread block
-        parts: tuple[Part, ...] = (Part(0, 0, lower_tiles(tiles, s.m_s, s.n_s), 0, steps),)
+        parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
     else:
-        parts = parts_of(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
-    room = next((x for x in ROOMS if x >= len(parts)), len(parts))
+        parts = split_tail(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
+    room = next((x for x in TASK_COUNTS if x >= len(parts)), len(parts))
     terms = max(len(o.left) for o in ops), max(len(o.right) for o in ops), max(len(o.dest) for o in ops)
     order = "turns" if len(parts) > 1 else "free"
     shapes = frozenset((len(o.left) > 1, len(o.right) > 1) for o in ops)
@@ -130,15 +188,15 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     tasks = b"".join(_task_words(ops, parts, kernel, (lefts, rights, dests)))
     into = tuple(_first_written(x, ops) for x in dests)
     launch = TmaOp(kernel, maps, into, parts, tasks, w, tiles, largest.count)
-    return launch if kernel.shared <= SHARED and len(launch.parameters) <= PARAMETER_BYTES else None
+    return launch if kernel.shared <= SM90_SHARED_BYTES and len(launch.parameters) <= PARAMETER_BYTES else None
 
 
 def rows_are_aligned(op: TileOp | TileGroup) -> bool:
     """May the copy engine read A and B, if their bases are aligned?"""
     ops, item = op.ops, DTYPES[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
-    return all(step * item % WIDE == 0 for step in steps) and all(
-        x.offset % WIDE == 0 for o in ops for x in (*o.left, *o.right)
+    return all(step * item % VECTOR_BYTES == 0 for step in steps) and all(
+        x.offset % VECTOR_BYTES == 0 for o in ops for x in (*o.left, *o.right)
     )
 
 
@@ -235,7 +293,7 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
 
     Those of A and B must be multiples of 16.
     """
-    writes_wide = all(alignment[x.base] % WIDE == 0 for x in op.dest)
+    writes_wide = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
     slots += [Slot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
     if op.turns:
@@ -243,7 +301,7 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     if flagged and any(x.base == "C" for x in op.dest):
         slots.append(Slot(op.flag_word, FLAG))
     s = op.kernel.strategy
-    kernel = Kernel(tma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, OPTIONS)
+    kernel = Kernel(tma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, COMPILER_OPTIONS)
     return Launch(
         "product",
         _tma_label(op),
@@ -262,4 +320,4 @@ def _tma_label(op: TmaOp) -> str:
     parts += [f"{products} products in one launch, sums inside"] if products > 1 else []
     parts += [f"{len(op.parts)} parts in turns"] if len(op.parts) > products else []
     parts += [f"a batch of {op.count}"] if op.count > 1 else []
-    return ", ".join([*parts, *([HALVES[op.kernel.half]] if op.kernel.half else [])])
+    return ", ".join([*parts, *([TRIANGLE_LABELS[op.kernel.half]] if op.kernel.half else [])])
