@@ -1,4 +1,9 @@
-"""Sizes."""
+"""Sizes of the product kernels: named tile sizes ("strategies"), and the workspace of float16 planes.
+
+The performance model (fmm.perfmodel.tile_choice) chooses among the strategies by predicted time, and gemm_simt.cuh,
+gemm_tma.cuh and (for float64) gemm_mma_f64.cuh are compiled with them. This module imports nothing of the recorder, so
+that plans and the model can read it when fmm is imported.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,10 @@ from fmm.kernels.plans.memory_layout import whole
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """Sizes of one kernel. A thread block computes m_s x n_s numbers of C, k_s steps of the inner dimension at a time;
-    each of its threads computes m_r x n_r of them; a warp is warp_m x warp_n threads.
+    """Tile sizes of one kernel, in numbers.
+
+    A thread block computes an m_s x n_s tile of C in steps of k_s along the inner dimension. Each of its threads
+    computes m_r x n_r numbers, and a warp is an arrangement of warp_m x warp_n threads.
     """
 
     name: str
@@ -21,14 +28,14 @@ class TileSizes:
     n_r: int
     warp_m: int
     warp_n: int
-    stages: int = 2  # tiles of each operand in shared memory at a time
-    blocks: int = 0  # thread blocks on a multiprocessor for which the compiler must leave registers; 0: as it likes
-    rate: float = 1.0  # measured rate over the block model's (float32, H200): what that leaves out
-    # Are sums stored transposed where lines run along the inner dimension? Both were compiled, and the one is taken
-    # that has fewer conflicts between banks of registers.
+    stages: int = 2  # pipeline depth: tiles of each operand in shared memory at a time
+    blocks: int = 0  # thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides
+    rate: float = 1.0  # measured over modelled rate (float32, H200): corrects what the block model leaves out
+    # True if sums of K-major blocks are stored transposed in shared memory. Both variants were compiled for each size;
+    # the value here is the one with fewer register bank conflicts.
     turned: bool = True
-    types: tuple[str, ...] = ("float32", "float64")  # for which a thread has registers enough
-    deep: int = 8  # in float64, where a warp multiplies together: steps of the inner dimension in one instruction
+    types: tuple[str, ...] = ("float32", "float64")  # types for which a thread has enough registers
+    deep: int = 8  # steps of the inner dimension in one float64 mma instruction
 
     @property
     def threads_m(self) -> int:
@@ -43,7 +50,7 @@ class TileSizes:
         return self.threads_m * self.threads_n
 
 
-STRATEGIES = (  # Figure 3: CUTLASS 0.1's presets
+STRATEGIES = (  # Huang, Yu and van de Geijn, Figure 3: the presets of CUTLASS 0.1
     TileSizes("Small", m_s=16, n_s=16, k_s=16, m_r=2, n_r=2, warp_m=4, warp_n=8),
     TileSizes("Medium", m_s=32, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=4, warp_n=8),
     TileSizes("Large", m_s=64, n_s=64, k_s=8, m_r=8, n_r=8, warp_m=4, warp_n=8),
@@ -53,7 +60,7 @@ STRATEGIES = (  # Figure 3: CUTLASS 0.1's presets
 )
 
 
-# What an H200 wants: accumulators that fill the registers, so that few reads of shared memory feed many multiply-adds.
+# For the H200: accumulators fill the registers, so that few reads of shared memory feed many multiply-adds.
 TUNED = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -63,9 +70,9 @@ TUNED = tuple(
         TileSizes("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
     )
 )
-# Where the copy engine brings the operands. Products with sums inside are fastest with many stages of few steps, others
-# with few stages of many steps. Their `rate` is relative to what the model says of Square, and 5 % less than what was
-# measured for large products.
+# For kernels whose tiles the copy engine (TMA) loads. Products with fused sums are fastest with many short stages,
+# plain products with few long ones. `rate` is relative to the model's time for Square, and 5 % below the rate measured
+# for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -73,13 +80,13 @@ TMA_SIZES = tuple(
         TileSizes("Deep", m_s=128, n_s=256, k_s=16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=4, blocks=1, rate=1.11),
     )
 )
-# GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, each of which computes one column of a tile of 16 x 128
-# numbers. They read 64 columns of A at a time; here it is 32, because B goes through shared memory too and both must
-# fit on every chip. What is read from device memory, and in which pieces, is the same.
+# GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, each of which computes one column of a 16 x 128 tile.
+# The paper reads 64 columns of A at a time. Here 32 are read, because B goes through shared memory too and both must
+# fit on every chip. Global memory traffic is the same, in the same pieces.
 GPU8 = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
-# In float64, by the tensor cores: the lanes of a warp stand as 8 x 4, so that a warp computes 64 x 32 or 48 x 32
-# numbers. The smaller a tile is, the more is read for each number of C; a thread block must not read more than the
-# second-level cache can give. (The rates, relative to the best one's, follow from that, and are not measured yet.)
+# For float64 on the tensor cores. The threads of a warp are arranged 8 x 4, so that a warp computes 64 x 32 or 48 x 32
+# numbers. Smaller tiles read more for each number of C, and all thread blocks together must not read more than the L2
+# cache delivers. `rate` is relative to Solo, derived from that traffic, and not measured yet.
 DOUBLE = tuple(
     replace(s, types=("float64",))
     for s in (
@@ -94,7 +101,7 @@ PRESETS = (*STRATEGIES, *TUNED, *TMA_SIZES, GPU8, *DOUBLE)
 
 
 def named_strategy(name: str) -> TileSizes:
-    """A preset by name, in any case."""
+    """Return the preset with this name, in any case; ValueError lists the presets if there is none."""
     for preset in PRESETS:
         if preset.name.casefold() == name.casefold():
             return preset
@@ -103,50 +110,56 @@ def named_strategy(name: str) -> TileSizes:
 
 
 def tma_strategy(name: str) -> TileSizes | None:
-    """One of TMA_SIZES by name."""
+    """Return the strategy of TMA_SIZES with this name, or None."""
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 
-FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}  # where sums are inside
+# Default strategies of products with fused sums, by type: of gemm_simt.cuh and gemm_mma_f64.cuh, and of gemm_tma.cuh.
+FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}
 TMA_FUSED_SIZES = named_strategy("Long")
 
-# Of gemm_small.cuh: the types that it knows, and the sides of a half up to which it is taken. (With 480 rows each of
-# 120 tiles has a multiprocessor of an H200 for itself; with 512 some share one: float64 takes 35 us, cuBLAS's syrk 16.)
+# gemm_small.cuh: its types, and the most rows of a triangle for which it is used. With 480 rows each of the 120 tiles
+# has a multiprocessor of an H200 to itself. With 512 rows some share one: float64 takes 35 us, cuBLAS's syrk 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST_SMALL = 480
 
-PLANE_CHUNK = 64  # numbers of a line whose hi and lo stand behind each other
-PLANES_PER_OPERAND = 2  # of float16 for one float32 number
-FLOAT32_BYTES = 4  # bytes of a float32, and of its two planes; of an exponent
-# Of the inner dimension, that the vendor multiplies at a time, where it does: with longer pieces uniform data have more
-# than SGEMM's error.
+
+# ---- float16 planes: a float32 number as two float16 numbers, hi and lo (f16_planes.cuh)
+
+PLANE_CHUNK = 64  # hi and lo alternate along a line in chunks of this many numbers
+PLANES_PER_OPERAND = 2  # float16 planes of one float32 operand
+FLOAT32_BYTES = 4  # bytes of a float32 number, of its two planes together, and of an exponent
+# Length of the inner dimension that one of the vendor's products covers, where the vendor multiplies planes. Longer
+# pieces give uniform random data a larger error than SGEMM.
 VENDOR_PIECE = 256
-PLANE_ALIGN = 256  # bytes: planes and exponents begin at a multiple of it
+PLANE_ALIGN = 256  # bytes: alignment of planes and of exponents in the workspace
 
 
 def plane_bytes(lines: int, length: int) -> int:
-    """Bytes of the planes of so many lines."""
+    """Return the bytes of both planes of an operand with this many lines."""
     return whole(FLOAT32_BYTES * lines * whole(length, PLANE_CHUNK), PLANE_ALIGN)
 
 
 def exponent_bytes(count: int) -> int:
-    """Bytes of so many exponents."""
+    """Return the bytes of an array of scaling exponents."""
     return whole(FLOAT32_BYTES * count, PLANE_ALIGN)
 
 
 def matrix_bytes(lines: int, length: int) -> int:
-    """Bytes of a matrix without gaps behind which its planes are kept."""
+    """Return the bytes of a contiguous matrix that has its planes behind it."""
     return whole(FLOAT32_BYTES * lines * length, PLANE_ALIGN)
 
 
 def prepared_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
-    """Bytes of a matrix, and of what is kept of it behind it, whichever of its sides is the inner dimension."""
+    """Return the bytes of a matrix, and of its prepared planes behind it, for either side as the inner dimension."""
     return matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 
 
 def f16x3_workspace(m: int, k: int, n: int, count: int) -> int:
-    """Bytes of workspace for a batch of products, whichever way their operands lie; with what is noted of the inner
-    dimension where every entry is checked."""
+    """Return the workspace bytes of a batch of f16x3 products, for any layout of the operands.
+
+    The bytes cover the exponents along the inner dimension, which componentwise products need.
+    """
     left = max(plane_bytes(count * m, k), plane_bytes(count * k, m)) + exponent_bytes(count * m)
     right = max(plane_bytes(count * k, n), plane_bytes(count * n, k)) + exponent_bytes(count * n)
     return left + right + 2 * exponent_bytes(count * k) + PLANE_ALIGN

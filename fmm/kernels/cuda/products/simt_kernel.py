@@ -1,4 +1,9 @@
-"""Kernel."""
+"""CUDA source of a tiled product with fused sums: a stub for the kernel of gemm_simt.cuh or gemm_mma_f64.cuh.
+
+The stub holds all that depends on a scheme: the number of blocks of A, B and C in a product, and the epilogue of each
+number of C. The blocks and their coefficients come with the launch, so each variant of Figure 6 of Huang, Yu and van de
+Geijn is one compiled kernel. The update of a step table's kernel is code in the stub.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +26,24 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_cpp,
 )
 
-Access = Literal["vector", "scalar"]
-CopyPath = Literal["async", "plain", "texture"]  # how tiles come to shared memory: gemm_simt.cuh says it
-# How a product is added to a destination: beside what that keeps of its old value while nobody else writes it, or
-# number by number, whoever else adds at the same time.
+Access = Literal["vector", "scalar"]  # 16 bytes at a time, or one number at a time
+CopyPath = Literal["async", "plain", "texture"]  # how a tile gets to shared memory: enum Path of gemm_simt.cuh
+# How a product is added to a destination. "keep": read, scaled by `keep`, and written, by the only kernel that writes
+# the block. "atomic": by atomic additions, while other thread blocks may add to the same block.
 Update = Literal["keep", "atomic"]
-# What a kernel does with the device's flag for inf and NaN: it raises it where it stores one; or it does nothing while
-# the flag is down.
+# How a kernel uses the device's flag for inf and NaN. "raises": the flag is raised where an inf or NaN is stored.
+# "obeys": the kernel does nothing unless the flag is up.
 FlagUse = Literal["raises", "obeys"]
 ASYNC: tuple[CopyPath, CopyPath] = ("async", "async")
-# -O1, because ptxas's higher levels reorder the multiply-adds, and lose the order in which their operands can be read
-# without conflicts between register banks: a third of a cycle is lost for each multiply-add.
+# -O1, because ptxas's higher levels reorder the multiply-adds. The order chosen in the source reads registers without
+# bank conflicts; without that order each multiply-add takes a third of a cycle more.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# Of a warp's float64 instruction: rows and columns of C, and the fewest steps of the inner dimension (4, 8 or 16).
-ROWS, COLS, STEPS = 16, 8, 4
+# The float64 mma instruction: rows and columns of C, and its smallest depth along the inner dimension (4, 8 or 16).
+MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
 class LaunchScalar(NamedTuple):
-    """A coefficient that comes with the launch: what a destination takes of the product, or keeps of its old value."""
+    """A coefficient of a destination that comes with the launch: the product's factor, or the share of old C kept."""
 
     name: Literal["factor", "keep"]
     dest: int
@@ -49,13 +54,13 @@ class LaunchScalar(NamedTuple):
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of every number of some destinations, once the product's is known.
+    """The update of every number of the destinations, given the product's number.
 
-    The program's inputs are the product and the old values of the destinations `reads`; its outputs go to `writes`, or
-    are added to what is there, if `atomic`. A destination may be read only.
+    The program's inputs are the product and the old values of the destinations `reads`. Its outputs are stored to the
+    destinations `writes`, or added to them atomically. A destination may be read only.
     """
 
-    program: AdditionProgram  # its coefficients may be Scalars
+    program: AdditionProgram  # coefficients may be LaunchScalars
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     atomic: bool = False
@@ -72,9 +77,9 @@ class Epilogue:
 
 @lru_cache(maxsize=256)
 def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
-    """The epilogue that adds the product to each destination, with coefficients that come with the launch.
+    """Return the epilogue C_d = keep_d C_d + factor_d product, with coefficients that come with the launch.
 
-    A destination of which nothing is kept is not read.
+    A destination with keep = 0 is not read.
     """
     every = tuple(range(destinations))
     reads = every if update == "keep" else ()
@@ -91,18 +96,18 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 
 @lru_cache(maxsize=256)
 def as_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
-    """The epilogue as an `adding_epilogue` and a pair (factor, keep) for each destination, if that says it all.
+    """Return an equivalent `adding_epilogue` and its pairs (factor, keep), or `e` itself if there is no equivalent.
 
-    It does where no destination's new value depends on another's old one. Other epilogues come back as they are.
-
-    So most kernels of the step tables are one compiled kernel: mulIncInc and mulStoreDec differ only in the numbers
-    that come with the launch.
+    An equivalent exists if no destination's new value depends on the old value of another. Most kernels of the step
+    tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients of the launch.
     """
     every = range(e.destinations)
     rows = dict(zip(e.writes, e.program.matrix(), strict=True))
     old = {d: i for i, d in enumerate(e.reads, 1)}
-    alone = set(rows) == set(every) and all(not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d]))
-    if e.atomic or len(old) < len(e.reads) or not alone:
+    separate = set(rows) == set(every) and all(
+        not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d])
+    )
+    if e.atomic or len(old) < len(e.reads) or not separate:
         return e, ((1.0, 0.0),) * e.destinations
     pairs = tuple((float(rows[d][0]), float(rows[d][old[d]]) if d in old else 0.0) for d in every)  # type: ignore[arg-type]
     return adding_epilogue(e.destinations), pairs
@@ -110,11 +115,10 @@ def as_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A kernel of `products` in one launch, each (sum of `left` blocks of A)(sum of `right` blocks of B), and what the
-    epilogue does with it.
+    """A compiled variant: `products` products in one launch, each (sum of blocks of A)(sum of blocks of B).
 
-    A kernel that uses the flag is told its address; one that obeys it also where the host's count is
-    (recompute_tiled.cuh).
+    `left` and `right` are the blocks in these sums. A kernel that uses the flag gets its address in the parameters; a
+    kernel that obeys the flag also gets the address of the host's count (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -122,55 +126,56 @@ class TileKernel:
     left: int = 1
     right: int = 1
     epilogue: Epilogue = DEFAULT_EPILOGUE
-    along: tuple[Along, Along] = ("inner", "outer")  # the dimensions along which A and B are contiguous: row by row
+    along: tuple[Along, Along] = ("inner", "outer")  # dimensions along which A and B are contiguous; here: both by rows
     products: int = 1
     flag: FlagUse | None = None
-    paths: tuple[CopyPath, CopyPath] = ASYNC  # of A's tiles, of B's
+    paths: tuple[CopyPath, CopyPath] = ASYNC  # of A's tiles and of B's
     half: TriangleTiles | None = None
 
     @property
     def operands(self) -> tuple[int, int, int]:
-        """Blocks of A, B and C: Huang's (W_A, W_B, W_C)."""
+        """Blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
         return self.left, self.right, self.epilogue.destinations
 
     @property
     def deep(self) -> int:
-        """Steps of the inner dimension in an instruction of a warp; 0 where threads multiply alone."""
-        s = self.strategy
-        if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % ROWS or s.n_r * s.warp_n % COLS:
+        """Depth of the float64 mma instruction along the inner dimension; 0 if threads multiply alone."""
+        s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
+        if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
-        # Sums, and tiles that come through registers, want registers too: then the instruction with the fewest steps.
-        return min(s.deep, STEPS) if self.sums or self.paths != ASYNC else s.deep
+        # Sums and copies through registers need registers too, so the instruction of the smallest depth is used.
+        return min(s.deep, MMA_DEPTH) if self.sums or self.paths != ASYNC else s.deep
 
     @property
     def sums(self) -> bool:
+        """True if blocks of A or of B are added up."""
         return self.left + self.right > 2
 
     @property
     def blocks(self) -> int:
-        """Thread blocks on a multiprocessor for which the compiler leaves registers; 0: as it likes."""
-        return 1 if self.sums and self.deep else self.strategy.blocks  # no shared memory for more
+        """Thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides."""
+        return 1 if self.sums and self.deep else self.strategy.blocks  # shared memory suffices for one
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: tiles that are used, and beside them copies of what is added up."""
+        """Bytes of shared memory: the pipeline's tiles, and copies of the blocks of a sum."""
         s, item = self.strategy, DTYPES[self.element].itemsize
-        wide = VECTOR_BYTES // item
+        vector = VECTOR_BYTES // item  # numbers in a vector access
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
-            # Lines stand apart, so that equal places of neighbouring lines are in different banks.
-            spaced = 2 * wide if self.deep else wide if along == "inner" else 0
-            copied = lines * (length + spaced)
-            turned = along == "inner" and s.turned and not self.deep
-            summed = (out + wide) * s.k_s if turned else copied
+            # Lines are padded, so that equal places of neighbouring lines are in different banks.
+            padding = 2 * vector if self.deep else vector if along == "inner" else 0
+            copied = lines * (length + padding)
+            transposed = along == "inner" and s.turned and not self.deep
+            summed = (out + vector) * s.k_s if transposed else copied
             numbers += s.stages * copied if blocks == 1 else s.stages * summed + blocks * copied
         return item * numbers
 
 
 @lru_cache(maxsize=512)
 def simt_source(kernel: TileKernel, access: Access) -> str:
-    """The whole CUDA source of a kernel, entry point `ENTRY`."""
+    """Return the whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
@@ -206,26 +211,29 @@ def simt_source(kernel: TileKernel, access: Access) -> str:
     return entry_source(parameters, body, f"{header}.cuh", bounds, before=before)
 
 
-def _product_call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
-    """By warps where the device has instructions for them; else threads alone, with no more shared memory."""
-    given = f"    p, reinterpret_cast<Number*>(memory){tile});"
-    alone = [f"fmm::{name}<Product, Number, Sizes, {access}>(", given]
+def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
+    """Return the call of the kernel: of mma instructions if the device has float64 ones, else of threads alone.
+
+    Both use the same shared memory.
+    """
+    arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
+    by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]
     if not kernel.deep:
-        return alone
-    together = [f"fmm::multiply_by_warps<Product, Number, Sizes, {kernel.deep}, {access}>(", given]
-    return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *alone, "#else", *together, "#endif"]
+        return by_threads
+    by_warps = [f"fmm::multiply_by_warps<Product, Number, Sizes, {kernel.deep}, {variant}>(", arguments]
+    return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *by_threads, "#else", *by_warps, "#endif"]
 
 
 def _epilogue_struct(e: Epilogue) -> Iterator[str]:
-    """The lines that say which destinations are read and written, and how a number of the product changes them."""
+    """Yield the members of `Product` that say which destinations are read and written, and compute their update."""
     dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
-    yield f"        return {_choice_text('d', [_is_read(e, d) for d in range(e.destinations)])};"
+    yield f"        return {_select_text('d', [_read_condition(e, d) for d in range(e.destinations)])};"
     yield "    }"
     yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
-    yield f"        return {_choice_text('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield f"        return {_select_text('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
     yield "    }"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
@@ -239,29 +247,26 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
     yield "    }"
 
 
-def _is_read(e: Epilogue, dest: int) -> str:
-    """The C++ condition for reading a destination: not if all coefficients of its old value are zero at the launch."""
+def _read_condition(e: Epilogue, dest: int) -> str:
+    """Return the C++ condition for reading a destination: false if the launch sets all its coefficients to zero."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
     conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, LaunchScalar))
-    handed_on = any(v in values for v in e.program.outputs)
-    return "true" if handed_on or len(conditions) < len(factors) else " || ".join(conditions) or "false"
+    is_output = any(v in values for v in e.program.outputs)
+    return "true" if is_output or len(conditions) < len(factors) else " || ".join(conditions) or "false"
 
 
 def _sum_text(terms: Terms, names: Sequence[str]) -> str:
-    """The C++ expression of a sum, such as `old0 - product`; a sum of nothing is zero."""
+    """Return the C++ expression of a sum, for example `old0 - product`; zero for an empty sum."""
     words = []
     for c, v in terms:
-        sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{_factor_text(c)} * ")
+        factor = str(c) if isinstance(c, LaunchScalar) else f"static_cast<Element>({float(c)!r})"
+        sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{factor} * ")
         words.append(f"{sign} {size}{names[v]}")
     return " ".join(words).removeprefix("+ ") or "Element(0)"
 
 
-def _factor_text(c: object) -> str:
-    return str(c) if isinstance(c, LaunchScalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
-
-
-def _choice_text(name: str, values: Sequence[str]) -> str:
-    """The C++ expression for the value with the number that is in the variable `name`."""
+def _select_text(name: str, values: Sequence[str]) -> str:
+    """Return the C++ expression for the value whose number is in the variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last

@@ -1,4 +1,8 @@
-"""Tiles."""
+"""Products by the tiled kernels of gemm_simt.cuh and gemm_mma_f64.cuh: a GEMM as one launch, its parameters, its grid.
+
+In order: a `TileOp` is one product with its blocks, and a `TileGroup` several products; `tile_op` describes a GEMM in
+the kernel's row-major terms; `tile_launches` makes the launches for a chip. Products with fused sums are in fused.py.
+"""
 
 from __future__ import annotations
 
@@ -37,43 +41,43 @@ from fmm.kernels.cuda.products.tiling import (
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 
-BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
+BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # format of struct Block of gemm_common.cuh, by the bytes of a number
 
 
 @dataclass(frozen=True)
 class TileOp:
-    """One launch: `count` products (sum of a_i A_i)(sum of b_j B_j), layer by layer, each with its epilogue.
+    """One launch of `count` products (sum of a_i A_i)(sum of b_j B_j), each with its epilogue.
 
-    That is C_d = keep_d C_d + c_d times the product, unless a step table says otherwise.
+    The epilogue is C_d = keep_d C_d + c_d product, unless it comes from a step table.
     """
 
     kernel: TileKernel
     left: tuple[Piece, ...]
     right: tuple[Piece, ...]
     dest: tuple[Piece, ...]
-    lines: tuple[Lines, ...]  # of A's blocks, of B's, and of each destination
+    lines: tuple[Lines, ...]  # of A's blocks, of B's blocks, and of each destination
     m: int
     n: int
     k: int
-    count: int = 1
-    follows: bool = False  # may it begin before the launch in front of it has ended, to whose results it only adds?
-    open: bool = False  # may the strategy be replaced by a faster one?
+    count: int = 1  # products in the batch
+    follows: bool = False  # True if it may overlap the previous launch, because it only adds to that launch's results
+    open: bool = False  # True if the strategy may be replaced by a faster one
 
     def __hash__(self) -> int:
         return id(self)
 
     def with_strategy(self, s: TileSizes) -> TileOp:
-        """The same with tiles of these sizes."""
+        """Return the same product with another strategy."""
         return self if s is self.kernel.strategy else replace(self, kernel=replace(self.kernel, strategy=s))
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
-        """The one product, as a TileGroup has several."""
+        """The product alone, so that a TileOp reads like a TileGroup."""
         return (self,)
 
     @property
     def largest(self) -> TileOp:
-        """The product itself, as a TileGroup has one that is as large as any."""
+        """The product itself, so that a TileOp reads like a TileGroup."""
         return self
 
     @property
@@ -83,12 +87,12 @@ class TileOp:
 
     @property
     def writes_result(self) -> bool:
-        """Does it write C, and not only temporaries?"""
+        """True if a block of C is written, and not only temporaries."""
         return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles there are below each other and side by side."""
+        """Rows and columns of tiles in C."""
         return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
 
     @property
@@ -103,33 +107,33 @@ class TileOp:
 
     @cached_property
     def parameters(self) -> bytes:
-        """struct Parameters of gemm_simt.cuh, its pointers null: first in each block, the flag's last."""
+        """struct Parameters of gemm_simt.cuh with null pointers: the first word of each block, and the flag (last)."""
         return self.sums + self.sizes
 
     @property
     def sums(self) -> bytes:
-        """struct Sums: what is added up, and where the product goes."""
+        """struct Sums: the blocks and coefficients of A, B and C."""
         return b"".join(struct.pack(BLOCK[self.itemsize], 0, *x[2:]) for x in self.pieces)
 
     @property
     def sizes(self) -> bytes:
-        """What struct Parameters has behind the products."""
+        """The fields of struct Parameters behind `products`."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
         return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, RASTER_ROWS, 0)
 
     @cached_property
     def access(self) -> Access:
-        """`vector` if every line of every block is aligned, provided that the bases are."""
+        """ "vector" if all lines of all blocks are aligned whenever the bases are."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Products in one launch, if a kernel can do them so.
+    """Several products, in one launch if a kernel can do that.
 
-    `order` says how they write blocks of C. `free`: no two write the same one; `turns`: one after the other; `atomic`:
-    by atomic additions, in any order.
+    `order` is how they write blocks of C. "free": each block is written by one product; "turns": one product after the
+    other writes; "atomic": atomic additions in any order.
     """
 
     ops: tuple[TileOp, ...]
@@ -140,7 +144,7 @@ class TileGroup:
 
     @cached_property
     def at_once(self) -> bool:
-        """Can gemm_simt.cuh do it in one launch? Only if all products are of one variant and none waits for another."""
+        """True if gemm_simt.cuh can do all in one launch: one variant, no product waits for another."""
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
 
@@ -163,19 +167,19 @@ class TileGroup:
 
     @cached_property
     def largest(self) -> TileOp:
-        """A product that is as large as any. What others lack of its size counts as zero, and is not written."""
+        """A product with the largest size of the group in each dimension; smaller blocks count as padded with zeros."""
         m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
         return replace(self.ops[0], m=m, n=n, k=k)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Thread blocks; their index z is the product's number."""
+        """Thread blocks of the launch; block index z is the product."""
         across, _, _ = self.largest.grid
         return across, 1, len(self.ops)
 
     @cached_property
     def parameters(self) -> bytes:
-        """Those of a TileOp, for all products."""
+        """struct Parameters of gemm_simt.cuh for all products, with null pointers."""
         return b"".join(op.sums for op in self.ops) + self.largest.sizes
 
     @cached_property
@@ -184,103 +188,17 @@ class TileGroup:
 
 
 def pointer_words(op: TileOp | TileGroup) -> range:
-    """Which of the parameters' words of 8 bytes are the pieces' pointers."""
+    """Return the 8-byte words of the parameters that hold the pointers of the pieces."""
     words = struct.calcsize(BLOCK[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
 
 
-def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
-    """The same with another strategy where its own does not suit the chip.
-
-    Shared memory can be too small. Or the chip has no float64 instruction for a whole warp, and a single thread has
-    registers for small tiles only.
-    """
-    if isinstance(op, TileGroup):
-        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
-    names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
-    kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
-    fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
-    return op if fits is op.kernel else replace(op, kernel=fits)
-
-
-# ---- the launch on a chip
-
-# Launches overlap only if they have so many thread blocks for each multiprocessor: smaller ones were seen to slow each
-# other down.
-OVERLAP_WAVES = 1.9
-
-
-def tile_launches(
-    op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
-) -> tuple[Launch, ...]:
-    """One launch; several, one after the other, for products that the kernel cannot do at once.
-
-    `alignment`: by base, the power of two that divides its address; `flagged`: is a flag raised where an inf or NaN is
-    stored in C?
-    """
-    op = fit_to_chip(op, chip)
-    parts = op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)
-    return tuple(_tile_launch(part, chip, alignment, flagged) for part in parts)
-
-
-def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.pieces)
-    access: Access = op.access if aligned else "scalar"
-    raises = flagged and op.writes_result
-    spec = replace(op.kernel, flag="raises") if raises else op.kernel
-    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
-    if raises:
-        slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
-    full = prod(op.grid) >= OVERLAP_WAVES * chip.multiprocessors
-    kernel = Kernel(simt_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
-    return Launch(
-        "product",
-        tile_label(spec, access, op.largest.count, by_warps=spec.deep > 0 and chip.has_warp_float64),
-        kernel,
-        op.grid,
-        op.parameters,
-        tuple(slots),
-        overlaps=op.follows and full and chip.overlaps_launches,
-        aligned=access == "vector",
-    )
-
-
-def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
-    """The label of a launch: which kernel it is, its tile, and what it does besides multiplying.
-
-    `by_warps`: does a warp's instruction multiply? On a chip without one, gemm_mma_f64.cuh is compiled to what
-    gemm_simt.cuh does.
-    """
-    s, (left, right, dest) = kernel.strategy, kernel.operands
-    written = len(kernel.epilogue.writes)
-    parts = [f"{'gemm_mma_f64' if by_warps else 'gemm_simt'} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
-    parts += [f"adds up {left} and {right} blocks"] if kernel.sums else []
-    parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
-    parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
-    parts += [f"a batch of {count}"] if count > 1 else []
-    parts += [TRIANGLE_LABELS[kernel.half]] if kernel.half else []
-    return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])
-
-
-# ---- what a leaf's name says of the kernel
-
-LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
-
-
-def leaf_strategy(use: LeafUse) -> TileSizes | None:
-    """The strategy that a leaf such as `tile.huge` names; None for `tile`, which leaves the choice open."""
-    names = [option for option in use.options if option not in LEAF_PATHS]
-    return named_strategy(names[0]) if names else None
-
-
-def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
-    """How tiles come to shared memory, A's and B's, which a leaf such as `tile.gpu8.texture` names."""
-    return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
+# ---- a GEMM as a TileOp
 
 
 @lru_cache(maxsize=4096)
 def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
-    """The product by tiles of this strategy: C^T = B^T A^T is the same memory with the operands swapped."""
+    """Return the TileOp of a GEMM with this strategy; the row-major product is C^T = B^T A^T."""
     left, right, along = row_major_operands(op)
     kernel = TileKernel(s, dtype, along=along, paths=leaf_paths(op.use), half=triangle_tiles(op.extent))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
@@ -291,14 +209,102 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=leaf_strategy(op.use) is None)
 
 
-# The product, added to what a second destination holds, which is only read, with coefficients of the launch's.
-_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
-ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_SUM,), (2,)), (1,), (0,))
+# C_0 = factor_0 product + keep_1 C_1, where destination 1 is the addend: it is read, and never written.
+_ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
+ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
 
-def with_addend(op: TileOp, added: View) -> TileOp:
-    """The same product, added to another matrix than its result; that lies as BLAS's C does."""
+def with_addend(op: TileOp, addend: View) -> TileOp:
+    """Return the same product with a separate addend in place of old C; the addend has the layout of BLAS's C."""
     (into,) = op.dest
-    dest = into._replace(keep=0), Piece(added.base, added.offset, op.m, op.n, 1, into.keep)
-    lines = *op.lines, Lines(added.right if op.m > 1 else 0)
+    dest = into._replace(keep=0), Piece(addend.base, addend.offset, op.m, op.n, 1, into.keep)
+    lines = *op.lines, Lines(addend.right if op.m > 1 else 0)
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
+
+
+# Options of a leaf's name, such as `tile.gpu8.texture`, that say how A's and B's tiles get to shared memory.
+LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
+
+
+def leaf_strategy(use: LeafUse) -> TileSizes | None:
+    """Return the strategy that a leaf such as `tile.huge` names; None for `tile`, where the model chooses."""
+    names = [option for option in use.options if option not in LEAF_PATHS]
+    return named_strategy(names[0]) if names else None
+
+
+def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
+    """Return the copy paths of A's and B's tiles that a leaf such as `tile.gpu8.texture` names."""
+    return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
+
+
+# ---- launches for a chip
+
+# A launch may overlap the previous one only if it has this many thread blocks for each multiprocessor. Smaller launches
+# were measured to slow each other down.
+OVERLAP_WAVES = 1.9
+
+
+def tile_launches(
+    op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
+) -> tuple[Launch, ...]:
+    """Return the launch of these products, or one launch for each if one kernel cannot do them all.
+
+    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, kernels that write C
+    raise the flag where they store an inf or NaN.
+    """
+    op = fit_to_chip(op, chip)
+    parts = op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)
+    return tuple(_tile_launch(part, chip, alignment, flagged) for part in parts)
+
+
+def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
+    """Return the same products with a smaller strategy if their own does not fit the chip.
+
+    A strategy does not fit if shared memory is too small. Without a float64 mma instruction, the strategies for it do
+    not fit either, because a single thread has registers for small tiles only.
+    """
+    if isinstance(op, TileGroup):
+        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
+    names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
+    kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
+    fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
+    return op if fits is op.kernel else replace(op, kernel=fits)
+
+
+def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
+    aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.pieces)
+    access: Access = op.access if aligned else "scalar"
+    raises = flagged and op.writes_result
+    spec = replace(op.kernel, flag="raises") if raises else op.kernel
+    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    if raises:
+        slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
+    fills_chip = prod(op.grid) >= OVERLAP_WAVES * chip.multiprocessors
+    kernel = Kernel(simt_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
+    return Launch(
+        "product",
+        tile_label(spec, access, op.largest.count, by_warps=spec.deep > 0 and chip.has_warp_float64),
+        kernel,
+        op.grid,
+        op.parameters,
+        tuple(slots),
+        overlaps=op.follows and fills_chip and chip.overlaps_launches,
+        aligned=access == "vector",
+    )
+
+
+def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
+    """Return the label of a launch: the kernel, its tile sizes, and what it does beyond a plain product.
+
+    `by_warps` is True if mma instructions multiply. On a chip without float64 mma, gemm_mma_f64.cuh compiles to the
+    code of gemm_simt.cuh.
+    """
+    s, (left, right, dest) = kernel.strategy, kernel.operands
+    written = len(kernel.epilogue.writes)
+    parts = [f"{'gemm_mma_f64' if by_warps else 'gemm_simt'} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
+    parts += [f"adds up {left} and {right} blocks"] if kernel.sums else []
+    parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
+    parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
+    parts += [f"a batch of {count}"] if count > 1 else []
+    parts += [TRIANGLE_LABELS[kernel.half]] if kernel.half else []
+    return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])

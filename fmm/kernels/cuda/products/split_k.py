@@ -1,4 +1,9 @@
-"""Split."""
+"""Split-K for the last round of thread blocks: which tiles are computed in parts along the inner dimension.
+
+Where the last round would leave multiprocessors idle, the last tiles are cut into parts. Each part is a task of its
+own, and the tasks that write one tile do so in order. `split_tail` tries many cuts and takes the one with the least
+makespan, by a model of when each thread block starts, computes and stores.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,17 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-MIN_PART_STEPS = 16  # of a part: a shorter one costs more than the idle time that it fills
-TASK_COUNTS = (
-    1,
-    8,
-    24,
-)  # the numbers of tasks for which kernels are compiled; a launch takes the smallest that is enough
-MAX_PARTS = 16  # of a tile
-# How long a thread block takes to begin, to write a tile of C alone, and to write it in turns: in units of the time
-# that one step of the inner dimension takes it. (On an H200 a turn took 45 where all blocks write at about the same
-# time. With 30 the model finds the best of the cuts that were tried: parts write at other times than whole tiles.)
+MIN_PART_STEPS = 16  # a shorter part costs more than the idle time that it fills
+TASK_COUNTS = (1, 8, 24)  # task counts that kernels are compiled for; a launch takes the smallest sufficient one
+MAX_PARTS = 16  # parts of one tile
+# Time of a thread block to start, to store a tile of C, and to store a tile in order with others, in units of one
+# step of the inner dimension. On an H200 an ordered store took 45 where all blocks store at about the same time. With
+# 30 the model finds the best of the cuts that were measured, because parts store at other times than whole tiles.
 START_STEPS, STORE_STEPS, ORDERED_STORE_STEPS = 30, 18, 30
 
 
 class Part(NamedTuple):
-    """Some tiles of a product's C, computed over some steps of the inner dimension."""
+    """A range of tiles of a product's C, over a range of steps of the inner dimension."""
 
     product: int
     first: int  # tile
@@ -34,10 +35,10 @@ class Part(NamedTuple):
 def split_tail(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
 ) -> tuple[Part, ...]:
-    """All tiles of some products, the last of them in parts where all end sooner that way.
+    """Return the tasks of all products: whole tiles, and the last tiles in parts if all end sooner that way.
 
-    A product has `tiles` tiles of C and `steps` steps of `k_s` numbers along the inner dimension; it writes `writes`
-    blocks, and there are `layers` of it. Of several layers, a product is done as a whole or wholly in parts.
+    A product has `tiles` tiles of C, `steps` steps of `k_s` numbers along the inner dimension, and writes `writes`
+    blocks; a batch repeats it `layers` times. In a batch, a product is either whole or all in parts.
     """
     over = products * tiles % multiprocessors
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
@@ -55,10 +56,10 @@ def split_tail(
 
 
 def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[Part, ...]:
-    """Whole tiles first, then the last `cut` of them in `each` parts each, in the order of products.
+    """Return the whole tiles, then the last `cut` tiles in `each` parts each, in the order of the products.
 
-    The cut falls at some tile of some product. Of later products too, the tiles before that one and those from it on
-    are different tasks.
+    The cut is at some tile of some product. In later products, too, the tiles before and after that tile are different
+    tasks.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, each, round(ORDERED_STORE_STEPS / k_s))
@@ -75,7 +76,7 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
 
 
 def _part_lengths(steps: int, each: int, later: int) -> list[int]:
-    """The steps of each part. Every one ends `later` steps after the one before, which writes C meanwhile."""
+    """Return the steps of each part; a part ends `later` steps after the previous one, while that one stores C."""
     if each > 1:
         later = max(min(later, 2 * (steps // each - MIN_PART_STEPS) // (each - 1)), 0)
     least = (steps - later * (each * (each - 1) // 2)) // each
@@ -84,7 +85,10 @@ def _part_lengths(steps: int, each: int, later: int) -> list[int]:
 
 
 def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """When all jobs are done if each goes to the machine that is free first; a group is so many jobs of one length."""
+    """Return when all jobs are done if each goes to the machine that is free first.
+
+    A group is a number of jobs and their common length; groups are started in order.
+    """
     loads = [(0.0, machines)]
     for jobs, length in groups:
         while jobs > 0:
