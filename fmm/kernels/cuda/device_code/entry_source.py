@@ -1,4 +1,4 @@
-"""CUDA source of a kernel: a header of this folder, and an entry point of a few lines that calls a function of the header.
+"""CUDA source of a kernel: a header of this folder, and an entry point of a few lines that calls the header.
 
 The compiler gets one text with all headers in place. CuPy's disk cache is keyed by that text, so an edited header is
 compiled anew.
