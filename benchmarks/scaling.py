@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import fmm.distributed
 from benchmarks.tables.markdown import table
-from fmm.config.locate import SHIPPED
+from fmm.config.files import SHIPPED
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.sharing import Sharing
 from fmm.runtime.decisions.sharing import SharedDecision

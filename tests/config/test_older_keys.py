@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fmm.config import document, files, store
+from fmm.config import files, reader, store
 from fmm.config.files import Configs, read_config
 from fmm.config.identity import gpu_key, gpu_parts
 from fmm.config.older_keys import meant_key, older_key
@@ -30,7 +30,7 @@ def section(card: Device, plan: str = "winograd > vendor", **more: Any) -> dict[
 
 
 def written(path: Path, devices: dict[str, Any]) -> Path:
-    path.write_text(document.config_text(devices), encoding="utf-8")
+    path.write_text(reader.config_text(devices), encoding="utf-8")
     return path
 
 
@@ -89,9 +89,9 @@ def test_an_older_key_is_of_the_card_that_its_section_names(tmp_path: Path, monk
     path = written(tmp_path / "config.json", {OLDER: {"float64": section(H200)}})
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     steps = [decide(Problem(*SIZE, "float64"), Limits(1 << 40, 1e6), card).step for card in (H200, H100)]
-    files.forget_configs()
+    files.clear_config_cache()
     assert steps == ["certified entry", "datasheet model"]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH
 from fmm.runtime.calls.answer import LEAST_MIRRORED
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from tests.support import ROOT

@@ -7,7 +7,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING
 from fmm.kernels.cuda.products.tiles.tiled import TileOp, strategy_of
 from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
-from fmm.perfmodel.tile_choice import BLOCK_MODEL
+from fmm.perfmodel.block_model import BLOCK_MODEL
 from tests.support.chips import H200
 
 

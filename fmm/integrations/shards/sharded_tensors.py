@@ -19,7 +19,7 @@ from fmm.api import gemm
 from fmm.api import matmul as local_product
 from fmm.arrays.torch_calls import MATMUL, is_compiling
 from fmm.arrays.torch_library import NAMES, torch_library_of
-from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
+from fmm.config.environment import tuning_mode
 from fmm.config.identity import gpu_parts
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of

@@ -18,8 +18,8 @@ import numpy as np
 
 from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import NumpyLibrary
-from fmm.config.environment import emulation_allowed
-from fmm.config.files import circumstances
+from fmm.config.environment import is_emulation_allowed
+from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.side_by_side import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -157,7 +157,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def _streamed(size: Shape, dtype: str, machine: Machine, wishes: Wishes, nbytes: int) -> Streamed:
-    return _chosen(size, dtype, nbytes, machine.rates, machine.device, wishes, circumstances())
+    return _chosen(size, dtype, nbytes, machine.rates, machine.device, wishes, current_settings())
 
 
 @lru_cache(maxsize=256)
@@ -212,7 +212,7 @@ def _workspace(wishes: Wishes, left: int) -> int:
 
 def _limits(wishes: Wishes, left: int, device: Device) -> Limits:
     growth = device.error_growth if wishes.error_growth is None else wishes.error_growth
-    return Limits(_workspace(wishes, left), growth, emulation_allowed(), wishes.componentwise)
+    return Limits(_workspace(wishes, left), growth, is_emulation_allowed(), wishes.componentwise)
 
 
 def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int, mapped: bool) -> Decision:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fmm.config.thresholds import EPSILON, UNDETERMINED_EPSILON
-from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH
+from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON
 
 NEXT: Final = (
     ("fmm.matmul(a, b)", "multiplies by what this page shows: NumPy's and CuPy's arrays, torch's tensors"),

@@ -1,6 +1,6 @@
 """Strategies: named tile sizes of the tiled product's kernel. Huang, Yu and van de Geijn's six, and today's chips' own.
 
-This is their one description: fmm.perfmodel.tile_choice chooses among them by the time that fmm.perfmodel.block_time
+This is their one description: fmm.perfmodel.block_model chooses among them by the time that fmm.perfmodel.block_model
 predicts, and gemm_simt.cuh, gemm_tma.cuh and (for float64) gemm_mma_f64.cuh are compiled with them.
 """
 

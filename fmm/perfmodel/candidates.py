@@ -1,9 +1,4 @@
-"""Candidates: the plans that are compared though nobody names them, made from the registered levels and leaves.
-
-A form says how plans are made of a level and a leaf. Each level says for which forms it is worth considering (an
-algorithm in the line `consider` of its file), and each leaf which forms of plans it may end. So a new level or leaf is
-compared without anybody else's having to know of it.
-"""
+"""Candidates."""
 
 from __future__ import annotations
 
@@ -13,14 +8,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Final
+from itertools import islice
+from math import ceil
+from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.consider import ABOVE, ABOVE_AS_IT_IS, SEARCHED
 from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
+from fmm.kernels.plans.level_with_steps import Sides
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.predict import overlap_with, predict_from_work
+from fmm.perfmodel.stability import expected_error_growth
+from fmm.perfmodel.work import estimated_work, estimated_workspace, level_footprint
+from fmm.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
     """The plans that are compared on a device (`cpu`, `cuda`): first those that a tuning probes, with the vendor's."""
     more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
-    above = [plan for level in considered_levels() if level.above for plan in _plans_below(level, plain, device)]
+    above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
 
 
@@ -155,10 +159,10 @@ def probed_plans(device: str) -> tuple[Plan, ...]:
 
 @depends_on_rows
 @lru_cache(maxsize=4)
-def levels_above(device: str) -> tuple[PlanLevel, ...]:
+def outer_levels(device: str) -> tuple[PlanLevel, ...]:
     """Levels that may be put above any candidate, where that one needs too much workspace."""
     levels: list[PlanLevel] = []
-    for level in considered_levels() if device == "cuda" else ():
+    for level in candidate_levels() if device == "cuda" else ():
         patterns = PATTERNS_ABOVE if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
         for pattern in patterns:
             with suppress(PlanError):
@@ -177,11 +181,11 @@ def _form_names(device: str) -> tuple[str, ...]:
 
 def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
     """The plans of all forms of this name. `leaf_forms`: the names of the forms that a leaf may end."""
-    leaves = [x for leaf in leaves_on(device) if name in leaf_forms(leaf) for x in leaf.tried_names]
+    leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.tried_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
     forms = [form for form in _forms_on(device) if form.name == name]
-    levels = considered_levels()
+    levels = candidate_levels()
     return [plan for form in forms for leaf in leaves for level in levels for plan in form.plans(level, leaf)]
 
 
@@ -195,7 +199,7 @@ HALF_ALONE: Final = "half"  # the form of a leaf that does whole products of thi
 
 @depends_on_rows
 @lru_cache(maxsize=4)
-def half_candidates(device: str) -> tuple[Plan, ...]:
+def gram_candidates(device: str) -> tuple[Plan, ...]:
     """The plans that are compared for products that are their own adjoints, the vendor's first.
 
     Leaves with a kernel for halves do it alone. Otherwise levels `gram` cut it: the vendor, or a plan that is fast for
@@ -204,13 +208,13 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
     """
     inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.candidacy.forms)]
     for form in _forms_on(device):
-        levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
-        names = [x for leaf in leaves_on(device) if form.name in leaf.candidacy.forms for x in leaf.tried_names]
+        levels = [level for level in candidate_levels() if form.name in level.forms][:HALF_LEVELS]
+        names = [x for leaf in device_leaves(device) if form.name in leaf.candidacy.forms for x in leaf.tried_names]
         if form.name in HALF_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     halving = [x for x in ending_rows() if device in x.devices and x.candidacy.forms and x.halves.by_kernel]
     plans = [VENDOR, *(Plan(leaf=x.name) for x in halving)]
-    on_device = leaves_on(device)
+    on_device = device_leaves(device)
     diagonal_leaves = [f".{leaf.name}" for leaf in on_device if leaf.halves.by_kernel and not leaf.error.emulates]
     diagonal_leaves += [f".{leaf.name}.outer" for leaf in on_device if leaf.time.slow_columns]
     for cuts in CUTS[device]:
@@ -223,31 +227,186 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
 # ---- levels and leaves to make them of
 
 
-def leaves_on(device: str) -> list[Leaf]:
+def device_leaves(device: str) -> list[Leaf]:
     """The leaves and whole levels that a device has, except those for products that are their own adjoints alone."""
     return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.candidacy.forms) - {HALF_ALONE}]
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
     """The vendor's other ways to multiply, which a plan must beat as well."""
-    peers = [leaf for leaf in leaves_on(device) if "peer" in leaf.candidacy.forms]
+    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.candidacy.forms]
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
 
 
 @depends_on_rows
 @lru_cache(maxsize=1)
-def considered_levels() -> tuple[CandidateLevel, ...]:
+def candidate_levels() -> tuple[CandidateLevel, ...]:
     """The levels of all kinds that plans are made of unasked; those that need less workspace come last."""
     levels = [level for kind in LEVEL_KINDS for level in kind.considered()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 
 
-def searched_levels(device: str) -> tuple[CandidateLevel, ...]:
+def search_levels(device: str) -> tuple[CandidateLevel, ...]:
     """The levels that a tuner's search tries on a device; those of the plans that are compared anyway come first."""
     forms = [form.name for form in _forms_on(device)] + ([SEARCHED] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
 
-    levels = [level for level in considered_levels() if first_form(level) < len(forms)]
+    levels = [level for level in candidate_levels() if first_form(level) < len(forms)]
     return tuple(sorted(levels, key=lambda level: (level.lean, first_form(level))))
+
+
+MOST_LEVELS = 3  # that are put above a plan
+FINALISTS = 8  # compositions whose time is then predicted by the whole formula
+# From this share of the allowed workspace on, the workspace is counted and no longer estimated; below step tables from
+# the second one on: where a block at the edge is smaller they need more than is estimated (1.4 times as much at most).
+NEAR, FAR = 0.8, 0.25
+# The error growths of a composition's parts, multiplied, may be more than its own by up to this factor.
+ABOUT = 1.5
+
+
+class Room(NamedTuple):
+    """Limits within which plans are composed."""
+
+    workspace: float  # bytes
+    error_growth: float
+
+
+@dataclass(frozen=True)
+class Above:
+    """Levels, the products that they leave, and what they cost themselves."""
+
+    levels: tuple[PlanLevel, ...]
+    sides: Sides
+    products: float = 1.0
+    seconds: float = 0.0
+    beside: float = 0.0  # of these seconds, those that a second lane may hide: the end says what share
+    held: float = 0.0  # bytes of temporaries
+    error_growth: float = 1.0
+    lanes: int = 1
+    tables: bool = False  # are there step tables?
+
+    def beaten_by(self, other: Above) -> bool:
+        """Is the other one at least as good in everything, whatever share of the sums is hidden?"""
+        faster = other.seconds <= self.seconds and other.seconds - other.beside <= self.seconds - self.beside
+        better = faster and other.held <= self.held and other.lanes <= self.lanes
+        return better and other.error_growth <= self.error_growth and other.tables <= self.tables
+
+
+class End(NamedTuple):
+    """A plan for the products that the levels above leave, and what each of these costs by it."""
+
+    plan: Plan
+    seconds: float
+    sums: float  # of these seconds, those that a second lane may hide
+    overlap: float  # the share of such sums that is hidden
+    held: float
+    error_growth: float
+
+
+class Composition(NamedTuple):
+    """Levels above a plan. They are sorted by guessed seconds, equally fast ones by their number."""
+
+    seconds: float
+    number: int
+    above: Above
+    end: End
+
+
+def compose_levels(
+    problem: Problem, calibration: Calibration, room: Room, levels: Sequence[PlanLevel], ends: Sequence[Plan]
+) -> list[Plan]:
+    """Plans with some of these levels above some of these plans, within the room, the fastest first by a rough guess.
+
+    Left out of that guess: how rows of A, B and C are aligned, and what a processor takes to start products.
+    """
+    m, k, n = problem.size
+    found: list[Composition] = []
+    below: dict[Sides, list[End]] = {}  # products of one size are left by several levels
+    front = [Above((), (float(m), float(k), float(n)))]
+    for _ in range(MOST_LEVELS):
+        longer = (x for above in front for level in levels for x in _extended(above, level, problem, calibration))
+        front = _unbeaten([x for x in longer if x.held <= room.workspace and x.error_growth <= room.error_growth])
+        for sides in dict.fromkeys(above.sides for above in front):
+            alike = [above for above in front if above.sides == sides]
+            if sides not in below:
+                below[sides] = list(_ends(ends, _problem_below(problem, sides), calibration))
+            for end in below[sides]:
+                for above in alike:
+                    growth = above.error_growth * end.error_growth
+                    if above.held + above.lanes * end.held <= room.workspace and growth <= ABOUT * room.error_growth:
+                        found.append(Composition(_seconds(above, end), len(found), above, end))
+    fitting = (x for c in sorted(found) if (x := _joined(c, problem, room)))
+    return list(islice(fitting, FINALISTS))
+
+
+def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Calibration) -> Iterator[Above]:
+    """The same with one more level at the bottom, if that can stand there."""
+    with suppress(PlanError):
+        levels = (*above.levels, level)
+        if (growth := _growth(levels, problem.dtype)) is None:
+            return
+        f = level_footprint(level, above.sides)
+        if f is not None and min(f.sides) >= calibration.least:
+            traffic = sum(f.moved) * problem.itemsize / (calibration.sequential if f.sequential else 1.0)
+            each = (traffic + calibration.small * f.passes) / calibration.stream + calibration.launch * f.passes
+            seconds = above.products * each
+            beside = above.beside + (seconds if above.lanes > 1 else 0.0)
+            held = above.held + above.lanes * sum(f.held) * problem.itemsize
+            lanes = max(above.lanes, level.lanes)
+            tables = above.tables or (level.cut is not None and level.cut.ordered)
+            products, seconds = above.products * f.products, above.seconds + seconds
+            yield Above(levels, f.sides, products, seconds, beside, held, growth, lanes, tables)
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def _growth(levels: tuple[PlanLevel, ...], dtype: str) -> float | None:
+    """The error growth of levels, whatever the sides; None where they cannot stand above each other."""
+    try:
+        return expected_error_growth(Plan(levels), dtype)
+    except PlanError:
+        return None
+
+
+def _unbeaten(found: Sequence[Above]) -> list[Above]:
+    """Of those that leave equal products, the ones that no other beats; the first of equals."""
+    kept: list[Above] = []
+    for x in sorted(found, key=lambda x: (x.seconds, x.held, x.error_growth)):
+        if not any(x.sides == other.sides and x.beaten_by(other) for other in kept):
+            kept.append(x)
+    return kept
+
+
+def _problem_below(problem: Problem, sides: Sides) -> Problem:
+    m, k, n = (ceil(side) for side in sides)
+    return Problem(m, k, n, problem.dtype, op=problem.op)
+
+
+def _ends(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[End]:
+    for plan in plans:
+        with suppress(PlanError):
+            work = estimated_work(plan, problem)
+            if not plan.levels or work.smallest >= calibration.least:
+                found = predict_from_work(plan, problem, work, calibration)
+                sums, overlap = min(found.products, found.sums), overlap_with(plan, problem.dtype, calibration)
+                growth = expected_error_growth(plan, problem.dtype)
+                yield End(plan, found.seconds, sums, overlap, estimated_workspace(plan, problem), growth)
+
+
+def _seconds(above: Above, end: End) -> float:
+    beside = above.beside + (above.products * end.sums if above.lanes > 1 else 0.0)
+    return above.seconds + above.products * end.seconds - end.overlap * beside
+
+
+def _joined(found: Composition, problem: Problem, room: Room) -> Plan | None:
+    """The whole plan; None if it is none, or not within the room."""
+    above, end = found.above, found.end
+    with suppress(PlanError):
+        plan = Plan((*above.levels, *end.plan.levels), end.plan.leaf)
+        share = FAR if above.tables else NEAR
+        near = above.held + above.lanes * end.held > share * room.workspace
+        fits = not near or workspace(plan, *problem.size, problem.itemsize) <= room.workspace
+        return plan if fits and expected_error_growth(plan, problem.dtype) <= room.error_growth else None
+    return None

@@ -1,25 +1,20 @@
-"""How long the thread blocks of a tiled product take: the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS
-46, 2020, section 5), its counts by their equations' numbers, and what a multiprocessor of today adds, in cycles.
-
-As in the paper, the resource decides that takes longest. Beyond it: reads of shared memory and other instructions want
-issue slots as multiply-adds do; a warp waits at every tile, during which others go on if there are any; the last thread
-blocks of a multiprocessor are fewer than fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates.
-Left out: that multiprocessors share the second-level cache, conflicts between banks of registers, clocks that fall for
-want of power. For float64 it only counts rounds of tiles.
-"""
+"""Block model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 
-from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
-from fmm.hardware.occupancy import WARP, active_blocks, most_registers
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import lower_tiles
+from fmm.hardware.datasheets import Capability
+from fmm.hardware.occupancy import WARP, active_blocks, max_registers
+from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiles.tiled import TileOp, lower_tiles
 from fmm.kernels.cuda.products.tiles.tiled_source import Along
+from fmm.kernels.cuda.products.tiles.tma_parts import ALONE, BEGIN, IN_TURN, Part, makespan, parts_of
+from fmm.kernels.cuda.target import ALIGNED, Alignment, Target
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
 Alongs = tuple[Along, Along]  # how A and B are contiguous
@@ -146,7 +141,7 @@ def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
     stages and copies."""
     wanted = min(registers_needed(s, w) + BESIDE, limits.max_registers_per_thread)
     if s.blocks:
-        wanted = min(wanted, most_registers(limits, s.threads, s.blocks))
+        wanted = min(wanted, max_registers(limits, s.threads, s.blocks))
     a, b = operand_sides(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
     return active_blocks(limits, s.threads, wanted, ITEM * (s.stages * shared_tile(s) + copies))
@@ -239,3 +234,88 @@ def launch_seconds(
 
     rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
     return chip.fitted.launch + (rounds * together(most) + together(last)) / chip.clock
+
+
+ENOUGH = 256  # threads that are enough to keep a multiprocessor busy in float64
+
+
+@lru_cache(maxsize=4096)  # a plan of four levels asks 2401 times for the same
+def fastest_float32_tile(
+    shape: Shape,
+    chip: Chip,
+    count: int = 1,
+    along: Alongs = ROWS,
+    half: bool = False,
+    of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
+) -> TileSizes:
+    """The fastest for `count` products of float32: what the leaf `tile` takes; `half`: for one half of each."""
+    fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
+    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, half))
+
+
+def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, half: bool = False) -> float:
+    """How many numbers of C the multiprocessor with the most tiles computes; of float64 the model knows no more yet.
+
+    Left out: what tiles cost before and after their multiply-adds, and all memory.
+    """
+    whole, last = divmod(-(-tiles_made(s, shape, count, half) // multiprocessors), s.blocks)
+    alone = max(last, ENOUGH / s.threads) if last else 0  # a few thread blocks take as long as enough of them
+    return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
+
+
+def fastest_float64_tile(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS, half: bool = False) -> TileSizes:
+    """Of the strategies for float64, the one with which `count` products end first."""
+    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, half))
+
+
+BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
+    "float32": fastest_float32_tile,
+    "float64": fastest_float64_tile,
+}
+
+
+# ---- where the copy engine brings the operands
+
+
+def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
+    """Seconds of one product: its tiles at the rate of Square times the strategy's `rate`."""
+    sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
+    if op.kernel.half:
+        parts: tuple[Part, ...] = (Part(0, 0, lower_tiles(sides, s.m_s, s.n_s), 0, steps),)
+    else:
+        parts = parts_of(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
+    edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
+    groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
+    adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
+    rate = s.rate * full_rate(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    return chip.fitted.launch + adds / rate / chip.clock
+
+
+def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
+    return min(((tma_seconds(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
+
+
+# ---- the choice, as those who record plans ask for it
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """The block model as `fmm.kernels.cuda.target.TileModel`."""
+
+    def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
+        kernel = op.kernel
+        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.half))
+
+    def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
+        (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)
+        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.half))
+        return s if time < tiled else None
+
+
+BLOCK_MODEL = BlockModel()
+
+
+@lru_cache(maxsize=256)
+def chip_target(chip: Chip, alignment: Alignment = ALIGNED, flagged: bool = False) -> Target:
+    """What a plan is recorded for on this chip, the tiles of open leaves chosen by the block model."""
+    return Target(chip, BLOCK_MODEL, alignment, flagged)

@@ -1,9 +1,4 @@
-"""Exact counts of Li, Ranka, Sahni (2011): arithmetics, device-memory transactions and volume on the Tesla C1060.
-
-Everything is found by walking step tables, kernel by kernel, with what each kernel reads and writes; the paper's closed
-forms and recurrences appear in the tests only. Counts are polynomials in the size of the square matrices. Single
-precision; the model leaves out time, caches and the launch of kernels.
-"""
+"""Li."""
 
 from __future__ import annotations
 
@@ -17,6 +12,7 @@ from typing import Final, Literal, get_args
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.step_table import StepTable, step_table
 from fmm.kernels.algorithms.table_kernel import Kernel
+from fmm.kernels.plans.threshold_plan import Plan
 
 Quantity = Literal["arithmetics", "transactions", "volume"]
 QUANTITIES: Final[tuple[Quantity, ...]] = get_args(Quantity)
@@ -227,3 +223,24 @@ def levels(n: int, tau2: int) -> int:
 def reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fraction:
     """Percent saved relative to GPU8."""
     return 100 * (1 - _at(quantity, scheme, k, n, "gpu8") / _at(quantity, "gpu8", 0, n, "gpu8"))
+
+
+def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.gpu8") -> Plan:
+    """What `strassen` or `winograd` of n x n matrices comes to.
+
+    Up to tau1 a product is the leaf's alone; up to tau2 it is one level with the product kernels of section 5, Figure
+    12 or 13; above, a level of Figure 16 or 23, and its products are asked the same. (Where n is odd, they are of half
+    of n + 1: the tables pad.) `tile.gpu8.texture` is the leaf of their tStrassen and tWinograd.
+    """
+    if scheme not in TABLES:
+        raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(TABLES)}")
+    if not (n >= 1 and 1 <= tau1 <= tau2):
+        raise ValueError(f"n = {n}, tau1 = {tau1}, tau2 = {tau2}: sizes are positive, and tau1 is at most tau2")
+    innermost, above = TABLES[scheme]
+    levels = []
+    while n > tau2:
+        levels.append(above)
+        n = -(-n // 2)
+    if n > tau1:
+        levels.append(innermost)
+    return Plan.parse(" > ".join([*levels, leaf]))
