@@ -17,7 +17,7 @@ __all__ = [
     "Identity",
     "Tuned",
     "add_entry",
-    "circumstances",
-    "configs_in_force",
+    "current_settings",
+    "active_configs",
     "default_path",
 ]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fmm.config.older_keys import with_todays_keys
 
 Raw = Any  # as json reads it
 
@@ -137,7 +136,7 @@ def read_document(content: str) -> dict[str, dict[str, Raw]]:
     for key, types in raw["devices"].items():
         if not isinstance(types, dict):
             raise ConfigError(f"the device {short_text(key)} has no types")
-    return with_todays_keys(raw["devices"])
+    return dict(raw["devices"])
 
 
 def _no_constant(name: str) -> None:

@@ -5,13 +5,11 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Choice, Limits, choose
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
-from fmm.perfmodel.papers.li_counts import A, T, V
 from fmm.perfmodel.predict import Prediction, predict
 from fmm.perfmodel.stability import error_bound, expected_error_growth
 from fmm.problem import Problem
 
 __all__ = [
-    "A",
     "Calibration",
     "Choice",
     "Cost",
@@ -19,15 +17,13 @@ __all__ = [
     "Limits",
     "Prediction",
     "Problem",
-    "T",
-    "V",
     "choose",
     "cost",
-    "cpu",
-    "datasheet",
+    "cpu_calibration",
+    "datasheet_calibration",
     "device",
     "device_names",
     "error_bound",
-    "expected_growth",
+    "expected_error_growth",
     "predict",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fmm.kernels.plans.leaf import leaf_use
+from fmm.perfmodel.choose import CPU_ERROR_GROWTH, GPU_ERROR_GROWTH
 from fmm.runtime.calls.answer import LEAST_MIRRORED
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
 from tests.support import ROOT
@@ -89,8 +90,8 @@ def test_names_of_code_are_in_the_code(page: Path) -> None:
 
 NUMBERS = [
     # (file, what it says of a number that the code has)
-    ("docs/limits.md", f"vendor's own error: {CPU_GROWTH:g} on a CPU, {GPU_GROWTH:g} on a GPU"),
-    ("fmm/api.py", f"as much as the vendor ({CPU_GROWTH:g}; on a GPU {GPU_GROWTH:g})"),
+    ("docs/limits.md", f"vendor's own error: {CPU_ERROR_GROWTH:g} on a CPU, {GPU_ERROR_GROWTH:g} on a GPU"),
+    ("fmm/api.py", f"as much as the vendor ({CPU_ERROR_GROWTH:g}; on a GPU {GPU_ERROR_GROWTH:g})"),
     ("docs/limits.md", f"less than {LEAST_MIRRORED} rows fmm leaves that to it"),
     ("docs/limits.md", f"(of integers up to {SMALLEST_EXACT_SIDE - 1})"),
     ("docs/limits.md", f"Where a side is {SMALLEST_EXACT_SIDE - 1} or less, NumPy multiplies"),

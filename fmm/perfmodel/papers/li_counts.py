@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.step_table import StepTable, step_table
 from fmm.kernels.algorithms.table_kernel import Kernel
-from fmm.kernels.plans.threshold_plan import Plan
+from fmm.kernels.plans.plan import Plan
 
 Quantity = Literal["arithmetics", "transactions", "volume"]
 QUANTITIES: Final[tuple[Quantity, ...]] = get_args(Quantity)

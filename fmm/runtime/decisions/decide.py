@@ -24,7 +24,7 @@ from fmm.perfmodel.choose import Candidate, Limits, choose, ranking_problem
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE
 from fmm.perfmodel.papers.recursion_points import hasa_choice
 from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b
-from fmm.perfmodel.stability import expected_error_growth
+from fmm.perfmodel.stability import error_bound_text, expected_error_growth
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.calibration_in_force import (
@@ -95,7 +95,7 @@ class Decision:
             lines += ["expected error: none, integers are exact"]
         else:
             lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
-            lines += [f"its bound: {bound_in_words(self.plan, self.problem.componentwise)}"] if self.problem else []
+            lines += [f"its bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
             times = [f"{c.time:.2f}" for c in self.considered]

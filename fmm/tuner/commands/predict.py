@@ -18,6 +18,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
+    CPU_ERROR_GROWTH,
+    GPU_ERROR_GROWTH,
     Candidate,
     Choice,
     Limits,
@@ -53,7 +55,7 @@ from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
 NO_LIMIT = 1 << 62
 SIDES = "M alone is a square, M K N an M x K by K x N product"
-GROWTH_HELP = f"default {CPU_GROWTH:g}, on a GPU {GPU_GROWTH:g}"
+GROWTH_HELP = f"default {CPU_ERROR_GROWTH:g}, on a GPU {GPU_ERROR_GROWTH:g}"
 NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
 
 
