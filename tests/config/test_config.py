@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.clock import least_seconds, plain_loop
 
 import fmm
 from fmm.config import environment, files, identity, reader, schema
@@ -32,7 +33,6 @@ from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import Wishes
 from fmm.tuner.commands.tune import output_path
 from tests.support import configs as tuned
-from tests.support.clock import least_seconds, plain_loop
 from tests.support.interrupts import AtStep
 
 HERE = Identity("cpu-test-2t", "a CPU of the tests", tuned.VERSIONS)

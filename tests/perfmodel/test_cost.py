@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.clock import plain_loop
 
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.catalogue import scheme_names
@@ -28,7 +29,6 @@ from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.papers.li_counts import A
-from tests.support.clock import plain_loop
 
 Size = tuple[int, int, int]
 

@@ -9,6 +9,7 @@ from statistics import median
 from types import MappingProxyType
 
 import pytest
+from tests.support.clock import least_seconds, plain_loop
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
@@ -41,7 +42,6 @@ from fmm.perfmodel.work import (
     estimated_workspace,
 )
 from fmm.problem import Problem
-from tests.support.clock import least_seconds, plain_loop
 
 LARGE = Limits(1 << 62, 1e9)
 SIMPLE = Calibration("simple", "by hand", MappingProxyType({"float64": Rate(1e9, 0, 0)}), 1e9)
