@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.clock import least_seconds, plain_loop
 
 import fmm
 from fmm.config import environment, files, identity, reader, schema
@@ -236,25 +235,6 @@ def test_a_config_that_was_named_must_be_there(path: Path, said: Callable[[], li
 
 
 # ---- how long it takes
-
-
-@pytest.mark.timed
-def test_loading_and_deciding_take_no_time(path: Path) -> None:
-    entries = [tuned.entry((64 + i, 65 + j, 66)) for i in range(10) for j in range(10)]
-    tuned.write(path, HERE.key, found=tuned.section(*entries))
-
-    def load() -> None:
-        forget()
-        assert files.active_configs().tuned(HERE, "float64")
-
-    loaded, loop = least_seconds(load, plain_loop)
-    assert loaded < 2.5 * loop  # 5 milliseconds where processors are fast
-    problem, device = Problem(70, 70, 66), devices.cpu_device(2)
-    cached, looks = least_seconds(
-        lambda: [decide.decide(problem, ROOM, device) for _ in range(100)],
-        lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(600)],
-    )
-    assert cached < looks  # some 3 microseconds each where processors are fast; once for each kind of call
 
 
 # ---- online
