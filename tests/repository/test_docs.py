@@ -126,7 +126,7 @@ def test_missing_names_are_detected() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_plans_in_prose_parse(path: Path) -> None:
     for text in CODE.findall(prose(path)):
-        if " > " in text:
+        if " > " in text and '"' not in text:
             Plan.parse(text)
 
 
