@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from fmm.integrations.functions import cupy_functions
+from fmm.integrations import cupy_functions
 from fmm.integrations.on_import import after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
