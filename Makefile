@@ -19,17 +19,17 @@ READY_TORCH := $(VENV)/.ready-test,torch
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: test test-all test-torch lint tune bench gpu-check clean check-style check-format check-types check-shared check-timed check-torch
+.PHONY: test test-all test-torch lint tune bench gpu-check clean check-style check-format check-types check-tests check-torch
 
 CHECKS := check-style check-format check-types
 
-# --keep-going: a line too long does not hide what the tests say; any failure still fails the target.
+# --keep-going: a style error does not hide the tests' result; any failure still fails the target.
 test: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-shared check-timed WHICH='not slow and '
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-tests MARKS="-m 'not slow'"
 
-# The same with the tests that are marked slow among the others.
+# The same, and the tests marked slow.
 test-all: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-shared check-timed
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-tests
 
 # The tests that need torch, slow ones too, with a torch that runs on the host: in a .venv-torch of their own, since it is
 # large, and brings types that mypy would read in the other one.
@@ -62,17 +62,13 @@ check-format: $(READY_TEST)
 check-types: $(READY_TEST)
 	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
-# Which tests run: all, or those of a mark.
-WHICH :=
-# Each process takes the next of its own half, and when it has none left half of what the other still has to do.
+# MARKS: pytest's -m option; empty for every test.
+MARKS :=
+# Each process takes the next test of its own share, then from the other's share.
 SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 
-check-shared: $(READY_TEST)
-	$(BIN)/python -m pytest -m '$(WHICH)not timed' $(SHARED)
-
-# What measures time, alone on the machine; files without such a test are not even read.
-check-timed: $(READY_TEST)
-	$(BIN)/python -m pytest -m '$(WHICH)timed' $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
+check-tests: $(READY_TEST)
+	$(BIN)/python -m pytest $(MARKS) $(SHARED)
 
 # Those that ask for a CUDA device are `make gpu-check`'s.
 check-torch: $(READY_TORCH)

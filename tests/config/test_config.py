@@ -32,7 +32,6 @@ from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import Wishes
 from fmm.tuner.commands.tune import output_path
 from tests.support import configs as tuned
-from tests.support.clock import least_seconds, plain_loop
 from tests.support.interrupts import AtStep
 
 HERE = Identity("cpu-test-2t", "a CPU of the tests", tuned.VERSIONS)
@@ -236,25 +235,6 @@ def test_a_config_that_was_named_must_be_there(path: Path, said: Callable[[], li
 
 
 # ---- how long it takes
-
-
-@pytest.mark.timed
-def test_loading_and_deciding_take_no_time(path: Path) -> None:
-    entries = [tuned.entry((64 + i, 65 + j, 66)) for i in range(10) for j in range(10)]
-    tuned.write(path, HERE.key, found=tuned.section(*entries))
-
-    def load() -> None:
-        forget()
-        assert files.configs_in_force().tuned(HERE, "float64")
-
-    loaded, loop = least_seconds(load, plain_loop)
-    assert loaded < 2.5 * loop  # 5 milliseconds where processors are fast
-    problem, device = Problem(70, 70, 66), devices.cpu_device(2)
-    cached, looks = least_seconds(
-        lambda: [decide.decide(problem, ROOM, device) for _ in range(100)],
-        lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(600)],
-    )
-    assert cached < looks  # some 3 microseconds each where processors are fast; once for each kind of call
 
 
 # ---- online

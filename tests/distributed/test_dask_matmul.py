@@ -258,7 +258,7 @@ def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(host_plans
     assert len(host_plans) == 4
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 def test_a_worker_that_is_lost_changes_no_bit() -> None:
     """Two processes; one of them is killed as soon as it has something to lose."""
     x, y = (da.random.default_rng(seed).standard_normal((1200, 1200), chunks=200) for seed in (5, 6))

@@ -20,7 +20,7 @@ products = import_module("fmm.dask")
 KIND_OF_MATMUL = "type(__import__('numpy').matmul).__name__"
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 def test_a_worker_has_fmm_where_it_is_loaded_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `FMM_INSTALL=numpy dask worker --preload fmm` has it."""
     monkeypatch.setenv("FMM_INSTALL", "numpy")
@@ -36,7 +36,7 @@ def kinds_of_matmul(client: Any) -> set[str]:
     return set(client.run(eval, KIND_OF_MATMUL).values())
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 def test_workers_that_are_started_again_or_join_later_have_fmm() -> None:
     with (
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -58,7 +58,7 @@ def test_workers_that_are_started_again_or_join_later_have_fmm() -> None:
         assert kinds_of_matmul(client) == {"ufunc"}
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 def test_workers_of_one_process_hold_it_together() -> None:
     """The last one that goes puts NumPy's own function back; and clients may be asynchronous."""
     own = np.matmul
@@ -84,7 +84,7 @@ def test_workers_of_one_process_hold_it_together() -> None:
     asyncio.run(installed_and_gone())
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 def test_uninstalling_is_silent_also_where_nothing_is_installed() -> None:
     """Dask logs an error with its traceback of each plugin that is taken away and was not there."""
     told: list[str] = []
@@ -105,7 +105,7 @@ def test_uninstalling_is_silent_also_where_nothing_is_installed() -> None:
     assert not told
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 def test_what_is_no_open_client_is_refused_in_words() -> None:
     calls = [
         lambda client: products.install(client, "numpy"),

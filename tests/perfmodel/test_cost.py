@@ -2,11 +2,9 @@
 
 import random
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import count, product
-from time import process_time
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,6 @@ from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.papers.li.counts import A
-from tests.support.clock import plain_loop
 
 Size = tuple[int, int, int]
 
@@ -379,34 +376,3 @@ def random_plan(draw: random.Random, depth: int = 3) -> Plan:
         return level(name, *options, *draw.choice(FRINGES))
 
     return Plan(tuple(one() for _ in range(draw.randint(0, depth))))
-
-
-@pytest.mark.slow
-@pytest.mark.timed
-def test_random_plans_take_a_millisecond_or_two() -> None:
-    """On the processor: ten thousand in ten seconds are the goal where it is fast, and three times that is too long. A
-    plain loop takes two milliseconds there; one beside every twentieth plan, as a slow or busy machine slows both."""
-    draw, done, plans, loops = random.Random(1), 0, 0.0, 0.0
-    for i in count():
-        plan, size = random_plan(draw), [draw.randint(1, 20_000) for _ in range(3)]
-        start = process_time()
-        with suppress(PlanError):
-            done += cost(plan, *size).flops > 0
-        plans += process_time() - start
-        if not i % 20:
-            start = process_time()
-            plain_loop()
-            loops += 20 * (process_time() - start)
-        if done == 3000:
-            break
-    assert plans < 1.5 * loops, f"{done} plans took {plans:.1f} s, as many loops {loops:.1f} s"
-
-
-@pytest.mark.timed
-def test_a_plan_of_several_levels_is_counted_in_a_moment() -> None:
-    """Sub-problems of one size are counted once: 7^10 leaf products need no 7^10 steps."""
-    plan = Plan.parse(" > ".join(["winograd"] * 10 + ["vendor"]))
-    start = process_time()
-    found = cost(plan, 2**20 + 1, 2**20 - 1, 2**20)
-    assert process_time() - start < 5
-    assert sum(times for _, times in found.leaves) == 7**10

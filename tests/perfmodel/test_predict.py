@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
-from functools import partial
-from statistics import median
 from types import MappingProxyType
 
 import pytest
@@ -31,7 +29,6 @@ from fmm.perfmodel.work.row_starts import access_bytes
 from fmm.perfmodel.work.tiles import WAITING, WRITING, Tiles
 from fmm.perfmodel.work.work import Work
 from fmm.problem import Problem
-from tests.support.clock import least_seconds, plain_loop
 
 LARGE = Limits(1 << 62, 1e9)
 SIMPLE = Calibration("simple", "by hand", MappingProxyType({"float64": Rate(1e9, 0, 0)}), 1e9)
@@ -513,27 +510,6 @@ def test_products_of_few_tiles_are_cut_where_rows_are_not_aligned() -> None:
     rate = Rate(1e12, 1e6, 0.0)
     assert _vendors_slowdown(rate, 1000, 4 * CUT, 1000, 1, 2.0) == pytest.approx(2 * (1 + 1 / 4))
     assert _vendors_slowdown(rate, 1000, 4 * CUT, 1000, 1) == pytest.approx(2.0)
-
-
-@pytest.mark.timed
-def test_choosing_is_deterministic_and_fast() -> None:
-    calibration = datasheet("h200")
-    choose(Problem(3000, 3000, 3000, "float32"), calibration, LARGE)  # reads the schemes
-    found: list[Choice] = []
-
-    def decide(problem: Problem) -> None:
-        choose.cache_clear()
-        found.append(choose(problem, calibration, LARGE))
-
-    seconds = []
-    for i in range(41):
-        problem = Problem(4000 + 97 * i, 3000 + 31 * i, 5000 + 13 * i, "float32")
-        seconds.append(least_seconds(partial(decide, problem), plain_loop, turns=3))
-        assert found[-1] == found[-2] == found[-3]
-    cold, loops = map(median, zip(*seconds, strict=True))
-    assert cold < loops  # about 2 ms where processors are fast
-    kept, loop = least_seconds(lambda: [choose(problem, calibration, LARGE) for _ in range(200)], plain_loop)
-    assert kept < 200 * 1.5e-3 * loop  # about 3 microseconds each there
 
 
 def test_nothing_is_allocated() -> None:

@@ -72,11 +72,6 @@ except Alarm:
 """
 
 
-@pytest.mark.timed
-def test_the_interrupt_waits_for_the_product_as_it_does_for_numpys() -> None:
-    assert printed("-c", AFTER_THE_END) == "True\n"
-
-
 NO_ROOM = """
 import os, resource, signal, time, warnings
 import numpy as np

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
 import pytest
 
 import fmm
@@ -20,7 +19,6 @@ from fmm.problem import Problem
 from fmm.runtime import devices, probe
 from fmm.runtime.decisions import decide
 from fmm.runtime.decisions.other_plans import leaner_plans
-from tests.support.clock import least_of_tries, least_seconds
 
 LARGE = Limits(1 << 50)
 TEMPTING = Problem(20000, 20000, 20000)
@@ -42,22 +40,6 @@ def rates(flops: float, stream: float) -> Calibration:
     return Calibration("for tests", "for tests", both, stream)
 
 
-@pytest.mark.timed
-@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
-def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
-    measured: list[Calibration] = []
-
-    def anew() -> float:
-        probe._found.clear()
-        return least_seconds(lambda: measured.append(probe.probed_calibration(blas_threads(), dtype)), turns=1)[0]
-
-    assert least_of_tries(anew, 5) < 5, "a fraction of a second on any machine that is not overloaded"
-    found = measured[-1]
-    assert found.source == "measured in this process"
-    assert 1e8 < found.rate(dtype).flops < 1e14
-    assert 1e7 < found.stream < 1e13
-
-
 @pytest.mark.parametrize("at_a_time", [1, 2])
 def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the sums are: two levels of 5000 x 7000 x 6000 end in products of 1250, of 8192 in 2048."""
@@ -67,21 +49,6 @@ def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, m
     found = probe.probed_calibration(2, "float64")
     depths = [choose(Problem(*size), found, LARGE).best.plan.depth for size in ((5000, 7000, 6000), (8192,) * 3)]
     assert depths == ([1, 2] if at_a_time > 1 else [3, 3])
-
-
-@pytest.mark.timed
-def test_the_rate_is_that_of_products_of_this_machine(fresh: None) -> None:
-    """At the side that was timed, the prediction is the time that a product takes (within what a busy machine does)."""
-    x = np.ones((1024, 1024))
-
-    def times_off() -> float:
-        probe._found.clear()
-        rate = probe.probed_calibration(blas_threads(), "float64").rate("float64")
-        (seconds,) = least_seconds(lambda: np.matmul(x, x.copy()), turns=9)
-        predicted = 2 * 1024**3 / rate.flops * (1 + (rate.pipe + rate.rows + rate.cols) / 1024)
-        return max(predicted / seconds, seconds / predicted)
-
-    assert least_of_tries(times_off, 3, tries=12) < 3
 
 
 def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_dead_workers_keep_nobody_waiting(does: str) -> None:
         made.close()
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
     made = Ahead(0, WANTED, 2, worker("hangs"))
     start = time.perf_counter()

@@ -43,7 +43,6 @@ from fmm.tuner.stages.shapes import ShapesError
 from fmm.tuner.stages.tuning import Outcome, tune_type
 from fmm.tuner.trials.journal import Journal, ReplayedError, RoundLimits, paired_speedup
 from fmm.tuner.trials.record import Header, Trial, Trials
-from tests.support.clock import least_of_tries, least_seconds
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
 
@@ -566,16 +565,6 @@ def test_outliers_do_not_carry_the_fit_away() -> None:
     dirty = [replace(o, seconds=o.seconds * (3 if i % 10 == 0 else 1)) for i, o in enumerate(clean)]
     found = fitting.fit_calibration(FakeDevice().untuned(), "float64", dirty)
     assert found.calibration.rate("float64").flops == pytest.approx(TRUTH.rate("float64").flops, rel=0.05)
-
-
-@pytest.mark.timed
-def test_a_fit_takes_part_of_a_second() -> None:
-    seen, device = observed(TRUTH), FakeDevice()
-
-    def seconds() -> float:
-        return least_seconds(lambda: fitting.fit_calibration(device.untuned(), "float64", seen), turns=1)[0]
-
-    assert least_of_tries(seconds, 5) < 5
 
 
 def test_errors_are_those_of_the_predictions() -> None:

@@ -155,7 +155,7 @@ def test_an_error_comes_out_wherever_it_happens(count: int, place: int) -> None:
     assert sorted(done) == [0, 1, 2, 3], "the pool still works"
 
 
-@pytest.mark.timed
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(3))
 def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
     """The caller may give the arrays away as soon as it has the error."""
