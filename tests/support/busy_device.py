@@ -15,7 +15,7 @@ from math import exp
 
 from fmm.config import schema
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import Limits, usual_growth
+from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import certified_entry, model_choice
@@ -99,8 +99,8 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
     """What the runtime would run by a section of a config; the vendor where the section is not trusted."""
     if section is None:
         return VENDOR
-    tuned = schema.checked_section(section, "test", device.identity, problem.dtype)
-    limits = Limits(device.memory, usual_growth(device.gpu))
+    tuned = schema.read_section(section, "test", device.identity, problem.dtype)
+    limits = Limits(device.memory, default_error_growth(device.gpu))
     found = certified_entry(problem, limits, tuned)
     return (found or model_choice(problem, limits, tuned.trusted, True, device.identity)).plan
 

@@ -27,7 +27,7 @@ def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
 
 
 class TileModel(Protocol):
-    """Which tile is the fastest: fmm.perfmodel.tile_choice has such a model."""
+    """Which tile is the fastest: fmm.perfmodel.block_model has such a model."""
 
     def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
         """The strategy for a product whose leaf leaves it open."""

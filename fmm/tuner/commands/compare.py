@@ -15,9 +15,9 @@ from typing import Any
 from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, usual_growth
-from fmm.perfmodel.predict import predicted_seconds
-from fmm.perfmodel.work.estimate import estimated_work
+from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.predict import predict_from_work
+from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import model_choice, tuned_choice
 from fmm.tuner.commands.config import by_device, checked_fully, config_sections
@@ -106,7 +106,7 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
 
 def _chosen(used: ModelInUse, problem: Problem) -> Plan:
     known, tuned = used.calibration, used.tuned
-    limits = Limits(ANY_MEMORY, usual_growth(known is not None and known.batches))
+    limits = Limits(ANY_MEMORY, default_error_growth(known is not None and known.batches))
     measured = tuned_choice(problem, limits, tuned, known, used.on_cpu)
     return (measured or model_choice(problem, limits, known, True, tuned.identity)).plan
 
@@ -117,7 +117,7 @@ def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: P
     if calibration is None:
         return None
     plans = (own, other)
-    times = [predicted_seconds(p, problem, estimated_work(p, problem), calibration).seconds for p in plans]
+    times = [predict_from_work(p, problem, estimated_work(p, problem), calibration).seconds for p in plans]
     return times[1] / times[0] - 1
 
 

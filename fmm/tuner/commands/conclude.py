@@ -17,11 +17,10 @@ from typing import Any
 
 from fmm.config import files, store
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Raw, Tuned
-from fmm.config.thresholds import read_thresholds
+from fmm.config.schema import ConfigError, Raw, Tuned, read_thresholds
 from fmm.hardware.datasheets import device
+from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.untuned.built_in import cpu, in_lanes
 from fmm.tuner.commands.config import by_device, checked_fully, one_line_errors, some_sections, takes_config
 from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
@@ -154,7 +153,9 @@ class Recorded:
         if known is None or known.batches:
             raise ConfigError(f"{self.key}, {self.dtype}: {name} is in no datasheet table; tune it again")
         threads = int(header.conditions.get("threads") or self.key.rpartition("-")[2].rstrip("t"))
-        return RecordedDevice(identity, in_lanes(cpu(threads), known.lanes), header.conditions)
+        return RecordedDevice(
+            identity, with_concurrent_products(cpu_calibration(threads), known.lanes), header.conditions
+        )
 
     @property
     def journal(self) -> Journal:

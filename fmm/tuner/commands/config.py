@@ -12,8 +12,7 @@ from typing import Any
 
 from fmm.config import files, schema, store
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Raw
-from fmm.config.thresholds import threshold_faults
+from fmm.config.schema import ConfigError, Raw, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.tune import output_path, trials_path
@@ -95,12 +94,12 @@ def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     """A section with every field and every plan checked; what is wrong with its thresholds is said beside the rest."""
     where, wrong = f"{key}.{dtype}", list[ConfigError]()
     try:
-        found = schema.checked_section(raw, where, Identity(key, device_name(key, raw)), dtype)
+        found = schema.read_section(raw, where, Identity(key, device_name(key, raw)), dtype)
         for entry in found.entries.values():
             _check_plan(entry, where)
     except ConfigError as error:
         wrong.append(error)
-    wrong += threshold_faults(_told(raw, "thresholds"), f"{where}.thresholds")
+    wrong += threshold_errors(_told(raw, "thresholds"), f"{where}.thresholds")
     if wrong:
         raise ConfigError("; ".join(map(str, wrong)))
     return found

@@ -12,13 +12,12 @@ from contextlib import suppress
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
 from fmm.config.older_keys import meant_key
-from fmm.config.schema import Raw, Tuned, checked_section
+from fmm.config.schema import Raw, Tuned, read_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.untuned.built_in import cpu, with_integers
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.runtime import devices
 from fmm.runtime.decisions.calibration_in_force import completed_calibration
 from fmm.tuner.findings.described import instead
@@ -81,7 +80,7 @@ def identity_of(name: str) -> Identity:
 def tuning_of(name: str, dtype: str) -> Tuned | None:
     """What the configs in force say of it."""
     own = "float64" if is_cpu(name) and dtype in INTEGERS else dtype  # integers are not tuned themselves
-    return None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(identity_of(name), own)
+    return None if environment.tuning_mode() == "off" else files.active_configs().tuned(identity_of(name), own)
 
 
 def memory_in_config(name: str) -> int | None:
@@ -106,7 +105,7 @@ def not_used_here(sections: Mapping[str, Raw], key: str) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for dtype, raw in sections.items():
         own = raw.get("doubts") or ()
-        for doubt in checked_section(raw, f"{key}.{dtype}", identity_of("cpu"), dtype).doubts:
+        for doubt in read_section(raw, f"{key}.{dtype}", identity_of("cpu"), dtype).doubts:
             if doubt not in own:
                 reasons.setdefault(doubt, []).append(dtype)
     then = instead(identity_of("cpu"), "")
@@ -124,13 +123,13 @@ def calibration_of(name: str, dtype: str) -> Calibration:
     """Of a device whose tuning is used, else of a datasheet; ValueError, which names the valid ones, of any other."""
     exact = is_cpu(name) and dtype in INTEGERS
     if (known := trusted_calibration(name, dtype)) is not None:
-        return with_integers(known) if exact else known
+        return with_integer_rates(known) if exact else known
     if is_cpu(name):
-        return with_integers(cpu(blas_threads())) if exact else cpu(blas_threads())
+        return with_integer_rates(cpu_calibration(blas_threads())) if exact else cpu_calibration(blas_threads())
     if is_gpu_here(name) or name in _sections_by_key():
         return _untuned(identity_of(name), dtype)
     try:
-        return datasheet(name)
+        return datasheet_calibration(name)
     except ValueError:
         raise ValueError(f"unknown device {name!r}; valid: {', '.join(valid_names())}") from None
 
@@ -156,7 +155,7 @@ def _sections_by_key() -> dict[str, Raw]:
     if environment.tuning_mode() == "off":
         return {}
     found: dict[str, Raw] = {}
-    for known in files.configs_in_force().files.values():
+    for known in files.active_configs().files.values():
         for key, sections in known.items():
             for section in sections.values():
                 found.setdefault(key, section)

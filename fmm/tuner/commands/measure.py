@@ -16,7 +16,7 @@ from fmm.config import certify, files, schema, store
 from fmm.config.schema import Entry
 from fmm.dtypes import FLOATS
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, usual_growth
+from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide
@@ -70,7 +70,7 @@ def given_plan(text: str, device: Device, problem: Problem) -> Plan:
     code = LI_CODE.fullmatch(text.strip())
     if code is None:
         return Plan.parse(text)
-    tuned = files.configs_in_force().tuned(device.identity, problem.dtype)
+    tuned = files.active_configs().tuned(device.identity, problem.dtype)
     if tuned is None or tuned.thresholds is None:
         raise PlanError(f"{text!r}: {device.identity.name} has no tau1 and tau2 for {problem.dtype}; tune it first")
     return li_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
@@ -97,7 +97,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """fmm's own choice and the given plans, in rounds with the vendor."""
-    limits = Limits(device.memory, usual_growth(device.untuned().batches))
+    limits = Limits(device.memory, default_error_growth(device.untuned().batches))
     decision = decide(problem, limits, devices.Device(device.identity, device.untuned()))
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
@@ -159,7 +159,7 @@ def _canary(options: argparse.Namespace) -> int:
 
 def _tested(path: Path, device: Device, dtype: str, raw: Any) -> int:
     try:
-        found = schema.checked_section(raw, f"{device.identity.key}.{dtype}", device.identity, dtype)
+        found = schema.read_section(raw, f"{device.identity.key}.{dtype}", device.identity, dtype)
     except schema.ConfigError as error:
         print(f"fmm-tune canary: {path}: {error}", file=sys.stderr)
         return 1

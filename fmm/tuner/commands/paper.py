@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fmm.perfmodel.papers import dalberto, huang, sforza
+from fmm.perfmodel.papers import li_results as li
 from fmm.perfmodel.papers.inventory import entry_table, inventory, shown_by
-from fmm.perfmodel.papers.li import tables as li
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json, add_output
 from fmm.tuner.commands.paper_measure import CannotMeasureError, Laboratory, laboratory, missing_table

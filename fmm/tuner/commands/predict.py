@@ -17,12 +17,20 @@ from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
+from fmm.perfmodel.choose import (
+    CPU_ERROR_GROWTH,
+    GPU_ERROR_GROWTH,
+    Candidate,
+    Choice,
+    Limits,
+    choose,
+    default_error_growth,
+    required_margin,
+)
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.margins import needed_margin
+from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.predict import LEAVES_OUT, predict
-from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.untuned.built_in import cpu
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, tuned_choice
 from fmm.runtime.decisions.limits import limits_without_arrays, share_of
@@ -47,7 +55,7 @@ from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
 NO_LIMIT = 1 << 62
 SIDES = "M alone is a square, M K N an M x K by K x N product"
-GROWTH_HELP = f"default {CPU_GROWTH:g}, on a GPU {GPU_GROWTH:g}"
+GROWTH_HELP = f"default {CPU_ERROR_GROWTH:g}, on a GPU {GPU_ERROR_GROWTH:g}"
 NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
 
 
@@ -97,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         problem = _problem(options)
         calibration = calibration_of(name, problem.dtype)
         calibration.rate(problem.dtype)
-        limits = _limits(options, name, problem, usual_growth(calibration.batches))
+        limits = _limits(options, name, problem, default_error_growth(calibration.batches))
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
@@ -174,8 +182,8 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
         return known
     problem = choice.best.prediction.problem
     own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
-    growth = expected_growth(plan, problem.dtype, not calibration.batches)
-    return Candidate(plan, own, own.seconds / base.seconds, growth, needed_margin(plan, problem, calibration))
+    growth = expected_error_growth(plan, problem.dtype, not calibration.batches)
+    return Candidate(plan, own, own.seconds / base.seconds, growth, required_margin(plan, problem, calibration))
 
 
 def _tuned_elsewhere(name: str, problem: Problem) -> str:
@@ -254,7 +262,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
         "reason": choice.reason,
         "chosen": _row(choice.best, calibration, limits, vendor),
         "runners_up": [_row(candidate, calibration, limits, vendor) for candidate in rest],
-        "seconds_are": NOMINAL if calibration.source == cpu(1).source else "predicted",
+        "seconds_are": NOMINAL if calibration.source == cpu_calibration(1).source else "predicted",
         "leaves_out": LEAVES_OUT,
     }
 

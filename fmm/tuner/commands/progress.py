@@ -100,7 +100,7 @@ def best_gain(section: Section, dtype: str) -> str:
     if not won:
         if not section or section.get("doubts") or not section.get("calibration"):
             return ""
-        side = gains_from(schema.checked_calibration(section["calibration"], "calibration", dtype, "", ""), dtype)
+        side = gains_from(schema.read_calibration(section["calibration"], "calibration", dtype, "", ""), dtype)
         return f"from {side} on" if side else ""
     best = max(won, key=lambda e: float(e["speedup"]))
     m, k, n = best["size"]

@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
 
-from fmm.config import environment, locate
-from fmm.config.schema import ConfigError, Raw
-from fmm.config.thresholds import read_thresholds
+from fmm.config import environment, files
+from fmm.config.schema import ConfigError, Raw, read_thresholds
 from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config, tuned_how
 from fmm.tuner.commands.known_devices import not_used_here
 from fmm.tuner.commands.options import add_json
@@ -117,4 +116,4 @@ def told_plans(told: str) -> Iterator[str]:
 def _in_force(path: Path) -> bool:
     """Is it among the configs that fmm reads here?"""
     given = environment.environment_value("FMM_CONFIG")
-    return path.resolve() in {known.resolve() for known in locate.search_path(given)}
+    return path.resolve() in {known.resolve() for known in files.search_path(given)}

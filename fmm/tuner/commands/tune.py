@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fmm.config import files, locate, store
+from fmm.config import files, store
 from fmm.tuner.commands.one_type import INTERRUPTED, Job, trials_path, tune_job
 from fmm.tuner.commands.progress import shown_progress
 from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"fmm-tune: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:  # no home folder
-        return _cannot_write(Path(locate.FILE), error)
+        return _cannot_write(Path(files.FILE), error)
     if options.dry_run:
         return _dry_run(jobs, path, options)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -129,7 +129,7 @@ class BadChoiceError(ValueError):
 
 def output_path(given: Path | None) -> Path:
     """What is given names the config as FMM_CONFIG would."""
-    return locate.default_path() if given is None else locate.file_named(given)
+    return files.default_path() if given is None else files.config_file(given)
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:

@@ -19,10 +19,10 @@ from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
-from fmm.kernels.plans.candidates import peer_plans, probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.candidates import peer_plans, probed_plans
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
 from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
@@ -194,7 +194,7 @@ class CudaSession:
         # Where numbers are rounded to few bits only once, at the start or at the end, rounding errors do not add up.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
-        allowed = 20 * expected_growth(plan, kind.name) * added_up
+        allowed = 20 * expected_error_growth(plan, kind.name) * added_up
         if not error <= allowed:
             raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
-from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.untuned.built_in import cpu, in_lanes
-from fmm.perfmodel.work.estimate import counted_work
+from fmm.perfmodel.candidates import probed_plans
+from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
+from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
 from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort
@@ -57,7 +57,9 @@ class FakeDevice:
         return tuple(reversed(list(self.truth.rates)))
 
     def untuned(self) -> Calibration:
-        return in_lanes(replace(cpu(2), name=self.identity.name, batches=self.gpu), self.truth.lanes)
+        return with_concurrent_products(
+            replace(cpu_calibration(2), name=self.identity.name, batches=self.gpu), self.truth.lanes
+        )
 
     def known(self, dtype: str) -> Calibration:
         return self.before or self.untuned()

@@ -6,9 +6,8 @@ from functools import lru_cache
 
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import predicted_seconds
-from fmm.perfmodel.work.estimate import counted_work
-from fmm.perfmodel.work.work import Work
+from fmm.perfmodel.predict import predict_from_work
+from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import BEST, Run
 
@@ -20,7 +19,7 @@ def cached_work(plan: Plan, problem: Problem) -> Work:
 
 def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
     """The formula's seconds for a run, or for the part of it that is timed."""
-    found = predicted_seconds(run.plan, problem, counts, calibration)
+    found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", BEST):
         return found.seconds
     if calibration.lanes > 1:  # the workers are timed, without what starts them

@@ -10,9 +10,9 @@ from typing import Any
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
-from fmm.kernels.plans.candidates import peer_plans, probed_plans
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError, Session
 from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort

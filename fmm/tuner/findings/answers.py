@@ -14,8 +14,8 @@ from typing import Any
 from fmm.config.schema import Entry, Tuned
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, check_runnable, tuned_choice
 from fmm.runtime.decisions.limits import share_of
@@ -111,7 +111,7 @@ def _limit_of(plan: Plan, problem: Problem, limits: Limits, tuned: Tuned) -> str
         check_runnable(plan, problem, on_cpu)
     except PlanError as error:
         return str(error)
-    if limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu)):
+    if limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
         return ROOM
     if plan.emulates and not limits.emulation:
         return "FMM_EMULATION=0 forbids it"
@@ -126,7 +126,7 @@ def answers_for(used: ModelInUse, sides: Iterable[int]) -> list[Answer]:
 def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     """What fmm.matmul allows itself unless it is told: half of the memory that A, B and C leave; None if they do not
     fit. No limit where nobody knows how much the device has."""
-    growth = usual_growth(not used.on_cpu)
+    growth = default_error_growth(not used.on_cpu)
     if used.memory is None:
         return Limits(NO_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from fmm.config import certify, schema
-from fmm.config.schema import Entry
-from fmm.config.thresholds import Thresholds
+from fmm.config.schema import Entry, Thresholds
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate

@@ -9,8 +9,7 @@ from typing import Any
 from fmm.config.environment import environment_value
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
-from fmm.config.schema import Entry
-from fmm.config.thresholds import read_thresholds
+from fmm.config.schema import Entry, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.findings.advice import tuning_advice

@@ -14,7 +14,7 @@ from statistics import median
 
 from fmm.config import certify
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.devices.formula import cached_work, formula_seconds
@@ -111,7 +111,7 @@ def losing_margin(calibration: Calibration, held: Sequence[Observation]) -> floa
         base = vendor.get(o.problem)
         if base is None or o.run == Run() or o.run.part != "whole" or base / o.seconds >= LOST:
             continue
-        for candidate in ranked_candidates(o.problem, free, [o.run.plan]):
+        for candidate in rank_candidates(o.problem, free, [o.run.plan]):
             found = max(found, 1 - candidate.time - candidate.margin)
     return found
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmm.config.identity import Identity, gpu_parts, named_device
-from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
+from fmm.config.schema import ConfigError, Raw, Tuned, read_section
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device
 from fmm.kernels.plans.leaf import Leaf
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choosable import candidates
+from fmm.perfmodel.choose import candidates
 from fmm.runtime.decisions.calibration_in_force import completed_calibration
 from fmm.runtime.devices import datasheet_of
 
@@ -78,7 +78,7 @@ def device_memory(section: Raw, guess: Calibration | None) -> int | None:
 
 
 def _checked(key: str, dtype: str, section: Raw) -> Tuned:
-    return checked_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
+    return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
 def _real_type(key: str, dtype: str, sections: Mapping[str, Any]) -> Tuned | None:

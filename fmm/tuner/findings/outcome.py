@@ -9,7 +9,7 @@ from typing import Any
 
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.problem import Problem
 from fmm.tuner.findings.answers import Answer, answer_for, answers_for
 from fmm.tuner.findings.model_in_use import ModelInUse
@@ -129,7 +129,7 @@ def odd_gains(calibration: Calibration, dtype: str) -> Chosen:
 
 def chosen_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
     """The model's choice for a square product, however much workspace it needs."""
-    limits = Limits(1 << 62, usual_growth(calibration.batches))
+    limits = Limits(1 << 62, default_error_growth(calibration.batches))
     return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 

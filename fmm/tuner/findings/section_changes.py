@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fmm.config.schema import Entry, Raw
-from fmm.config.thresholds import TAUS, Thresholds
+from fmm.config.schema import TAUS, Entry, Raw, Thresholds
 from fmm.tuner.findings.described import entry_size, of_an_earlier_fmm
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.summary import TypeInShort

@@ -9,7 +9,7 @@ from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.choose import usual_growth
+from fmm.perfmodel.choose import default_error_growth
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_command
 from fmm.tuner.findings.answers import Answer, answers_for
 from fmm.tuner.findings.described import instead
@@ -153,7 +153,7 @@ def next_steps(
         name = "cpu" if key.startswith("cpu") else key
         asked = f"fmm-tune predict 5000 3000 5000 --device {name} --dtype {types[0].dtype}"
         commands += [(asked, "what is done with one product")]
-    growth = usual_growth(not key.startswith("cpu"))
+    growth = default_error_growth(not key.startswith("cpu"))
     limits = f"limits error and memory (usual: {growth:g} times the library's, half of the free)"
     commands += [("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits)]
     yield "What to type next:"

@@ -7,8 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from fmm.config.older_keys import meant_key
-from fmm.config.schema import Entry, Raw, Tuned
-from fmm.config.thresholds import Spread, Thresholds
+from fmm.config.schema import Entry, Raw, Spread, Thresholds, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run

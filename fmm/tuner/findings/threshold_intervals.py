@@ -16,10 +16,10 @@ from functools import lru_cache
 import numpy as np
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import SECONDS, TAUS, Interval, Thresholds
+from fmm.config.schema import SECONDS, TAUS, Interval, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.findings.thresholds import (
     GRID,
@@ -94,7 +94,7 @@ def _gains_from(calibration: Calibration, drawn: Calibration, dtype: str, levels
 def _depth(calibration: Calibration, asked: Calibration, dtype: str, side: int) -> int:
     """How many levels the asked model chooses for a square."""
     first = _first_plans(calibration, dtype, GRID[bisect_left(GRID, side)])
-    known = ranked_candidates(Problem(side, side, side, dtype), asked, first) if first else ()
+    known = rank_candidates(Problem(side, side, side, dtype), asked, first) if first else ()
     return next((levels_of(candidate.plan) for candidate in known if candidate.wins), 0)
 
 

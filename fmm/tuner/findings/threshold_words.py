@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import SECONDS, TAUS, Interval, Spread, Thresholds
+from fmm.config.schema import SECONDS, TAUS, Interval, Spread, Thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration

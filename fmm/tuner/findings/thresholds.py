@@ -1,4 +1,4 @@
-"""The papers' thresholds, by what the tuned model really chooses: fmm.config.thresholds says what each means."""
+"""The papers' thresholds, by what the tuned model really chooses: fmm.config.schema says what each means."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from functools import lru_cache
 from math import inf, isfinite
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import TAUS, Spread, Thresholds
+from fmm.config.schema import TAUS, Spread, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, considered_candidates, usual_growth
-from fmm.perfmodel.margins import needed_margin
+from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth, required_margin
+from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
-from fmm.perfmodel.papers.hasa_rule import alpha, alpha_over_pi, pi
-from fmm.perfmodel.papers.li import thresholds as li_thresholds
+from fmm.perfmodel.papers.recursion_points import alpha, alpha_over_pi, pi
 from fmm.problem import Problem
 from fmm.tuner.trials.record import Size
 
@@ -53,7 +52,7 @@ def chosen_depth(calibration: Calibration, dtype: str, side: int, emulation: boo
     the plans that multiply in no other type."""
     problem = Problem(side, side, side, dtype)
     for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
-        if time <= 1 - needed_margin(plan, problem, calibration):
+        if time <= 1 - required_margin(plan, problem, calibration):
             return levels_of(plan)
     return 0
 
@@ -67,8 +66,8 @@ def levels_of(plan: Plan) -> int:
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
     """The candidates within the usual limit of the error and their predicted times, the vendor's being 1: the same
     whatever the margin is."""
-    limits = Limits(1 << 62, usual_growth(calibration.batches), emulation)
-    known = considered_candidates(problem, calibration, limits)
+    limits = Limits(1 << 62, default_error_growth(calibration.batches), emulation)
+    known = all_candidates(problem, calibration, limits)
     return tuple((c.plan, c.time) for c in known if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
 
 
@@ -187,4 +186,4 @@ def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     apart = {} if Plan.parse(leaf).emulates else found.without_emulation
     sides = (apart.get(name, found.value(name)) for name in TAUS[:2])
     tau1, tau2 = (never if side is None else int(side) for side in sides)
-    return li_thresholds.plan(scheme, side, tau1, max(tau1, tau2), leaf)
+    return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)

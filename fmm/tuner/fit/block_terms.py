@@ -8,9 +8,9 @@ from functools import cached_property
 from math import exp, log, sqrt
 from statistics import mean
 
-from fmm.hardware.chip import Chip, Fitted
-from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes
-from fmm.perfmodel.block_time import GEMM, Operands, Shape, launch_seconds
+from fmm.hardware.chip import BlockTerms, Chip
+from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TileSizes
+from fmm.perfmodel.block_model import GEMM, Operands, Shape, launch_seconds
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ def held_back_rows(shapes: Sequence[Measured], on: Chip) -> list[Row]:
     return rows
 
 
-def fitted_constants(shapes: Sequence[Measured], on: Chip) -> Fitted:
+def fitted_constants(shapes: Sequence[Measured], on: Chip) -> BlockTerms:
     """The constants with the least squares of errors, by their logarithms: they stay positive."""
     from scipy.optimize import least_squares
 
-    names = [x.name for x in fields(Fitted)]
+    names = [x.name for x in fields(BlockTerms)]
 
-    def constants(x: Sequence[float]) -> Fitted:
-        return Fitted(**dict(zip(names, map(exp, x), strict=True)))
+    def constants(x: Sequence[float]) -> BlockTerms:
+        return BlockTerms(**dict(zip(names, map(exp, x), strict=True)))
 
     def errors(x: Sequence[float]) -> list[float]:
         rows = compared_rows(shapes, replace(on, fitted=constants(x)))
         return [error for row in rows for error in row.errors.values()]
 
-    return constants(least_squares(errors, [log(x) for x in astuple(Fitted())], diff_step=1e-3, x_scale=0.1).x)
+    return constants(least_squares(errors, [log(x) for x in astuple(BlockTerms())], diff_step=1e-3, x_scale=0.1).x)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fmm.hardware.chip import Chip, Fitted
-from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, STRATEGIES, TUNED, TileSizes
+from fmm.hardware.chip import BlockTerms, Chip
+from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, SUMMING, TUNED, TileSizes
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.fit.block_terms import Measured, compared_rows, fitted_constants, held_back_rows, root_mean_square
@@ -38,7 +38,7 @@ class Blocks:
     off by on such shapes, whether they are taken or not; None where the built-in ones are so close that there is none.
     """
 
-    fitted: Fitted | None
+    fitted: BlockTerms | None
     error: float
     built_in_error: float
     held_back: float | None
@@ -88,7 +88,7 @@ def judged_blocks(shapes: Sequence[Measured], chip: Chip) -> Blocks:
 
 def chosen_strategies(dtype: str, chip: Chip | None, found: Blocks | None) -> dict[str, str]:
     """The strategy with which our own kernel is launched for squares, by their side; empty where there is none."""
-    if chip is None or dtype not in FUSED_SIZES:
+    if chip is None or dtype not in SUMMING:
         return {}
     own = chip if found is None or found.fitted is None else replace(chip, fitted=found.fitted)
     return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SIDES}
@@ -96,6 +96,6 @@ def chosen_strategies(dtype: str, chip: Chip | None, found: Blocks | None) -> di
 
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
     """That of the one launch which a plan for this chip is recorded as: nobody else decides what runs."""
-    (product,) = record_launches(OPEN, problem, target_on(chip)).launches
+    (product,) = record_launches(OPEN, problem, chip_target(chip)).launches
     strategy: TileSizes = product.kernel.spec.strategy
     return strategy

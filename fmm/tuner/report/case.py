@@ -13,7 +13,7 @@ from fmm.config import certify
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import SHARE
 from fmm.tuner.devices.formula import cached_work, formula_seconds
@@ -87,7 +87,7 @@ class Case:
         memory = (self.section["conditions"] or {}).get("memory")
         operands = problem.itemsize * (m * k + k * n + m * n)
         left = NO_LIMIT if not memory else max(int(SHARE * (memory - operands)), 0)
-        return choose(problem, self.choosing, Limits(left, usual_growth(self.choosing.batches))).best
+        return choose(problem, self.choosing, Limits(left, default_error_growth(self.choosing.batches))).best
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:

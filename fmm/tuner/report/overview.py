@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
 from fmm.tuner.findings.answers import UNTIMED, set_aside
 from fmm.tuner.findings.outcome import MORE, ODD_SIDES, gains_from, odd_gains, vendors_name
@@ -108,7 +108,7 @@ def _gain(
 ) -> Gain:
     problem = Problem(side, side, side, case.dtype, op=op)
     needed = workspace(plan, *problem.size, problem.itemsize, op=op)
-    growth = expected_growth(plan, case.dtype, not case.calibration.batches)
+    growth = expected_error_growth(plan, case.dtype, not case.calibration.batches)
     return Gain(case.dtype, side, kind, *speedup, str(plan), growth, needed, op, untried)
 
 

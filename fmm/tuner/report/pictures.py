@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.predict import predict
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.formula import cached_work
 from fmm.tuner.findings.conclude import FITTED, HELD_OUT
@@ -120,9 +120,14 @@ def time_and_error(case: Case) -> Any:
     made, axes = new_figure(height=3.6)
     problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
     measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
-    everything = {c.plan: c.time for c in ranked_candidates(problem, case.choosing)}
+    everything = {c.plan: c.time for c in rank_candidates(problem, case.choosing)}
     points = [
-        (expected_growth(p, case.dtype, not case.calibration.batches), t, legend_name(p), p in measured or p == VENDOR)
+        (
+            expected_error_growth(p, case.dtype, not case.calibration.batches),
+            t,
+            legend_name(p),
+            p in measured or p == VENDOR,
+        )
         for p, t in {**everything, **measured}.items()
     ]
     front, least = [], np.inf

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from fmm.config.schema import Raw
-from fmm.config.thresholds import EPSILON, UNDETERMINED_EPSILON, Interval, Thresholds, read_thresholds
+from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON, Interval, Raw, Thresholds, read_thresholds
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.described import AGAIN, EARLIER, NEVER
 from fmm.tuner.findings.doubts import is_disturbed

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choosable import candidates
-from fmm.perfmodel.choose import ranked_candidates
-from fmm.perfmodel.work.estimate import estimated_work
-from fmm.perfmodel.work.row_starts import rows_aligned
+from fmm.perfmodel.choose import candidates, rank_candidates
+from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device
@@ -29,7 +27,7 @@ def light_candidates(device: Device, effort: Effort) -> list[Plan]:
 def worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
     """Those between which the model is to choose, by what is believed before anything is measured the fastest first."""
     untuned = starting_calibration(device.untuned(), problem.dtype)
-    known = [c for c in ranked_candidates(problem, untuned, plans) if c.plan != VENDOR]
+    known = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
     near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
     return [c.plan for c in (near if len(near) > 1 else known[:2])]
 

@@ -12,10 +12,10 @@ from math import inf
 from typing import Any
 
 from fmm.config import certify
-from fmm.kernels.plans.candidates import leaves_on
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.candidates import device_leaves
+from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
 from fmm.tuner.devices.effort import Effort
@@ -88,7 +88,7 @@ def tune_halves(
     against the vendor's own way."""
     share = SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
-        known = ranked_candidates(problem, calibration)
+        known = rank_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
             raced = dict.fromkeys([*plans[:FEW_HALVES], *own_halves(journal.device, problem)])
@@ -98,7 +98,7 @@ def tune_halves(
 
 def own_halves(device: Device, problem: Problem) -> list[Plan]:
     """One half by our own kernel alone, of types whose time the model may not tell."""
-    leaves = leaves_on("cuda" if device.untuned().batches else "cpu")
+    leaves = device_leaves("cuda" if device.untuned().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time.formula == "tiles" and problem.dtype not in leaf.types.inside]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if within_limits(device, plan, problem)]
@@ -111,6 +111,6 @@ MAY_WIN = 1.05  # of the vendor's predicted time: a plan with less may win, as f
 def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
     """Might a plan win here, as far as the model can tell?"""
     return (
-        min(c.time for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
+        min(c.time for c in rank_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
         < MAY_WIN
     )

@@ -19,8 +19,8 @@ from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LeafUse, ending_rows
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 
@@ -53,7 +53,7 @@ class Case:
 
     def recorded(self) -> LaunchList:
         problem = Problem(2048, 2048, 2048, self.dtype, **dict(self.given))
-        return record_launches(Plan.parse(self.plan), problem, target_on(self.on, self.alignment, self.flagged))
+        return record_launches(Plan.parse(self.plan), problem, chip_target(self.on, self.alignment, self.flagged))
 
 
 CASES = (
@@ -230,7 +230,7 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
             for side in (512, 301):
                 try:
                     plan = Plan.parse(f"{level} > {use}" if level else str(use))
-                    yield record_launches(plan, Problem(side, side, side, dtype), target_on(on, flagged=True))
+                    yield record_launches(plan, Problem(side, side, side, dtype), chip_target(on, flagged=True))
                 except PlanError:
                     continue
 

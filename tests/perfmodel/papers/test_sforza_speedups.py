@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.perfmodel.papers.sforza_speedups import (
-    CUTOFFS,
-    ONE_LEVEL,
-    RECURSIVE,
-    SIDE,
-    multiplications,
-    sforza_plan,
-)
+from fmm.perfmodel.papers.sforza import CUTOFFS, ONE_LEVEL, RECURSIVE, SIDE, multiplications, sforza_plan
 from fmm.tuner.laboratory.experiment import Key, Results, Row
 from fmm.tuner.laboratory.figure import figure_table
 from fmm.tuner.laboratory.figures import FIGURES

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import shipped
 from fmm.config import files
-from fmm.config.locate import SHIPPED
-from fmm.config.thresholds import read_thresholds
+from fmm.config.files import SHIPPED
+from fmm.config.schema import read_thresholds
 from fmm.tuner.cli import main
 from fmm.tuner.commands import tune
 from fmm.tuner.devices.effort import EFFORTS

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fmm.config import files, identity, locate, schema, store
+from fmm.config import files, identity, schema, store
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.tuner.cli import main
@@ -219,7 +219,7 @@ def test_no_home_at_all(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsy
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(locate, "user_folder", homeless)
+    monkeypatch.setattr(files, "user_folder", homeless)
     monkeypatch.delenv("FMM_CONFIG", raising=False)
     assert main([]) == 1
     assert "Could not determine home directory" in capsys.readouterr().err
@@ -660,7 +660,7 @@ def test_show_says_what_is_not_in_force_here(
     path = tuned.write(tmp_path / "config.json", here.key, found=tuned.section(versions=versions))
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     for command in (["show"], ["predict", "3000"]):
         assert main(command) == 0
         said = "the tuning here is not used: it was tuned with compiled sums" in capsys.readouterr().out
@@ -728,7 +728,7 @@ def test_damaged_thresholds_are_not_of_an_earlier_fmm(
     whole = tuned.section(thresholds=THRESHOLDS)
     assert main(["validate", str(tuned.write(tmp_path / "config.json", FAKE.key, found=whole))]) == 0
     bad = {**whole, "thresholds": {**THRESHOLDS, **damage}}
-    assert schema.checked_section(bad, "", FAKE, "float64").thresholds is None
+    assert schema.read_section(bad, "", FAKE, "float64").thresholds is None
     path = str(tuned.write(tmp_path / "config.json", FAKE.key, found=bad))
     for command in ("validate", "show"):
         assert main([command, path]) == 1
@@ -814,7 +814,7 @@ def test_li_s_codes_are_timed_with_the_tuned_thresholds(
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])
     tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds=found))
-    files.forget_configs()
+    files.clear_config_cache()
     arguments = ["bench", "1500", "1500", "1500", "--json", "--plan"]
     assert main([*arguments, "winograd(tau1, tau2)"]) == 0
     assert "li-fig13 > vendor" in {row["plan"] for row in json.loads(capsys.readouterr().out)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fmm.config import document, files
+from fmm.config import files, reader
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.tuner.cli import main
@@ -35,10 +35,10 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configured:
         found = {key: tuned.section(tuned.entry(), conditions={"device": name}) for key, name in names.items()}
         devices = {key: {"float64": section} for key, section in found.items()}
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
-        path.write_text(document.config_text(devices), encoding="utf-8")
+        path.write_text(reader.config_text(devices), encoding="utf-8")
         monkeypatch.setenv("FMM_CONFIG", str(path))
         monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-        files.forget_configs()
+        files.clear_config_cache()
         return path
 
     return configured
@@ -65,7 +65,7 @@ def test_a_datasheet_names_the_card_that_is_tuned(
     """By the key of that card, not by another's with the same chip."""
     monkeypatch.setenv("FMM_CONFIG", str(ROOT / "results" / "nvidia-h200"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     for name, known in (("h200", True), ("h100", False)):
         assert main(["predict", "8192", "--dtype", "float32", "--device", name]) == 0
         told = "on a NVIDIA H200 fmm.matmul goes by a tuning of such a card: `--device cuda-9.0-132sm-nvidia-h200`"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from fmm.config import files
-from fmm.config.locate import SHIPPED
-from fmm.config.schema import checked_calibration
-from fmm.config.thresholds import read_thresholds
+from fmm.config.files import SHIPPED
+from fmm.config.schema import read_calibration, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -28,7 +27,7 @@ KEY, TYPES = next(iter(files.read_config(SHIPPED).items()))  # an H200
 
 
 def shipped(dtype: str) -> Calibration:
-    return checked_calibration(TYPES[dtype]["calibration"], "calibration", dtype, "", "")
+    return read_calibration(TYPES[dtype]["calibration"], "calibration", dtype, "", "")
 
 
 def used(dtype: str, *entries: Any, **found: Any) -> ModelInUse:

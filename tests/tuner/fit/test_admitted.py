@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fmm.config import schema
-from fmm.config.thresholds import TAUS, Interval, Thresholds, read_thresholds
+from fmm.config.schema import TAUS, Interval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.devices.fake import FAKE, TRUTH, FakeDevice
 from fmm.tuner.findings.conclude import FITTED
@@ -36,7 +36,7 @@ def tuned(seed: int = 0, noise: float = 0.01) -> tuple[dict[str, Any], list[Obse
 
 
 def model_of(section: dict[str, Any]) -> Calibration:
-    found = schema.checked_section(section, "test", FAKE, TYPE).calibration
+    found = schema.read_section(section, "test", FAKE, TYPE).calibration
     assert found is not None
     return found
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fmm.config import files
-from fmm.config.locate import SHIPPED
-from fmm.config.thresholds import EPSILON, UNDETERMINED_EPSILON
+from fmm.config.files import SHIPPED
+from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON
 from fmm.tuner.cli import main
 from fmm.tuner.findings.described import described_rows
 from fmm.tuner.findings.doubts import machine_doubts

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.strategies import STAGE, Row, recalled, summary
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.trials.record import Trial
 
@@ -57,6 +57,6 @@ def test_an_interrupted_round_of_a_recording_is_left_out() -> None:
         for plan, own in seconds.items()
         for s in own
     ]
-    known = datasheet("H200")
+    known = datasheet_calibration("H200")
     (found,) = recalled(trials, "float64", known, FakeDevice(known, gpu=True, memory=1 << 62))
     assert found.speedups == {VENDOR: 1.0, ONE: 2.0}

@@ -61,7 +61,7 @@ def test_a_short_tuning_is_obeyed(
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    files.forget_configs()
+    files.clear_config_cache()
     decided = decide(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda_device(0))
     assert decided.step == "calibrated model"
 

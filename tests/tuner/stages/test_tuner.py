@@ -19,12 +19,12 @@ import pytest
 
 from fmm.config import certify, schema
 from fmm.config.identity import Identity
-from fmm.config.thresholds import read_thresholds
+from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked_candidates
+from fmm.perfmodel.choose import GPU_ERROR_GROWTH, Limits, choose, rank_candidates
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError, Run
 from fmm.tuner.devices.effort import EFFORTS, Effort
@@ -62,7 +62,7 @@ def test_a_tuning_finds_the_truth() -> None:
     journal, outcome = tuned()
     assert outcome.stopped == "" and outcome.section is not None
     section = outcome.section
-    found = schema.checked_section(section, "test", journal.device.identity, "float64")
+    found = schema.read_section(section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     rate, true = found.calibration.rate("float64"), TRUTH.rate("float64")
     assert rate.flops == pytest.approx(true.flops, rel=0.03)
@@ -70,7 +70,7 @@ def test_a_tuning_finds_the_truth() -> None:
     assert section["error"]["time"]["median"] < 0.02 and section["error"]["speedup"]["median"] < 0.02
     assert section["noise"] < 0.03
     for e in found.entries.values():
-        truth = {c.plan: c.time for c in ranked_candidates(Problem(*e.size), TRUTH)}
+        truth = {c.plan: c.time for c in rank_candidates(Problem(*e.size), TRUTH)}
         assert e.speedup == pytest.approx(1 / truth[Plan.parse(e.plan)], rel=0.03)
         assert truth[Plan.parse(e.plan)] <= min(truth.values()) * 1.03
     assert {e.plan for e in found.entries.values()} != {"vendor"}
@@ -102,7 +102,7 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
     assert sum(equal) / len(equal) >= 0.95 and min(equal) >= 0.85, equal
     lost = []
     for problem, plans in zip(problems, zip(*chosen, strict=True), strict=True):
-        truth = {c.plan: c.time for c in ranked_candidates(problem, TRUTH)}
+        truth = {c.plan: c.time for c in rank_candidates(problem, TRUTH)}
         assert max(truth[p] for p in plans) < 1.03 * min(truth[p] for p in plans)
         lost += [truth[p] / min(truth.values()) - 1 for p in plans]
     assert sum(lost) / len(lost) < 0.001 and max(lost) < 0.035
@@ -111,7 +111,7 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
 def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
     journal = Journal("run", FakeDevice(truth, seed=seed, noise=0.02))
     outcome = tune_type(journal, "float64", MINUTE)
-    found = schema.checked_section(outcome.section, "test", journal.device.identity, "float64")
+    found = schema.read_section(outcome.section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     return found.calibration
 
@@ -189,7 +189,7 @@ def test_no_entry_is_certified_below_one() -> None:
     slow_sums = replace(TRUTH, stream=1e9)
     for device in (FakeDevice(noise=0.2), FakeDevice(truth=slow_sums, noise=0.05)):
         journal, outcome = tuned(device)
-        found = schema.checked_section(outcome.section, "test", journal.device.identity, "float64")
+        found = schema.read_section(outcome.section, "test", journal.device.identity, "float64")
         assert found.entries
         for e in found.entries.values():
             assert e.low > 1 and e.speedup > 1.02 if e.plan != "vendor" else e.speedup == 1
@@ -661,7 +661,7 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
     problem = Problem(8192, 8192, 8192, dtype)
     assert within_limits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
     assert (
-        expected_growth(Plan.parse(plan), dtype, not gpu) <= (GPU_GROWTH if gpu else Limits(0).error_growth)
+        expected_error_growth(Plan.parse(plan), dtype, not gpu) <= (GPU_ERROR_GROWTH if gpu else Limits(0).error_growth)
     ) == kept
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pytest
 
 from fmm.config import files, schema
-from fmm.config.thresholds import read_thresholds
+from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Rate
 from fmm.problem import Problem
@@ -56,7 +56,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
     assert set(sections) == set(dtypes)
     for dtype, section in sections.items():
         assert section["doubts"] == []
-        assert schema.checked_section(section, "test", device.identity, dtype).trusted is not None
+        assert schema.read_section(section, "test", device.identity, dtype).trusted is not None
         problem = Problem(7000, 7000, 7000, dtype)
         plan = decided_plan(device, problem, section)
         assert plan != VENDOR and device.true_speedup(plan, problem) > 1

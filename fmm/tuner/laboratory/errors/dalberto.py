@@ -17,9 +17,8 @@ import numpy as np
 
 from fmm.arrays.numpy_like import on_host
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.papers.hasa_rule import hasa_plan
-from fmm.perfmodel.papers.recursion_points import levels_until
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.papers.recursion_points import hasa_plan, levels_until
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.errors.matrices import uniform
 from fmm.tuner.laboratory.errors.precise import precise_product, priest_product
@@ -94,7 +93,7 @@ def _powers(base: float) -> Any:
 
 
 def _expected() -> Numbers:
-    return {(data, n): expected_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA, SIZES)}
+    return {(data, n): expected_error_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA, SIZES)}
 
 
 FIGURES: Final = (

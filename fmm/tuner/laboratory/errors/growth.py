@@ -14,7 +14,7 @@ from typing import Any, Final
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.data_growth import growth_on_data, plan_stages
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.errors.growth_plans import plans_on
 from fmm.tuner.laboratory.errors.matrices import FAMILIES, pair_of
@@ -72,7 +72,7 @@ def growth_rows(
                 "key": [str(plan), dtype, family],
                 "growth": [rounded(x) for x in growths],
                 "on data": None if found_on_data is None else rounded(found_on_data),
-                "expected": rounded(expected_growth(plan, dtype, bench.on_host)),
+                "expected": rounded(expected_error_growth(plan, dtype, bench.on_host)),
             }
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.errors.li_identity import code_errors
 from fmm.tuner.laboratory.errors.matrices import kaporin, uniform
@@ -75,7 +75,7 @@ FIGURE_44: Final = _two_rows((8.9e-16, 3.5e-14, 1.4e-14), (5.3e-17, 3.0e-15, 1.8
 
 def _expected_double(printed: Numbers) -> Numbers:
     growth = {
-        code: expected_growth(li_plan(method, DOUBLE_DEPTH) if method else VENDOR)
+        code: expected_error_growth(li_plan(method, DOUBLE_DEPTH) if method else VENDOR)
         for code, method in DOUBLE_CODES.items()
     }
     return {key: printed[key[0], "dgemm"] * growth[str(key[1])] for key in printed}

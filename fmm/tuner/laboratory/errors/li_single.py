@@ -8,7 +8,7 @@ from itertools import product
 from typing import Final
 
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.errors.li_identity import code_errors, code_plan, kaporin_bound
 from fmm.tuner.laboratory.errors.matrices import kaporin
@@ -77,7 +77,8 @@ def _size_bounds() -> Numbers:
 def _expected(printed: Numbers, base: Numbers, depth: Mapping[Key, int]) -> Numbers:
     """What independent errors on random data would come to: the printed classical error times the expected growth."""
     return {
-        key: base[key] * expected_growth(li_plan(str(key[0]), depth[key]) if key[0] in METHODS else VENDOR, "float32")
+        key: base[key]
+        * expected_error_growth(li_plan(str(key[0]), depth[key]) if key[0] in METHODS else VENDOR, "float32")
         for key in printed
     }
 

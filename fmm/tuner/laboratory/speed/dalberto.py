@@ -17,8 +17,14 @@ from statistics import median
 from typing import Any, Final
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.hasa_rule import hasa_plan
-from fmm.perfmodel.papers.recursion_points import balanced, first_speedup, levels, levels_until, recursion_point
+from fmm.perfmodel.papers.recursion_points import (
+    balanced,
+    first_speedup,
+    hasa_plan,
+    levels,
+    levels_until,
+    recursion_point,
+)
 from fmm.problem import Problem, Shape
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.benches.timing import time_plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fmm.perfmodel.papers.li import counts as li_counts
+from fmm.perfmodel.papers import li_counts
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part
 from fmm.tuner.laboratory.figure import Figure, quantity

@@ -12,9 +12,8 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from fmm.perfmodel.papers.li import counts as li_counts
-from fmm.perfmodel.papers.li.curves import SECONDS, SECONDS_2048, reduction_curve
-from fmm.perfmodel.papers.li.ratios import FIGURE_37
+from fmm.perfmodel.papers import li_counts
+from fmm.perfmodel.papers.li_results import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results
 from fmm.tuner.laboratory.figure import Figure, quantity

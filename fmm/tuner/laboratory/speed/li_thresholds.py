@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fmm.perfmodel.papers.li import counts as li_counts
+from fmm.perfmodel.papers import li_counts
 from fmm.tuner.laboratory.experiment import Key, Numbers, Results
 from fmm.tuner.laboratory.figure import Figure
 from fmm.tuner.laboratory.li_codes import GPU8, SGEMM, SIZES

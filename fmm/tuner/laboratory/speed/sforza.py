@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import fmm
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.papers import sforza_speedups as paper
+from fmm.perfmodel.papers import sforza as paper
 from fmm.tuner.laboratory.benches.bench import Bench, Call
 from fmm.tuner.laboratory.benches.timing import timed_in_turns
 from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row

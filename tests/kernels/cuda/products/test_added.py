@@ -23,7 +23,7 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import APART
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import A100, H200
 from tests.support.host_compiler import required_compiler
@@ -149,7 +149,7 @@ def test_warpgroups_read_pairs() -> None:
 
 
 def launches(text: str, problem: Problem, chip: Any = H200, flagged: bool = False) -> tuple[Any, ...]:
-    return record_launches(Plan.parse(text), problem, target_on(chip, flagged=flagged)).steps
+    return record_launches(Plan.parse(text), problem, chip_target(chip, flagged=flagged)).steps
 
 
 def bases(step: Any) -> set[str]:
@@ -196,7 +196,7 @@ def test_what_is_computed_again_begins_with_it() -> None:
     """Nothing is kept of C, whose old numbers do not count."""
     problem = Problem(1024, 1024, 1024, "float32", beta=1)
     text = "strassen.batched.pad16 > vendor"
-    both, target = (problem, replace(problem, added=ROW)), target_on(H200, flagged=True)
+    both, target = (problem, replace(problem, added=ROW)), chip_target(H200, flagged=True)
     plain, biased = (record_launches(Plan.parse(text), x, target) for x in both)
     assert len(biased.steps) == len(plain.steps) - 1 and biased.workspace < plain.workspace
     again = biased.steps[-1]

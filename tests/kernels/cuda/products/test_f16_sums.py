@@ -23,7 +23,7 @@ from fmm.kernels.cuda.sums.sum_kernel import THREADS
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.target import ALIGNED
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import A100, H200, V100
 from tests.support.host_compiler import header, required_compiler, shared_library
@@ -38,7 +38,7 @@ DIVIDES = dict.fromkeys("ABCW", 256)
 def splits(plan: str, problem: Problem, chip: Chip = H200) -> list[PlaneSums]:
     """Those of a plan that write planes."""
     ops = record_operations(Plan.parse(f"{plan} > f16x3"), problem).ops
-    return [op for op in with_plane_sums(ops, target_on(chip)) if isinstance(op, PlaneSums)]
+    return [op for op in with_plane_sums(ops, chip_target(chip)) if isinstance(op, PlaneSums)]
 
 
 def square(n: int, **given: Any) -> Problem:
@@ -67,9 +67,9 @@ def test_which_splits_write_planes(plan: str, problem: Problem, count: int) -> N
 
 def test_elsewhere_none_does() -> None:
     ops = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(1024)).ops
-    assert with_plane_sums(ops, target_on(V100)) == list(ops)
-    assert [x.apart for x in with_plane_sums(ops, target_on(A100)) if isinstance(x, PlaneSums)] == [True, True]
-    assert with_plane_sums(ops, target_on(H200, (4, 4, 256, 256))) == list(ops)
+    assert with_plane_sums(ops, chip_target(V100)) == list(ops)
+    assert [x.apart for x in with_plane_sums(ops, chip_target(A100)) if isinstance(x, PlaneSums)] == [True, True]
+    assert with_plane_sums(ops, chip_target(H200, (4, 4, 256, 256))) == list(ops)
     split, other = (op for op in ops[:2] if isinstance(op, SumOp))
     gemm = next(op for op in ops if isinstance(op, GemmOp))
     assert plane_sums(split, gemm, DIVIDES) is not None

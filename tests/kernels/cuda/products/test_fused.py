@@ -36,7 +36,7 @@ from fmm.kernels.plans.steps.fused_order import (
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
-from fmm.perfmodel.work.estimate import counted_work
+from fmm.perfmodel.work import counted_work
 from fmm.problem import Layout, Problem
 from tests.support.launch_lists import buffer, matrices, play
 

@@ -42,7 +42,7 @@ from fmm.kernels.plans.levels.residue_room import ResidueRoom, kept_room, whole_
 from fmm.kernels.plans.levels.residues import SUMMED, residue_endings
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.nvrtc import in_parallel, nvrtc, report
@@ -226,7 +226,7 @@ def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
     """About half of the tiles; of levels below the residues, whose blocks are no halves, all."""
     for leaf, share in ((ONE, 0.6), (FAST, 1.0)):
         problem = Problem(4096, 4096, 4096, "float64", op="gram", fill="lower")
-        found = record_launches(Plan.parse(leaf), problem, target_on(H200, flagged=False))
+        found = record_launches(Plan.parse(leaf), problem, chip_target(H200, flagged=False))
         products = [x for x in found.launches if x.label.startswith("gemm_residues")]
         assert products and all(("lower half" in x.label) == (share < 1) for x in products)
         assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
@@ -361,7 +361,7 @@ def test_planes_are_kept_for_one_leaf_and_on_their_own_side() -> None:
     assert not any(x.is_ready for x in op_of(problem, FAST).sides)
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), kept="B")
     assert not any(x.is_ready for x in op_of(turned, ONE).sides)
-    labels = [x.label for x in record_launches(Plan.parse(ONE), problem, target_on(H200)).launches]
+    labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4
     both = op_of(problem, ONE)
     splits = [
@@ -425,7 +425,7 @@ def test_launches_of_bytes() -> None:
     for order, size, expected in (("C", 512, 2), ("F", 512, 1), ("C", 500, 4), ("F", 500, 3)):
         layouts = Layout("C", size), Layout(order, size), Layout("C", size)  # type: ignore[arg-type]
         found = record_launches(
-            Plan.parse("residues > bytes"), Problem(size, size, size, "int8", layouts), target_on(H200)
+            Plan.parse("residues > bytes"), Problem(size, size, size, "int8", layouts), chip_target(H200)
         )
         assert len(found.launches) == expected
         assert found.launches[-1].does == "product" and "int8 by 1 product" in found.launches[-1].label
@@ -491,7 +491,7 @@ def test_blocks_need_no_other_kernels(dtype: str, alpha: int, beta: int) -> None
     size, item = (4096, 1024, 8192), DTYPES[dtype].itemsize
     problem = replace(Problem(*size, dtype), alpha=alpha, beta=beta)
     whole, blocks = (
-        record_launches(Plan.parse(plan), problem, target_on(H200))
+        record_launches(Plan.parse(plan), problem, chip_target(H200))
         for plan in ("residues > bytes", "quarters > residues > bytes")
     )
     assert {x.kernel for x in blocks.launches} == {x.kernel for x in whole.launches}
@@ -506,7 +506,7 @@ def test_blocks_need_no_other_kernels(dtype: str, alpha: int, beta: int) -> None
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])
 def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
     with pytest.raises(PlanError, match="residues > strassen > bytes"):
-        record_launches(Plan.parse("residues > strassen > bytes"), Problem(64, 64, 64, dtype), target_on(H200))
+        record_launches(Plan.parse("residues > strassen > bytes"), Problem(64, 64, 64, dtype), chip_target(H200))
 
 
 def test_how_many_numbers_integers_need() -> None:
@@ -586,7 +586,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
 
 def test_launches() -> None:
     problem = Problem(4096, 4096, 4096)
-    found = record_launches(Plan.parse(FAST), problem, target_on(H200, flagged=True))
+    found = record_launches(Plan.parse(FAST), problem, chip_target(H200, flagged=True))
     labels = [launch.label for launch in found.launches]
     assert [label.split(":")[0] for label in labels[:4]] == [
         "residue_planes",
@@ -602,7 +602,7 @@ def test_launches() -> None:
 
 def test_other_chips_leave_it_to_the_vendor() -> None:
     ada = replace(H200, version=89)
-    (call,) = record_launches(Plan.parse(ONE), Problem(512, 512, 512), target_on(ada)).steps
+    (call,) = record_launches(Plan.parse(ONE), Problem(512, 512, 512), chip_target(ada)).steps
     assert "only compute capability 9.0" in call.label  # type: ignore[union-attr]
 
 
@@ -611,12 +611,14 @@ def test_launches_of_integers(dtype: str) -> None:
     """What lies along the inner dimension is not touched before it is split."""
     for order, turns in (("C", True), ("F", False)):
         layouts = Layout("C", 512), Layout(order, 512), Layout("C", 512)  # type: ignore[arg-type]
-        found = record_launches(Plan.parse("residues > bytes"), Problem(512, 512, 512, dtype, layouts), target_on(H200))
+        found = record_launches(
+            Plan.parse("residues > bytes"), Problem(512, 512, 512, dtype, layouts), chip_target(H200)
+        )
         assert len(found.launches) == (1 if dtype in ("int8", "uint8") else 3) + turns
         assert f"{dtype} by {whole_moduli(dtype, 512)} product" in found.launches[-1].label
     with pytest.raises(PlanError, match=f"cannot multiply {dtype}"):
         record_launches(
-            Plan.parse("residues > bytes"), Problem(64, 64, 64, dtype), target_on(replace(H200, version=89))
+            Plan.parse("residues > bytes"), Problem(64, 64, 64, dtype), chip_target(replace(H200, version=89))
         )
 
 
@@ -644,7 +646,7 @@ def test_large_products_are_split_in_groups_of_planes() -> None:
     assert 1 <= g.together < 14 and g.scratch < 75 << 30
     assert ResidueRoom(16384, 16384, 16384, 1, 14, 1).together == 14
     problem = Problem(32768, 32768, 32768)
-    found = record_launches(Plan.parse(FASTER), problem, target_on(H200))
+    found = record_launches(Plan.parse(FASTER), problem, chip_target(H200))
     groups = -(-14 // g.together)
     assert [x.label.split(":")[0] for x in found.launches].count("gemm_residues") == groups
     assert len(found.launches) == 2 + 2 * groups

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.hardware.capability import Capability, capability_limits
+from fmm.hardware.datasheets import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.fused import fused_op
@@ -29,7 +29,7 @@ from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps.fused_order import FIGURE_6
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.block_time import GEMM, registers_needed, resident_blocks
+from fmm.perfmodel.block_model import GEMM, registers_needed, resident_blocks
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200

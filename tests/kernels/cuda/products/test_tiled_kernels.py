@@ -22,7 +22,7 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.tile_choice import BLOCK_MODEL, best_for
+from fmm.perfmodel.block_model import BLOCK_MODEL, fastest_float32_tile
 from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
@@ -201,7 +201,7 @@ def test_an_open_strategy_is_the_devices() -> None:
         if isinstance(x, TileOp)
     )
     for chip in (H200, replace(H200, multiprocessors=1)):
-        assert op.open and BLOCK_MODEL.fastest(op, chip) == best_for((4096, 4096, 4096), chip)
+        assert op.open and BLOCK_MODEL.fastest(op, chip) == fastest_float32_tile((4096, 4096, 4096), chip)
     fixed = replace(op, open=False)
     assert not fixed.open
 

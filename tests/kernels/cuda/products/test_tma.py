@@ -30,8 +30,7 @@ from fmm.kernels.cuda.products.tma_tiles import (
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_time import GEMM, launch_seconds
-from fmm.perfmodel.tile_choice import best_by_engine
+from fmm.perfmodel.block_model import GEMM, fastest_tma_tile, launch_seconds
 from fmm.problem import Fill, Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
@@ -245,7 +244,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     (op,) = (x for x in record_operations(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
     assert isinstance(op, GemmOp)
     tiled = tiled_product(op, "float32")
-    time, s = best_by_engine(tiled, H200)
+    time, s = fastest_tma_tile(tiled, H200)
     assert s in TMA_SIZES and tiled.open
     assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
 

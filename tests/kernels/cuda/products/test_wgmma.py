@@ -26,7 +26,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUPS
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.nvrtc import check_warpgroups, nvrtc
@@ -196,7 +196,7 @@ def test_where_the_leaf_does_these_types(dtype: str) -> None:
 
 def test_what_it_writes_raises_no_flag() -> None:
     """So C is looked at, where a plan needs that; a float32 tile raises its own."""
-    plan, on = Plan.parse("balanced > tile"), target_on(H200, flagged=True)
+    plan, on = Plan.parse("balanced > tile"), chip_target(H200, flagged=True)
     for dtype, scans in (("float16", 1), ("float32", 0)):
         labels = [
             x.label for x in record_launches(plan, Problem(256, 64, 64, dtype), on).launches if x.does == "recompute"
@@ -224,7 +224,7 @@ def test_one_half_of_a_product() -> None:
 
 
 def launch_labels(problem: Problem) -> list[str]:
-    return [x.label for x in record_launches(Plan.parse("tile"), problem, target_on(H200)).launches]
+    return [x.label for x in record_launches(Plan.parse("tile"), problem, chip_target(H200)).launches]
 
 
 def test_what_cannot_be_mirrored_at_once() -> None:
@@ -243,13 +243,13 @@ def test_an_update_of_a_half_keeps_the_old_numbers() -> None:
     assert isinstance(op, MirroredOp)
     made = wgmma_op(op.whole, "bfloat16", SMS)
     assert made is not None and (made.factor, made.adds, made.keep) == (2, False, 0.5)
-    (found,) = record_launches(Plan.parse("tile"), asked, target_on(H200)).launches
+    (found,) = record_launches(Plan.parse("tile"), asked, chip_target(H200)).launches
     assert [slot.base for slot in found.slots] == ["A", "B", "C", "C"]
 
 
 def test_blocks_on_the_diagonal_are_a_batch_of_halves() -> None:
     found = record_launches(
-        Plan.parse("gram^2 > tile"), Problem(8192, 512, 8192, "bfloat16", op="gram"), target_on(H200)
+        Plan.parse("gram^2 > tile"), Problem(8192, 512, 8192, "bfloat16", op="gram"), chip_target(H200)
     )
     labels = [x.label for x in found.launches]
     assert ["diagonal" in label for label in labels] == [False, False, True, False]

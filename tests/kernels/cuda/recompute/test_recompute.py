@@ -17,7 +17,7 @@ from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words
 from fmm.kernels.cuda.recompute.recompute import TILED_AGAIN, may_differ, product_again, recompute_launches
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
@@ -177,7 +177,7 @@ def test_a_rescue_fills_the_device_once() -> None:
 def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
     assert may_differ(Plan.parse(plan)) == wanted
     launches = record_launches(
-        Plan.parse(plan), Problem(133, 140, 150, "float32"), target_on(H200, flagged=True)
+        Plan.parse(plan), Problem(133, 140, 150, "float32"), chip_target(H200, flagged=True)
     ).launches
     again = [launch.label for launch in launches if launch.does == "recompute"]
     assert ["looks for" in label for label in again] == ([True, False] if scanned else [False])
