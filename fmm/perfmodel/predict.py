@@ -8,9 +8,9 @@ from math import ceil, log2, sqrt
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
-from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
-from fmm.kernels.cuda.products.float16.f16x3 import SIZES
-from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of, units_of
+from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
+from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -325,7 +325,7 @@ def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
     return quick_prediction(VENDOR, problem, calibration)
 
 
-WIDE = SIZES[0]
+WIDE = F16X3_SIZES[0]
 # What a tile of half the width takes as a share of a wide one's time: along the inner dimension, and to begin and end.
 # (Settled, as the next two and the rate of `f16x3`, on 289 products of an H200: off by 2.7 % at the median and 7.6 % at
 # nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
@@ -346,10 +346,12 @@ FAR, NEAR = 0.065, 8192.0
 def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, singly: bool) -> float:
     """How many times as long as flops / rate so many products take together, their planes being there already."""
     rows, cols, count = ceil(m), ceil(n), ceil(together)
-    s = sizes_for(rows, cols, count, int(rate.blocks), SIZES)
-    rounds = ceil(units_of(tiles_of(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1))
+    s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
+    rounds = ceil(
+        count_cluster_tiles(cluster_tiles(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
+    )
     narrow, alone = s.n_s < WIDE.n_s, ALONE if s.cluster == 1 else 1.0
-    steps = ceil(k / CHUNK) * CHUNK * (NARROW if narrow else 1.0)
+    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW if narrow else 1.0)
     end = rate.pipe * (SINGLY if singly else 1.0) * (NARROW_END if narrow else 1.0)
     far = 1 + FAR * max(log2(m * n / NEAR**2) / 2, 0.0)
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE.m_s * WIDE.n_s / (m * k * n * together)

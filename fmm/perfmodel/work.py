@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, SUMMING, TMA_SUMMING, TUNED
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, PRESETS, TMA_FUSED_SIZES, TUNED
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.level_with_steps import Footprint, Sides, with_steps
 from fmm.kernels.plans.lower import lower_level
@@ -130,7 +130,7 @@ class Tiles(NamedTuple):
     def _waiting(self, rate: Rate, m: float, n: float) -> float:
         """Where the tiles of one product are fewer than the multiprocessors, the next one is begun beside it; of those
         that go to the same block of C one waits for the other."""
-        alone = ceil(m / TMA_SUMMING.m_s) * ceil(n / TMA_SUMMING.n_s)
+        alone = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s)
         return WAITING if self.dest > 1 and alone <= rate.sms else 1.0
 
 
@@ -143,7 +143,7 @@ def tiles_of(plan: Plan, dtype: str) -> Tiles | None:
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     found = products.scheme if products else None
-    usual = DOUBLE[0] if dtype == "float64" else SUMMING["float32"] if found else TUNED[0]
+    usual = DOUBLE[0] if dtype == "float64" else FUSED_SIZES["float32"] if found else TUNED[0]
     chosen = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
     if found is None:
         return Tiles(chosen.m_s, chosen.n_s)

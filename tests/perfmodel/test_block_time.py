@@ -9,7 +9,7 @@ import pytest
 from benchmarks.block_model import missed_line, read_shapes
 from fmm.hardware.chip import BlockTerms
 from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names, nearest_capability
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands, Side, fastest_float32_tile, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip

@@ -9,7 +9,7 @@ from math import exp, log, sqrt
 from statistics import mean
 
 from fmm.hardware.chip import BlockTerms, Chip
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TileSizes
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes
 from fmm.perfmodel.block_model import GEMM, Operands, Shape, launch_seconds
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fmm.hardware.chip import BlockTerms, Chip
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, SUMMING, TUNED, TileSizes
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, STRATEGIES, TUNED, TileSizes
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
@@ -88,7 +88,7 @@ def judged_blocks(shapes: Sequence[Measured], chip: Chip) -> Blocks:
 
 def chosen_strategies(dtype: str, chip: Chip | None, found: Blocks | None) -> dict[str, str]:
     """The strategy with which our own kernel is launched for squares, by their side; empty where there is none."""
-    if chip is None or dtype not in SUMMING:
+    if chip is None or dtype not in FUSED_SIZES:
         return {}
     own = chip if found is None or found.fitted is None else replace(chip, fitted=found.fitted)
     return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SIDES}

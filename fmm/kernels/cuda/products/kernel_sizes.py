@@ -1,6 +1,6 @@
 """Sizes of the product kernels: named tile sizes ("strategies"), and the workspace of float16 planes.
 
-The performance model (fmm.perfmodel.tile_choice) chooses among the strategies by predicted time, and gemm_simt.cuh,
+The performance model (fmm.perfmodel.block_model) chooses among the strategies by predicted time, and gemm_simt.cuh,
 gemm_tma.cuh and (for float64) gemm_mma_f64.cuh are compiled with them. This module imports nothing of the recorder, so
 that plans and the model can read it when fmm is imported.
 """

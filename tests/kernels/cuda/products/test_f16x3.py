@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fmm.config.identity import Identity
-from fmm.config.schema import calibration_fields, checked_calibration
+from fmm.config.schema import calibration_fields, read_calibration
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.products.f16_planes import (
@@ -40,11 +40,10 @@ from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.default_calibration import datasheet_calibration, planes_by_vendor
 from fmm.perfmodel.predict import quick_prediction
-from fmm.perfmodel.tile_choice import target_on
-from fmm.perfmodel.untuned.datasheet import datasheet
-from fmm.perfmodel.untuned.leaf_rates import planes_by_vendor
 from fmm.problem import Layout, Problem
 from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.devices import Device
@@ -154,7 +153,7 @@ def test_planes_do_not_meet_and_fit_in_the_workspace(size: tuple[int, int, int],
 def test_the_workspace_is_what_is_recorded(plan: str, size: tuple[int, int, int]) -> None:
     """To the alignment of what is not there: a recorder's rows are packed, a count's are spaced."""
     problem = Problem(*size, "float32")
-    recorded = record_launches(Plan.parse(plan), problem, target_on(H200)).workspace
+    recorded = record_launches(Plan.parse(plan), problem, chip_target(H200)).workspace
     counted = workspace(Plan.parse(plan), *size, 4)
     assert 0.9 * counted <= recorded <= counted
 
@@ -162,7 +161,7 @@ def test_the_workspace_is_what_is_recorded(plan: str, size: tuple[int, int, int]
 def test_a_batch_is_split_and_multiplied_at_once() -> None:
     """Where sums do not leave as planes: of rows of which 16 bytes cannot be read at a time."""
     found = record_launches(
-        Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2050, 2050, 2050, "float32"), target_on(H200)
+        Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2050, 2050, 2050, "float32"), chip_target(H200)
     )
     labels = [step.label for step in found.steps if isinstance(step, Launch)]
     assert sum("f16_planes" in label for label in labels) == 1
@@ -252,7 +251,7 @@ def test_what_the_vendor_cannot_do_alone() -> None:
         Problem(300, 200, 100, "float32", componentwise=True),
     ):
         assert isinstance(vendor_f16x3_steps(gemm(problem), SMS, NOTHING, True), str)
-    found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), target_on(A100))
+    found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), chip_target(A100))
     assert any("not f16x3, because" in line for line in found.describe())
 
 
@@ -290,7 +289,7 @@ def test_sizes() -> None:
 
 
 def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
-    return choose(Problem(n, n, n, "float32"), datasheet(name), limits).best.plan
+    return choose(Problem(n, n, n, "float32"), datasheet_calibration(name), limits).best.plan
 
 
 def test_where_it_is_chosen() -> None:
@@ -308,12 +307,12 @@ def test_where_it_is_chosen() -> None:
             assert (chosen(n, free, name).leaf == "f16x3") == (n > 1024), name
             assert chosen(n, Limits(1 << 36, 16.0, emulation=False), name).leaf != "f16x3", name
     assert chosen(256, free) == VENDOR
-    assert choose(Problem(8192, 8192, 8192, "float64"), datasheet("h200"), free).best.plan.leaf != "f16x3"
+    assert choose(Problem(8192, 8192, 8192, "float64"), datasheet_calibration("h200"), free).best.plan.leaf != "f16x3"
 
 
 def test_a_product_of_two_launches_is_begun_once() -> None:
     """On a host that is slow to start products: what the device does in half of the time is not left to the vendor."""
-    slow = replace(datasheet("h200"), host=38e-6)
+    slow = replace(datasheet_calibration("h200"), host=38e-6)
     problem = Problem(1024, 1024, 1024, "float32")
     own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).seconds for leaf in ("f16x3", "vendor"))
     assert own < 45e-6 < vendor
@@ -322,7 +321,7 @@ def test_a_product_of_two_launches_is_begun_once() -> None:
 
 def test_what_splits_prepare_is_not_read_again() -> None:
     """Of three passes over all operands of a batch, one over the blocks that they are sums of is left."""
-    of_chip = datasheet("h200")
+    of_chip = datasheet_calibration("h200")
     rate = replace(of_chip.rates["f16x3"], batch=1.0)  # what batches cost besides is left out
     known = replace(of_chip, rates={**of_chip.rates, "f16x3": rate})
     free = replace(known, rates={**known.rates, "f16x3": replace(rate, rows=0.0, cols=0.0)})
@@ -339,7 +338,7 @@ def test_what_splits_prepare_is_not_read_again() -> None:
 
 def test_how_fast_the_vendors_products_of_planes_are() -> None:
     """What this way took on an H200 at 1024, 4096 and 8192, as a multiple of SGEMM's speed, the model knows about."""
-    known = datasheet("h200")
+    known = datasheet_calibration("h200")
     planes = planes_by_vendor(known.rates["float16"], known.stream)
     other = replace(known, rates={**known.rates, "f16x3": planes})
     for n, measured in ((1024, 0.61), (4096, 1.79), (8192, 2.21)):
@@ -352,19 +351,21 @@ def test_how_fast_the_vendors_products_of_planes_are() -> None:
 def test_what_a_chip_cannot_do_is_not_chosen(given: Any) -> None:
     """Where the vendor cannot multiply planes either, nothing says that it would."""
     problem = Problem(4096, 4096, 4096, "float32", **given)
-    a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet("a100"), chip=A100)
+    a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet_calibration("a100"), chip=A100)
     assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
     assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
 
 
 def test_why_it_is_not_chosen() -> None:
     problem = Problem(8192, 8192, 8192, "float32")
-    assert "other types" in choose(problem, datasheet("h200"), Limits(1 << 36, 16.0, emulation=False)).reason
+    assert (
+        "other types" in choose(problem, datasheet_calibration("h200"), Limits(1 << 36, 16.0, emulation=False)).reason
+    )
 
 
 def test_a_config_keeps_its_rate() -> None:
-    known = datasheet("h200")
+    known = datasheet_calibration("h200")
     fields = calibration_fields(known, "float32")
     assert set(fields["leaf_rates"]) == set(known.rates) - {"float32"}
-    read = checked_calibration(fields, "here", "float32", known.name, known.source)
+    read = read_calibration(fields, "here", "float32", known.name, known.source)
     assert read.rates["f16x3"] == known.rates["f16x3"] and read.rates["float32"] == known.rates["float32"]
