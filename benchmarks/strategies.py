@@ -24,18 +24,18 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from fmm.tuner.device_registry import chosen_devices
+from fmm.tuner.devices.simulated import SimulatedDevice
+from fmm.tuner.search.certify import paired_samples
+from fmm.tuner.tune import output_path
+
 from fmm.config import certify, files, schema
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, default_error_growth, rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.commands.tune import output_path
-from fmm.tuner.devices.choose import chosen_devices
-from fmm.tuner.devices.device import Device, Run
-from fmm.tuner.devices.effort import Effort
-from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.findings.conclude import paired_samples
+from fmm.tuner.devices.device import Device, Effort, Run
 from fmm.tuner.search.race import explored_plans, within_limits
 from fmm.tuner.search.space import choices_of_plans, device_space
 from fmm.tuner.stages import shapes
@@ -302,7 +302,7 @@ def _judged(options: argparse.Namespace) -> Judged:
     section = types[options.dtype]
     identity = Identity(key, section["conditions"]["device"], section["versions"])
     calibration = _calibration(options, identity)
-    device = FakeDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
+    device = SimulatedDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
     tunings = Trials(options.recorded / f"exhaustive-{options.dtype}.jsonl").tunings()
     trials = [t for tuning in tunings for t in tuning.trials]
     found = list(recalled(trials, options.dtype, calibration, device))

@@ -34,7 +34,7 @@ from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 BATCHED = tuple(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile"))
@@ -114,7 +114,7 @@ def operands(case: Case, dtype: str = "float32") -> tuple[Any, Any, Any]:
 
 def replayed(plan: str, case: Case, bases: dict[str, int], dtype: str) -> Callable[[], None]:
     """A plan as a CUDA graph, so that launches cost what the device takes."""
-    launches = recorded_for_device(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
+    launches = record_for_device(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
     workspace = cupy.empty(launches.workspace, cupy.uint8)
     graph = DeviceBackend().graph(launches, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
 

@@ -98,7 +98,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = all_candidates(problem, calibration, limits)
     winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
-    if winning and not winning[0].fits(limits.workspace) and problem.flops < LARGE and not problem.halved:
+    if winning and not winning[0].fits(limits.workspace) and problem.flops < LARGE and not problem.writes_triangle:
         considered = _by_time(*considered, *compose_candidates(problem, calibration, limits))
         winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
     unchanged = next(c for c in considered if c.plan == VENDOR)
@@ -109,7 +109,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """All candidates, the fastest first; of large products compositions too."""
     considered = rank_candidates(problem, calibration)
-    if problem.halved or problem.flops < LARGE:
+    if problem.writes_triangle or problem.flops < LARGE:
         return considered
     return _by_time(*considered, *compose_candidates(problem, calibration, limits))
 
@@ -170,7 +170,7 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
     """What a call by the plan takes the processor, at least; a library has no product that computes one half alone."""
     if plan.levels or plan.leaf_use.leaf.call.starts > 1:
         return calibration.call
-    if plan == VENDOR and not problem.halved:
+    if plan == VENDOR and not problem.writes_triangle:
         return calibration.call_of_library
     return calibration.call_of_small if plan.leaf_use.leaf.candidacy.longest else calibration.call_of_leaf
 
@@ -228,20 +228,20 @@ class Choosable(NamedTuple):
 
 def choosable_candidates(problem: Problem, calibration: Calibration) -> tuple[Choosable, ...]:
     """Of all candidates, those that may be chosen for the problem's type on this device."""
-    return _choosable_for_type(problem.dtype, problem.halved, calibration)
+    return _choosable_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
 @depends_on_rows
 @lru_cache(maxsize=256)
-def _choosable_for_type(dtype: str, halved: bool, calibration: Calibration) -> tuple[Choosable, ...]:
-    every = candidates(calibration.batches, halved)
-    return tuple(x for plan in every if (x := _choosable(plan, dtype, halved, calibration)))
+def _choosable_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[Choosable, ...]:
+    every = candidates(calibration.batches, writes_triangle)
+    return tuple(x for plan in every if (x := _choosable(plan, dtype, writes_triangle, calibration)))
 
 
 def choosable_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[Choosable]:
     """Of these plans, those that may be chosen for the problem's type on this device."""
     for plan in plans:
-        if (found := _choosable(plan, problem.dtype, problem.halved, calibration)) is not None:
+        if (found := _choosable(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
             yield found
 
 
@@ -250,7 +250,7 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
     """What plans are compared for: matrices that lie row by row, neither scaled nor added to; but a B that lies column
     by column remains so, if a GPU has a leaf that is slow there."""
     plain = without_layouts(problem)
-    if not gpu or problem.halved or not is_b_column_major(problem) or problem.dtype not in _slow_columns():
+    if not gpu or problem.writes_triangle or not is_b_column_major(problem) or problem.dtype not in _slow_columns():
         return plain
     _, k, n = problem.size
     return replace(plain, layouts=(Layout("C", max(k, 1)), Layout("F", max(k, 1)), Layout("C", max(n, 1))))
@@ -263,14 +263,14 @@ def _slow_columns() -> frozenset[str]:
     return frozenset(dtype for leaf in ending_rows() for dtype in leaf.time.slow_columns)
 
 
-def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -> Choosable | None:
+def _choosable(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> Choosable | None:
     """None where the plan's leaf is not taken unasked for this type, or where the calibration does not say how fast it
     is. (Our own tiled kernel is not compared for types in which it takes about the vendor's time.)"""
     leaf, parts = plan.leaf_use.leaf, _parts_of_sides(plan) if plan.splits else None
-    if halved and not plan.levels and plan != VENDOR:
+    if writes_triangle and not plan.levels and plan != VENDOR:
         known = _half_is_known(plan, dtype, calibration)
         return Choosable(plan, leaf.candidacy.alignment, leaf.candidacy.longest or inf, parts) if known else None
-    if not plan.considered_for(dtype) or (halved and not _turned_where_it_pays(plan, dtype)):
+    if not plan.considered_for(dtype) or (writes_triangle and not _turned_where_it_pays(plan, dtype)):
         return None
     rate, tiled = calibration.known_rate(plan.rate_name(dtype)), plan.timed_by_tiles
     inside = plan.leaf_type(dtype) in leaf.types.inside
@@ -346,7 +346,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     leaf = plan.leaf_use.leaf
     least = calibration.tiled_margin if plan.timed_by_tiles or leaf.time.rate else calibration.margin
     tiles_alone = not plan.levels and (plan.timed_by_tiles or leaf.candidacy.longest > 0)
-    cuts_a_half = problem.halved and bool(plan.levels) and calibration.batches
+    cuts_a_half = problem.writes_triangle and bool(plan.levels) and calibration.batches
     of_cuts = HALF_DOUBT if cuts_a_half and not any(use.order for use in uses_on_diagonal(plan)) else 0.0
     return (0.0 if tiles_alone else least) + of_cuts + _doubt(plan, problem, calibration)
 
@@ -356,7 +356,7 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.candidacy.longest:
         return 0.0
-    cuts_sides = plan.splits or problem.halved
+    cuts_sides = plan.splits or problem.writes_triangle
     other_numbers = plan.leaf_type(problem.dtype) != problem.dtype
     share = 1.0 if cuts_sides else OTHER_NUMBERS if other_numbers else 0.0
     return share * few_tiles_margin(problem, calibration) if share else THIN / shortest
@@ -366,6 +366,6 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     """What is added where C has few tiles, the more the fewer. Complex numbers take the room of two real ones, and of
     one half only half of the tiles are computed."""
     rate, entries = calibration.rate(problem.dtype), float(problem.m * problem.n)
-    entries *= (1 + problem.type.is_complex) / (1 + problem.halved)
+    entries *= (1 + problem.type.is_complex) / (1 + problem.writes_triangle)
     share, side = ROUNDS_KNOWN if rate.sms else 1.0, max(rate.tile, COUNTED * problem.type.is_complex)
     return share * DOUBT * side**2 / entries if rate.tile > 1 and entries else 0.0

@@ -365,4 +365,4 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 def is_b_column_major(problem: Problem) -> bool:
     """Does B lie column by column? (Halves are compared as those of x x^T, whichever of the two they are.)"""
     orders = [layout.order for layout in problem.layouts]
-    return problem.halved or orders[1] == "F"
+    return problem.writes_triangle or orders[1] == "F"

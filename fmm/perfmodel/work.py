@@ -391,12 +391,12 @@ def half_parts(plan: Plan, problem: Problem) -> HalfParts:
 
 def estimated_work(plan: Plan, problem: Problem) -> Work:
     """What ranking needs: as if unequal blocks were all alike, where the plan's levels know such a footprint."""
-    return half_work(plan, problem) if problem.halved else product_work(plan, problem)
+    return half_work(plan, problem) if problem.writes_triangle else product_work(plan, problem)
 
 
 def counted_work(plan: Plan, problem: Problem) -> Work:
     """Exact work, from the plan's steps; the shares are the estimate's."""
-    if problem.halved:
+    if problem.writes_triangle:
         return half_work(plan, problem)
     leaves, traffic, passes = exact_counts(plan, problem)
     return replace(product_work(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
@@ -404,7 +404,7 @@ def counted_work(plan: Plan, problem: Problem) -> Work:
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Bytes of temporaries, rows not rounded up: enough to tell most plans that fit from those that do not."""
-    if problem.halved:
+    if problem.writes_triangle:
         found = half_parts(plan, problem)
         below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in found.products)
         return found.held * problem.itemsize + max(below, default=0.0)

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.kinds import check_dense, kind_of, mixed_kinds, on_device
-from fmm.arrays.numpy_library import tensor_on_host
-from fmm.arrays.pick import cupy_library
+from fmm.arrays.detect import check_dense, cupy_library, kind_of, mixed_arrays_error, on_device
+from fmm.arrays.numpy_library import tensor_as_numpy
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import Domain, chosen_domain, from_domain, none_of, to_domain
@@ -241,7 +240,7 @@ def _placed(**arrays: Any) -> Iterator[_Place]:
         return
     apart = {on_device(x) for x in given}
     if len(apart) > 1 or len(kinds - {"host"}) > 1 or any(isinstance(x, np.ndarray) for x in given):
-        raise mixed_kinds(**arrays)
+        raise mixed_arrays_error(**arrays)
     if apart == {False}:
         yield _Place(np, _numpy_of_torch, _torch().from_numpy)
         return
@@ -272,15 +271,15 @@ def _readable(x: Any) -> Any:
     """A tensor as NumPy and CuPy can read it; all else as it is."""
     if kind_of(x) != "torch":
         return x
-    from fmm.arrays.torch_calls import as_read_elsewhere
+    from fmm.arrays.torch_calls import as_plain_tensor
 
-    return as_read_elsewhere(x)
+    return as_plain_tensor(x)
 
 
 def _numpy_of_torch(x: Any) -> Any:
     if kind_of(x) != "torch":
         return np.asarray(x)
-    return x.numpy() if x.requires_grad else tensor_on_host(x)  # torch's exception
+    return x.numpy() if x.requires_grad else tensor_as_numpy(x)  # torch's exception
 
 
 def _on_device() -> Any:

@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import exp
 
+from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
+
 from fmm.config import schema
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import certified_entry, model_choice
+from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.tuner.devices.device import BEST, TRIES, Run
-from fmm.tuner.devices.fake import FakeDevice, FakeSession
 from fmm.tuner.trials.record import Size
 
 UNKNOWN = 0.015  # what no model knows of a plan on a shape, and of the vendor's product: a standard deviation
@@ -41,7 +42,7 @@ class Load:
 
 
 @dataclass
-class BusyDevice(FakeDevice):
+class BusyDevice(SimulatedDevice):
     """A fake device beside others' work."""
 
     load: Load = field(default_factory=Load)
@@ -62,12 +63,12 @@ class BusyDevice(FakeDevice):
         return self.true_seconds(VENDOR, problem) / self.true_seconds(plan, problem)
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
+    def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
         yield BusySession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed, self.now))))
 
 
 @dataclass
-class BusySession(FakeSession):
+class BusySession(SimulatedSession):
     """Samples that take their time by the device's clock."""
 
     def prepare(self, run: Run) -> None:
@@ -101,8 +102,8 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
         return VENDOR
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
     limits = Limits(device.memory, default_error_growth(device.gpu))
-    found = certified_entry(problem, limits, tuned)
-    return (found or model_choice(problem, limits, tuned.trusted, True, device.identity)).plan
+    found = find_certified_entry(problem, limits, tuned)
+    return (found or decide_by_model(problem, limits, tuned.trusted, True, device.identity)).plan
 
 
 def random_load(rng: random.Random, seconds: float) -> Load:

@@ -21,10 +21,17 @@ from fmm.config.schema import ConfigError, Raw, Tuned, read_thresholds
 from fmm.hardware.datasheets import device
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.commands.config import by_device, checked_fully, one_line_errors, some_sections, takes_config
-from fmm.tuner.commands.options import add_json, add_output
-from fmm.tuner.commands.tune import output_path, trials_path
-from fmm.tuner.devices.recorded import RecordedDevice
+from fmm.tuner.commands.config_file import (
+    add_json,
+    add_output,
+    by_device,
+    checked_fully,
+    one_line_errors,
+    some_sections,
+    takes_config,
+)
+from fmm.tuner.commands.refit import Change, other_fields, section_changes, told_changes
+from fmm.tuner.devices.simulated import RecordedDevice
 from fmm.tuner.findings.conclude import (
     concluded_section,
     in_rounds_of_their_own,
@@ -32,10 +39,10 @@ from fmm.tuner.findings.conclude import (
     trials_that_count,
 )
 from fmm.tuner.findings.model_in_use import device_name, guess_of
-from fmm.tuner.findings.section_changes import Change, other_fields, section_changes, told_changes
 from fmm.tuner.fit.blocks import Blocks, chosen_strategies, fitted_blocks
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tuning_of
+from fmm.tuner.tune import output_path, trials_path
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -14,12 +14,12 @@ from fmm.config import files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner.commands.options import add_json, add_output
-from fmm.tuner.commands.tune import output_path, trials_path
-from fmm.tuner.findings import tables
+from fmm.tuner.commands import export
+from fmm.tuner.commands.config_file import add_json, add_output
 from fmm.tuner.findings.described import AGAIN, EARLIER, of_an_earlier_fmm
 from fmm.tuner.findings.model_in_use import device_name
-from fmm.tuner.trials.data_frame import frame
+from fmm.tuner.trials.record import frame
+from fmm.tuner.tune import output_path, trials_path
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -147,7 +147,7 @@ def _export(options: argparse.Namespace) -> int:
     try:
         table = exported_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
-            print(json.dumps(tables.json_rows(table), indent=1))
+            print(json.dumps(export.json_rows(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
         if table.empty:
@@ -164,12 +164,12 @@ def exported_table(path: Path, what: str = "entries") -> Any:
     if what == "trials":
         if (trials := frame(trials_path(path))).empty:
             raise ConfigError(f"there are no trials beside {path}")
-        return tables.with_predictions(trials, sections)
+        return export.with_predictions(trials, sections)
     if what == "entries":
-        return tables.entries_table(sections)
+        return export.entries_table(sections)
     if not any(found.thresholds for found in sections.values()):
         raise ConfigError(f"{path} has no thresholds that this fmm knows; {AGAIN}")
-    return tables.thresholds_table(sections)
+    return export.thresholds_table(sections)
 
 
 # ---- merge

@@ -19,7 +19,7 @@ from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.runtime import devices
-from fmm.runtime.decisions.calibration_in_force import completed_calibration
+from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.tuner.findings.described import instead
 from fmm.tuner.findings.model_in_use import device_memory, device_name, guess_of
 
@@ -116,7 +116,7 @@ def trusted_calibration(name: str, dtype: str) -> Calibration | None:
     """The model by which products are chosen there, by a tuning that is used."""
     tuned, known = tuning_of(name, dtype), identity_of(name)
     real = tuning_of(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
-    return completed_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
+    return complete_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
 
 
 def calibration_of(name: str, dtype: str) -> Calibration:
@@ -143,7 +143,7 @@ def _untuned(known: Identity, dtype: str) -> Calibration:
 
 
 def _gpu_here(name: str) -> devices.Device:
-    index = devices.cuda_index(int(name) if name.isdecimal() else name)
+    index = devices.parse_cuda_index(int(name) if name.isdecimal() else name)
     try:
         return devices.cuda_device(index)
     except ImportError as error:

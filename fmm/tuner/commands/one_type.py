@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import files, schema, store
-from fmm.tuner.commands.progress import Progress
-from fmm.tuner.devices.device import Device
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Device, Effort
 from fmm.tuner.findings.advice import RESUMES
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.findings.described import described
-from fmm.tuner.stages.tuning import Outcome, tune_type
+from fmm.tuner.progress import Progress
 from fmm.tuner.trials.environment import source_commit, typed_command
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import COARSE, Header, Size, Trial, Trials, Tuning, first_look_before
+from fmm.tuner.tune_type import Outcome, tune_type
 
 INTERRUPTED = 130
 SAMPLED = 0.75  # the share of a tuning's time in which samples are taken; the rest warms up, checks, fits

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import files, store
-from fmm.tuner.commands.one_type import INTERRUPTED, Job, trials_path, tune_job
-from fmm.tuner.commands.progress import shown_progress
-from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
-from fmm.tuner.devices.device import Device
-from fmm.tuner.devices.effort import EFFORTS
+from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
+from fmm.tuner.devices.device import EFFORTS, Device
+from fmm.tuner.progress import shown_progress
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesError
 from fmm.tuner.trials.record import COARSE, Trials
+from fmm.tuner.tune import INTERRUPTED, Job, trials_path, tune_job
 
 __all__ = ["INTERRUPTED", "add_options", "output_path", "run", "trials_path"]
 

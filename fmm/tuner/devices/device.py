@@ -11,7 +11,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Effort
 
 BEST = "best"  # a part: not one sample but the shortest of TRIES, what the product takes if nothing disturbs it
 TRIES = 15

@@ -19,9 +19,7 @@ from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
-from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort
-from fmm.tuner.devices.formula import formula_seconds
+from fmm.tuner.devices.device import BEST, EFFORTS, GPU_EFFORTS, TRIES, Effort, FailedError, Run, formula_seconds
 
 TRUTH = Calibration(
     "fake",

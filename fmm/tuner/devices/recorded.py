@@ -14,8 +14,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.problem import Problem
-from fmm.tuner.devices.device import FailedError, Session
-from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort
+from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS, Effort, FailedError, Session
 
 
 @dataclass(frozen=True)

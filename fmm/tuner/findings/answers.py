@@ -17,8 +17,8 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import Decision, check_runnable, tuned_choice
-from fmm.runtime.decisions.limits import share_of
+from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
+from fmm.runtime.decisions.limits import workspace_share
 from fmm.tuner.findings.model_in_use import ModelInUse
 
 NO_LIMIT = 1 << 62
@@ -73,7 +73,7 @@ def _chosen(problem: Problem, calibration: Calibration, limits: Limits) -> Candi
 
 
 def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
-    return tuned_choice(problem, limits, used.tuned, used.calibration, used.on_cpu)
+    return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.on_cpu)
 
 
 # ---- entries that are passed over
@@ -130,4 +130,4 @@ def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     if used.memory is None:
         return Limits(NO_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
-    return Limits(share_of(left), growth) if left >= 0 else None
+    return Limits(workspace_share(left), growth) if left >= 0 else None

@@ -18,9 +18,9 @@ from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import OPERATIONS
-from fmm.runtime.decisions.calibration_in_force import with_unmeasured
+from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
-from fmm.tuner.findings.doubts import (
+from fmm.tuner.findings.diagnostics import (
     distant_margin,
     disturbance,
     disturbed_margin,
@@ -32,11 +32,10 @@ from fmm.tuner.findings.doubts import (
     promised_margin,
     unexplained_share,
 )
-from fmm.tuner.findings.threshold_intervals import with_intervals
-from fmm.tuner.findings.thresholds import chosen_from, thresholds
+from fmm.tuner.findings.thresholds import chosen_from, thresholds, with_intervals
 from fmm.tuner.fit import model as fitting
-from fmm.tuner.fit.admitted import admitted_models
 from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
+from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.search.race import needs_no_workspace
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import PRODUCT, Size, Trial
@@ -57,7 +56,7 @@ def model_so_far(journal: Journal, dtype: str) -> Calibration:
 
 
 def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
-    return with_unmeasured(fitted.calibration, device.untuned(), failed_rates(trials))
+    return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
 
 
 def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
@@ -268,7 +267,7 @@ def sure_thresholds(
     """A fitted model's thresholds, with the intervals that those of its parameters leave them."""
     measured = one_level(*apart)
     observed = fitting.stage_medians([t for trials in apart for t in trials], FITTED)
-    admitted = admitted_models(calibration, dtype, intervals, observed)
+    admitted = sample_calibrations(calibration, dtype, intervals, observed)
     return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, admitted, measured)
 
 

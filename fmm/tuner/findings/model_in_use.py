@@ -18,8 +18,8 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.plans.leaf import Leaf
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import candidates
-from fmm.runtime.decisions.calibration_in_force import completed_calibration
-from fmm.runtime.devices import datasheet_of
+from fmm.runtime.decisions.calibration_in_force import complete_calibration
+from fmm.runtime.devices import find_datasheet
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     tuned, real = _checked(key, dtype, sections[dtype]), _real_type(key, dtype, sections)
     guess = guess_of(key, tuned.identity.name)
     memory = device_memory(sections[dtype], guess)
-    calibration = completed_calibration(tuned, real, guess)
+    calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
@@ -60,7 +60,7 @@ def guess_of(key: str, name: str) -> Calibration | None:
     """What the datasheet tells of a GPU by its key in a config and its name; None of a processor, or of a GPU that is
     in no table."""
     parts = gpu_parts(key)
-    return datasheet_of(name, *parts) if parts else None
+    return find_datasheet(name, *parts) if parts else None
 
 
 def device_name(key: str, section: Raw) -> str:

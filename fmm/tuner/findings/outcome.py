@@ -11,8 +11,7 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.problem import Problem
-from fmm.tuner.findings.answers import Answer, answer_for, answers_for
-from fmm.tuner.findings.model_in_use import ModelInUse
+from fmm.tuner.findings.model_in_use import Answer, ModelInUse, answer_for, answers_for
 from fmm.tuner.findings.parts import Part, Table, table_of
 from fmm.tuner.findings.thresholds import ROUND, holds_from
 

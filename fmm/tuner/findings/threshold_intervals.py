@@ -1,4 +1,4 @@
-"""How sure the thresholds are: where 95 % of the models have them that the measurements admit (fmm.tuner.fit.admitted).
+"""How sure the thresholds are: where 95 % of the models have them that the measurements admit (fmm.tuner.fit.sampled).
 
 alpha, pi and n1 are computed of every such model. Where levels begin to pay is asked of fewer, and on each side only of
 the plans that the fitted model ranks first among those of as many levels. For epsilon the shapes that were measured are
@@ -33,7 +33,7 @@ from fmm.tuner.findings.thresholds import (
     ranked_plans,
     with_margin,
 )
-from fmm.tuner.fit.admitted import FEW, middle_95
+from fmm.tuner.fit.sampled import FEW, middle_95
 from fmm.tuner.trials.record import Size
 
 FIRST = 2  # plans of each number of levels

@@ -14,7 +14,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
-from fmm.tuner.fit.block_terms import Measured, compared_rows, fitted_constants, held_back_rows, root_mean_square
+from fmm.tuner.fit.blocks import Measured, compared_rows, fitted_constants, held_back_rows, root_mean_square
 from fmm.tuner.fit.model import stage_medians
 from fmm.tuner.trials.record import Size, Trial
 

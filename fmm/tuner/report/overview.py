@@ -10,8 +10,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
-from fmm.tuner.findings.answers import UNTIMED, set_aside
-from fmm.tuner.findings.outcome import MORE, ODD_SIDES, gains_from, odd_gains, vendors_name
+from fmm.tuner.findings.model_in_use import MORE, ODD_SIDES, UNTIMED, gains_from, odd_gains, set_aside
+from fmm.tuner.findings.outcome import vendors_name
 from fmm.tuner.report.case import REACH, Case
 
 SIDES = tuple(1024 << i for i in range(7))

@@ -9,8 +9,7 @@ from fmm.perfmodel.choose import candidates, rank_candidates
 from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
-from fmm.tuner.devices.device import Device
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Device, Effort
 from fmm.tuner.findings.conclude import starting_calibration
 from fmm.tuner.search.race import within_limits
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn
-from fmm.tuner.devices.device import BEST, Device, Run
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import BEST, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT
-from fmm.tuner.findings.doubts import UNDISTURBED, twin_differences
+from fmm.tuner.findings.diagnostics import UNDISTURBED, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.probed_plans import (
+from fmm.tuner.stages.probes import (
     light_candidates,
     own_plans,
     plans_of_other_numbers,
