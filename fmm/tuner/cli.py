@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import fmm
-from fmm.tuner.commands import compare, conclude, config, measure, paper, predict, report, show, tune
+from fmm.tuner.commands import conclude, config, measure, paper, predict, report, show, tune
 
 CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
 
@@ -48,7 +48,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argp
     tune.add_options(parser)
     parser.set_defaults(run=tune.run)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for group in (show, config, conclude, compare, measure, predict, report, paper):
+    for group in (show, config, conclude, measure, predict, report, paper):
         group.add_parser(commands)
     return parser, commands
 
