@@ -26,13 +26,13 @@ from tests.support.chips import H200
 
 A100, V100 = datasheet_chip(device("A100")), datasheet_chip(device("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
-# Splits that write planes of float16: how far blocks reach, how far their sums do, and these.
+# Splits that write float16 planes: largest numbers of blocks, exponents of sums, and the sums.
 PLANE_SPLITS = tuple(
     start
     for name in "AB"
     for start in (
-        f"f16_sums: how far 4 blocks of {name} reach",
-        "f16_sums: how far 7 sums reach",
+        f"f16_sums: largest numbers of 4 blocks of {name}",
+        "f16_sums: exponents of 7 sums",
         f"f16_sums, split {name}: 7 sums of 4 blocks",
     )
 )

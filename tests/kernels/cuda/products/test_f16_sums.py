@@ -177,12 +177,12 @@ def _check_planes(op: PlaneSums, lies: Array, memory: Array) -> None:
     padded[: lies.shape[0], : lies.shape[1]] = lies
     blocks = [padded[s.i * a.height :, s.j * a.width :][:height, :width] for s in op.split.kernel.reads]
     exponents = memory[planes.exponents :].view(np.int32)[: planes.count * planes.outer].reshape(planes.count, -1)
-    half = memory[planes.offset :][: 4 * planes.count * height * planes.room].view(np.float16).astype(np.float64)
+    half = memory[planes.offset :][: 4 * planes.count * height * planes.pitch].view(np.float16).astype(np.float64)
     if op.apart:
-        hi, lo = half.reshape(2, planes.count, height, planes.room)
+        hi, lo = half.reshape(2, planes.count, height, planes.pitch)
     else:
-        half = half.reshape(planes.count, height, planes.room // PLANE_CHUNK, 2, PLANE_CHUNK)
-        hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.room) for i in (0, 1))
+        half = half.reshape(planes.count, height, planes.pitch // PLANE_CHUNK, 2, PLANE_CHUNK)
+        hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.pitch) for i in (0, 1))
     assert not hi[:, :, width:].any() and not lo[:, :, width:].any()
     for p, row in enumerate(op.split.kernel.program.matrix()):
         total = (

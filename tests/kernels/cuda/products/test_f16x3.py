@@ -98,7 +98,7 @@ def test_splitting_leaves_room_for_many_threads(most: int) -> None:
     both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
     noted = len(checked.spread.parameters(kernels)[0])
     rules = [rule for rule in SCALING_RULES if rule != "apart"]  # which is for other chips
-    sizes = {rule: f"static_assert(sizeof(Told) == {both if rule == 'usual' else noted});" for rule in rules}
+    sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'usual' else noted});" for rule in rules}
     jobs = [(f"{k}{r}", f"{plane_split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
     jobs += [(str(k), f"{plane_split_source((k[0],), 'usual')}\n") for k in SPLITS[:most]]
     told = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
@@ -138,8 +138,8 @@ def test_planes_do_not_meet_and_fit_in_the_workspace(size: tuple[int, int, int],
     op = operation(problem)
     places = []
     for x, outer in ((op.left, m), (op.right, n)):
-        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.room), (x.exponents, x.exponents + 4 * outer)]
-        assert x.room % PLANE_CHUNK == 0 and x.room >= x.length and x.offset % 256 == 0
+        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.pitch), (x.exponents, x.exponents + 4 * outer)]
+        assert x.pitch % PLANE_CHUNK == 0 and x.pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
     assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
@@ -191,9 +191,9 @@ def test_every_line_has_its_threads(lines: int, length: int) -> None:
     x = OperandPlanes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
     assert x.blocks(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
-    assert (kernel.kept - 1) * 4 * kernel.group < x.room
+    assert (kernel.kept - 1) * 4 * kernel.group < x.pitch
     strips = OperandPlanes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.room // PLANE_CHUNK * 8
+    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.pitch // PLANE_CHUNK * 8
 
 
 # ---- by the vendor's products of planes
