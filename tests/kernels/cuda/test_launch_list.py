@@ -250,7 +250,7 @@ def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
                 assert step.label.startswith(VENDORS[step.op.use.leaf.name])
             else:
                 name = step.label.replace(",", " ").replace(":", " ").split()[0]
-                warps = name == "gemm_simt" and step.kernel.spec.deep  # of a chip that has no such instructions
+                warps = name == "gemm_simt" and step.kernel.spec.mma_depth  # of a chip that has no such instructions
                 begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
                 assert step.kernel.source.startswith(begins), step.label
                 assert not warps or not on.has_warp_float64

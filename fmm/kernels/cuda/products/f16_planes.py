@@ -38,31 +38,31 @@ SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP = 32
 MAX_REGISTER_LOADS = 16  # loads of a line that a thread holds in registers at most
 # How numbers are scaled, and how planes are arranged.
-# usual: scaled by line or position; hi and lo alternate in chunks.
-# apart: the same scaling; all hi before all lo, as the vendor's products need; no clusters.
-# noted: as usual, and the spread of exponents along the inner dimension is recorded.
+# default: scaled by line or position; hi and lo alternate in chunks.
+# separate: the same scaling; all hi before all lo, as the vendor's products need; no clusters.
+# recorded: as default, and the spread of exponents along the inner dimension is recorded.
 # balanced: the inner dimension is scaled too, if the launches before have found that it must be.
-ScalingRule = Literal["usual", "apart", "noted", "balanced"]
+ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
-    "usual": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
-    "apart": "Usual<fmm::planes::Apart, 1>",
-    "noted": "Spread<false>",
+    "default": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
+    "separate": "Usual<fmm::planes::Apart, 1>",
+    "recorded": "Spread<false>",
     "balanced": "Spread<true>",
 }
 
 
 @dataclass(frozen=True)
 class SplitKernel:
-    """How one operand is split; `group` and `kept` count for lines along the inner dimension only."""
+    """How one operand is split; `group` and `register_loads` count for lines along the inner dimension only."""
 
     along: Along
     group: int  # threads that split one line
-    kept: int  # loads of a line that a thread holds in registers
+    register_loads: int  # loads of a line that a thread holds in registers
     wide: bool  # True if 16 bytes are read at a time
 
     def call(self, rule: ScalingRule) -> str:
         """Return the function of f16_planes.cuh that splits, with its template arguments."""
-        own = f"{self.group}, {self.kept}, " if self.along == "inner" else ""
+        own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
         function = "by_line" if self.along == "inner" else "by_position"
         return f"{function}<fmm::planes::{SCALING_RULES[rule]}, {own}{str(self.wide).lower()}>"
 
@@ -83,7 +83,7 @@ class OperandPlanes:
     base: str = "W"
 
     @property
-    def is_kept(self) -> bool:
+    def is_prepared(self) -> bool:
         """True if the planes are behind the operand, prepared by an earlier call."""
         return self.base != "W"
 
@@ -126,14 +126,14 @@ class OperandPlanes:
         group = WARP if self.length <= 1024 else SPLIT_THREADS
         return SplitKernel("inner", group, min(-(-self.pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
 
-    def blocks(self, kernel: SplitKernel, rule: ScalingRule = "usual") -> int:
+    def blocks(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
         """Return the number of thread blocks that split the operand."""
-        sharing = 1 if rule == "apart" else SPLIT_CLUSTER
+        sharing = 1 if rule == "separate" else SPLIT_CLUSTER
         if kernel.along == "outer":
             return self.count * self.pitch // PLANE_CHUNK * sharing
         return whole(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
-    def parameters(self, kernel: SplitKernel, rule: ScalingRule = "usual") -> bytes:
+    def parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
         """Return struct Operand of f16_planes.cuh; addresses are zero."""
         x = self.source
         counts = self.lines, self.length, self.count, self.blocks(kernel, rule)
@@ -163,12 +163,12 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     left = (m, k) if along[0] == "inner" else (k, m)
     right = (n, k) if along[1] == "inner" else (k, n)
     a = _prepared_or_new(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
-    after = op.scratch if a.is_kept else a.end
+    after = op.scratch if a.is_prepared else a.end
     b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
     gram = op.half is not None and op.half.gram
-    shared = gram and not (op.checked or op.ready.from_sums or a.is_kept or b.is_kept) and a.has_layout_of(b)
+    shared = gram and not (op.checked or op.ready.from_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
     return a, a if shared else b
 
 
@@ -181,31 +181,34 @@ def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
     """Return the planes of A and B that must still be made; one if both operands share them."""
-    missing = [x for x, side in zip(planes, SIDES, strict=True) if not x.is_kept and side not in op.ready.from_sums]
+    missing = [x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.from_sums]
     return list(dict.fromkeys(missing))
 
 
 @lru_cache(maxsize=64)
 def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
     """Return the whole CUDA source of the kernel that splits one operand or two, entry point `ENTRY`."""
-    records_spread = rule in ("noted", "balanced")
+    records_spread = rule in ("recorded", "balanced")
     names = [f"x{i}" for i in range(len(kernels))]
     operands = f"    fmm::planes::{'SpreadOperand' if records_spread else 'Operand'} {', '.join(names)};"
     body = ["if (!*p.x0.balanced) return;"] if rule == "balanced" else []
     body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
-        forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "noted" else ""
+        forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "recorded" else ""
         body += [
             f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
             f"block -= p.{name}.blocks;",
         ]
-    header, clusters = "f16_spread.cuh" if records_spread else "f16_planes.cuh", 0 if rule == "apart" else SPLIT_CLUSTER
+    header, clusters = (
+        "f16_spread.cuh" if records_spread else "f16_planes.cuh",
+        0 if rule == "separate" else SPLIT_CLUSTER,
+    )
     before = ("struct Operands {", operands, "};")
     return entry_source("Operands", body, header, (SPLIT_THREADS,), clusters=clusters, before=before)
 
 
 def plane_split_launch(
-    operands: Sequence[OperandPlanes], divides: Mapping[str, int], rule: ScalingRule = "usual"
+    operands: Sequence[OperandPlanes], divides: Mapping[str, int], rule: ScalingRule = "default"
 ) -> Launch:
     """Return the launch that makes the exponents and planes of these operands.
 
@@ -215,7 +218,7 @@ def plane_split_launch(
     parameters = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
     grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
-    architecture = "" if rule == "apart" else "sm_90a"
+    architecture = "" if rule == "separate" else "sm_90a"
     kernel = Kernel(plane_split_source, (kernels, rule), ENTRY, SPLIT_THREADS, architecture=architecture)
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     label = f"f16_planes: splits {names} in two float16 numbers each"
@@ -297,5 +300,5 @@ def checked_split_launches(
         parameters + bytes(8),
         (*slots, Slot(len(parameters) // 8, "W", x.balanced)),
     )
-    first = split("noted", "splits A and B in two float16 numbers each, records how rows and columns are spread")
+    first = split("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
     return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")

@@ -35,7 +35,7 @@ class PlaneSums:
     split: SumOp
     planes: OperandPlanes
     side: Side  # the operand of the row-major product
-    apart: bool = False  # True if all hi come before all lo, as the vendor's products need
+    separate: bool = False  # True if all hi come before all lo, as the vendor's products need
 
     @property
     def writes_result(self) -> bool:
@@ -73,7 +73,7 @@ class PlaneSums:
         return kernel if self.planes.pitch == self.split.cols else replace(kernel, whole=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart: bool = False) -> PlaneSums | None:
+def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
     """Return the split that writes planes in place of an operand of a batch of products.
 
     None if the split writes neither operand of the batch, or cannot write its planes.
@@ -82,7 +82,7 @@ def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart:
     if product.count < 2 or not plain or product.left == product.right:
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
-    sums = [PlaneSums(split, x, side, apart) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
+    sums = [PlaneSums(split, x, side, separate) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
     return sums[0] if sums and not any(divides[base] % size for base in bases) else None
 
 
@@ -128,10 +128,10 @@ def bounds_source(sums: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def plane_sum_source(kernel: SumKernel, lines: bool, apart: bool) -> str:
+def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
     parameters = f"fmm::planes::Told<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
-    arrangement = f"fmm::planes::{'Apart' if apart else 'InTurns'}"
+    arrangement = f"fmm::planes::{'Apart' if separate else 'InTurns'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
     return _source(parameters, call, kernel.bounds, step_lines(kernel))
 
@@ -185,6 +185,6 @@ def _sum_launch(x: PlaneSums) -> Launch:
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
     grid = planes.lines, -(-planes.pitch // (THREADS * x.kernel.lanes)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.apart), ENTRY, THREADS)
+    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

@@ -53,7 +53,7 @@ class F16x3Kernel:
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
     checked: bool = False  # True if the flag is raised where an entry may be inaccurate relative to its own size
-    half: TriangleTiles | None = None
+    triangle: TriangleTiles | None = None
 
     @property
     def shared(self) -> int:
@@ -68,9 +68,9 @@ def f16x3_source(kernel: F16x3Kernel) -> str:
     s = kernel.sizes
     left, right = along_cpp(kernel.along)
     sizes = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
-    mirrors = str(kernel.half == "full").lower()
+    mirrors = str(kernel.triangle == "full").lower()
     body = (
-        f"using Sizes = fmm::{f'LowerSizes3<{sizes}, {mirrors}>' if kernel.half else f'Sizes3<{sizes}>'};",
+        f"using Sizes = fmm::{f'LowerSizes3<{sizes}, {mirrors}>' if kernel.triangle else f'Sizes3<{sizes}>'};",
         "extern __shared__ __align__(1024) fmm::half memory[];",
         f"fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
     )
@@ -85,7 +85,7 @@ class F16x3Op:
     kernel: F16x3Kernel
     left: OperandPlanes
     right: OperandPlanes
-    to_make: tuple[OperandPlanes, ...]  # planes that must be made before the product
+    missing: tuple[OperandPlanes, ...]  # planes that must be made before the product
     dest: Factor
     m: int
     n: int
@@ -94,7 +94,7 @@ class F16x3Op:
     keep: float
     clusters: int  # clusters that fit the device at a time
     spread: ExponentSpread | None = None  # of a componentwise product
-    added: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
+    addend: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
 
     def __hash__(self) -> int:
         return id(self)
@@ -116,7 +116,7 @@ class F16x3Op:
     @property
     def units(self) -> int:
         """Clusters' tiles in all; the resident clusters take them one after the other."""
-        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.half is not None) * self.count
+        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -126,7 +126,7 @@ class F16x3Op:
     def parameters(self) -> bytes:
         """struct Product3 of gemm_f16x3.cuh; maps and addresses are zero."""
         maps = bytes(MAP_BYTES * len(self.maps) + POINTERS * 8)
-        lines = self.dest.leading, self.dest.stride, self.added.right if self.added else self.dest.leading
+        lines = self.dest.leading, self.dest.stride, self.addend.right if self.addend else self.dest.leading
         counts = self.m, self.n, -(-self.k // PLANE_CHUNK), *self.tiles, raster_rows(self.kernel.sizes), self.units
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
         return maps + numbers + bytes(-len(maps + numbers) % 64)
@@ -146,15 +146,15 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.half is not None)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.extent))
-    to_make = tuple(missing_planes(op, (a, b)))
-    return F16x3Op(kernel, a, b, to_make, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
+    missing = tuple(missing_planes(op, (a, b)))
+    return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
 
 
 def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, ...]:
     """Return the launches that make the missing planes."""
     if op.spread is not None:
         return checked_split_launches(op.spread, multiprocessors, divides)
-    return (plane_split_launch(op.to_make, divides),) if op.to_make else ()
+    return (plane_split_launch(op.missing, divides),) if op.missing else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
@@ -164,12 +164,12 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
     slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents)]
     slots += [Slot(after + 2, op.right.base, op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
-    addend = op.added or op.dest
+    addend = op.addend or op.dest
     slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
     kernel = Kernel(f16x3_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
-    extra += f", {TRIANGLE_LABELS[op.kernel.half]}" if op.kernel.half else ""
+    extra += f", {TRIANGLE_LABELS[op.kernel.triangle]}" if op.kernel.triangle else ""
     label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
     maps = tuple(zip(words, op.maps, strict=True))
     return Launch("product", label, kernel, op.grid, op.parameters, tuple(slots), maps)
@@ -203,8 +203,8 @@ def vendor_f16x3_steps(
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
-    to_make = missing_planes(op, (a, b))
-    splits = (plane_split_launch(to_make, divides, "apart"),) if to_make else ()
+    missing = missing_planes(op, (a, b))
+    splits = (plane_split_launch(missing, divides, "separate"),) if missing else ()
     calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
     return *splits, *calls, _unscale_launch(op, a, b, multiprocessors, flagged)
 

@@ -111,11 +111,11 @@ class ResidueOperand:
     turned: int  # offset of the transposed copy in the workspace
     bytes_from: BytesFrom | None = None  # None: its numbers are split into residues
     base: str = "W"  # base of exponents and planes
-    is_ready: bool = False  # True if the planes are prepared already
+    is_prepared: bool = False  # True if the planes are prepared already
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
         """Return the kernel that measures or transposes it; None for K-major integers, which need neither."""
-        if self.is_ready or (self.along == "inner" and not scaled):
+        if self.is_prepared or (self.along == "inner" and not scaled):
             return None
         group = WARP if self.geometry.k <= WARP_LINE_LENGTH else RESIDUE_THREADS
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.reads_wide(aligned))
@@ -128,7 +128,7 @@ class ResidueOperand:
 
     def splits_wide(self, aligned: bool) -> bool:
         """Return True if the split can read several numbers at a time, from the operand or its transposed copy."""
-        return self.is_ready or self.along == "outer" or self.reads_wide(aligned)
+        return self.is_prepared or self.along == "outer" or self.reads_wide(aligned)
 
     def measure_blocks(self, kernel: MeasureKernel | None) -> int:
         """Return the number of thread blocks that measure it."""
@@ -141,7 +141,7 @@ class ResidueOperand:
     @property
     def split_blocks(self) -> int:
         """Thread blocks that split it."""
-        if self.bytes_from or self.is_ready:
+        if self.bytes_from or self.is_prepared:
             return 0
         return -(-self.geometry.count * self.block[0] * (self.block[1] // 4) // RESIDUE_THREADS)
 

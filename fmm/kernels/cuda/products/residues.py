@@ -70,8 +70,8 @@ class ResidueOp:
     multiprocessors: int
     factor: float
     keep: float
-    sends: bool = False  # True if the product kernel writes C itself, because its bytes are C's numbers
-    lower: bool = False  # True if C is its own adjoint, and only its lower triangle is written
+    writes_c: bool = False  # True if the product kernel writes C itself, because its bytes are C's numbers
+    lower_only: bool = False  # True if C is its own adjoint, and only its lower triangle is written
 
     def __hash__(self) -> int:
         return id(self)
@@ -90,8 +90,8 @@ class ResidueOp:
         """Return the launch of the products of planes for `count` moduli from number `first`."""
         g, (rows, inner, columns) = self.geometry, self.geometry.block
         layers = count * g.products
-        s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower)
-        if self.sends:
+        s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
+        if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
             dest = byte_map(Piece("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
@@ -99,7 +99,7 @@ class ResidueOp:
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
         steps, sides = -(-inner // LINE_BYTES), (rows, columns)
-        kernel = ResidueKernel(s, "lower" if self.lower else None)
+        kernel = ResidueKernel(s, "lower" if self.lower_only else None)
         return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
@@ -127,10 +127,10 @@ def residue_op(
     y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.turned[0], second)
     x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
-    sends = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
+    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
     # The products of a fast scheme's blocks are not their own adjoints.
-    lower = op.half is not None and not levels and not DTYPES[dtype].exact
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, sends, lower)
+    lower_only = op.half is not None and not levels and not DTYPES[dtype].exact
+    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
 def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
@@ -139,7 +139,7 @@ def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOper
         return side
     exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + whole(EXPONENT * side.lines, ROOM)
-    return replace(side, base=base, is_ready=True, exponents=exponents, planes=planes, turned=op.scratch)
+    return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
 def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
@@ -183,19 +183,19 @@ def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -
             launches.append(residue_split_launch(op.sides, op.dtype, aligned, moduli))
         launches.append(residue_product_launch(op, first, moduli))
         first += len(moduli)
-    if not op.sends:
+    if not op.writes_c:
         launches.append(join_integer_launch(op) if exact else join_launch(op, flagged))
     return tuple(launches)
 
 
 def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
     """Return the launches that prepare one operand, and their workspace in bytes."""
-    if not any(x.is_ready for x in op.sides):
+    if not any(x.is_prepared for x in op.sides):
         return (), 0
     # The operand to prepare is the one that residue_op describes as ready.
-    left, right = (replace(x, is_ready=not x.is_ready) for x in op.sides)
+    left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
     aligned, moduli = _aligned_sides(op, divides), remainder_weights(op.geometry.moduli).moduli
-    workspace = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_ready)
+    workspace = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
@@ -216,7 +216,7 @@ class ResidueKernel:
     """A compiled variant of the products of planes."""
 
     sizes: WgmmaSizes
-    half: HalfExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    triangle: HalfExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
     def shared(self) -> int:
@@ -228,7 +228,7 @@ class ResidueKernel:
 @lru_cache(maxsize=64)
 def residue_product_source(kernel: ResidueKernel) -> str:
     """Return the whole CUDA source of the products of planes, entry point `ENTRY`."""
-    s, sizes = kernel.sizes, "LowerSizes" if kernel.half else "Sizes"
+    s, sizes = kernel.sizes, "LowerSizes" if kernel.triangle else "Sizes"
     body = (
         f"using Sizes = fmm::{sizes}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
         f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
@@ -248,11 +248,11 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
-    does: Work = "product" if op.sends else "sums"
+    does: Work = "product" if op.writes_c else "sums"
     kernel = Kernel(residue_product_source, (spec,), ENTRY, s.threads, spec.shared, architecture="sm_90a")
     count = f"{product.count} product{'s' * (product.count > 1)}"
-    products = f"{op.dtype} by {count}" if op.sends else f"{product.count} products"
-    products += ", the lower triangle" if op.lower else ""
+    products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
+    products += ", the lower triangle" if op.lower_only else ""
     label = f"gemm_residues: {products} of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
     maps = tuple(zip(words, product.maps, strict=True))
     return Launch(does, label, kernel, product.grid, parameters, slots, maps)
@@ -349,7 +349,7 @@ def adjacent_columns(dtype: str) -> int:
 def _result_bytes(op: ResidueOp) -> bytes:
     """Return struct Result of residue_join.cuh; addresses are zero."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
-    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower)
+    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
 def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
