@@ -20,13 +20,12 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import model_choice, tuned_choice
-from fmm.tuner.commands.config import by_device, checked_fully, config_sections
-from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.tune import output_path
+from fmm.tuner.commands.config_file import add_json, by_device, checked_fully, config_sections
 from fmm.tuner.findings.described import share_or_nothing
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.parts import Table, table_of
 from fmm.tuner.findings.threshold_agreement import NEAR, ComparedThreshold, agreement_table, compared_thresholds
+from fmm.tuner.tune import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # of the choices that should be equal

@@ -21,14 +21,13 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide
 from fmm.tuner.commands import suites
-from fmm.tuner.commands.config import config_sections, one_line_errors
-from fmm.tuner.commands.options import add_json, add_output
-from fmm.tuner.commands.tune import output_path
-from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
+from fmm.tuner.commands.config_file import add_json, add_output, config_sections, one_line_errors
+from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device, Run
 from fmm.tuner.findings.thresholds import li_plan
 from fmm.tuner.trials.environment import device_folder, environment, typed_command
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, paired_speedup
+from fmm.tuner.tune import output_path
 
 LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")

@@ -13,7 +13,7 @@ from fmm.perfmodel.papers import dalberto, huang, sforza
 from fmm.perfmodel.papers import li_results as li
 from fmm.perfmodel.papers.inventory import entry_table, inventory, shown_by
 from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.options import add_json, add_output
+from fmm.tuner.commands.config_file import add_json, add_output
 from fmm.tuner.commands.paper_measure import CannotMeasureError, Laboratory, laboratory, missing_table
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 from fmm.tuner.laboratory.experiment import DamagedSamplesError, has_results, read_results

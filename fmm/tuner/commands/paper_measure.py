@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.one_type import INTERRUPTED
 from fmm.tuner.laboratory.benches.bench import Bench
 from fmm.tuner.laboratory.benches.by_name import bench_of
 from fmm.tuner.laboratory.experiment import DamagedSamplesError, Results
@@ -28,6 +27,7 @@ from fmm.tuner.laboratory.measuring import (
     missing_of,
 )
 from fmm.tuner.trials.environment import typed_command
+from fmm.tuner.tune import INTERRUPTED
 
 
 class CannotMeasureError(Exception):

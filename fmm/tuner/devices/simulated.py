@@ -1,4 +1,4 @@
-"""A device that is a formula with noise: the tuner's logic can be run in no time, and the truth is known."""
+"""A device of which only what was recorded is at hand: its trials are concluded from anew, and nothing is measured."""
 
 from __future__ import annotations
 
@@ -11,17 +11,68 @@ from math import exp
 from types import MappingProxyType
 from typing import Any
 
+from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.candidates import probed_plans
+from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
-from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort
-from fmm.tuner.devices.formula import formula_seconds
+from fmm.tuner.devices.device import (
+    BEST,
+    EFFORTS,
+    GPU_EFFORTS,
+    TRIES,
+    Effort,
+    FailedError,
+    Run,
+    Session,
+    formula_seconds,
+)
+
+
+@dataclass(frozen=True)
+class RecordedDevice:
+    """What a tuning's header and config tell of a device; `guess` is what was believed before anything was measured."""
+
+    identity: Identity
+    guess: Calibration
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    chip: Chip | None = None
+    memory: int = 0
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return tuple(self.guess.rates)
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.guess.batches else EFFORTS
+
+    def untuned(self) -> Calibration:
+        return self.guess
+
+    def known(self, dtype: str) -> Calibration:
+        """As a GPU of this kind has it: what ships with the package, if anything does."""
+        return (shipped_model(self.identity, dtype) if self.guess.batches else None) or self.guess
+
+    def candidates(self) -> Sequence[Plan]:
+        return probed_plans("cuda" if self.guess.batches else "cpu")
+
+    def peers(self) -> Sequence[Plan]:
+        return peer_plans("cuda") if self.guess.batches else ()
+
+    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
+        raise FailedError("nothing can be measured: only what was recorded is at hand")
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        return False
+
 
 TRUTH = Calibration(
     "fake",
@@ -31,11 +82,11 @@ TRUTH = Calibration(
     small=3e5,
     launch=3e-5,
 )
-FAKE = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "blas": "fake 0"}))
+SIMULATED = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "blas": "fake 0"}))
 
 
 @dataclass
-class FakeDevice:
+class SimulatedDevice:
     """Times are the formula's, times lognormal noise of `noise`; `real_time` is how much of them really passes."""
 
     truth: Calibration = TRUTH
@@ -43,7 +94,7 @@ class FakeDevice:
     seed: int = 0
     real_time: float = 0.0
     broken: frozenset[str] = frozenset()  # plans that fail
-    identity: Identity = FAKE
+    identity: Identity = SIMULATED
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
     also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
@@ -75,8 +126,8 @@ class FakeDevice:
         return GPU_EFFORTS if self.gpu else EFFORTS
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
-        yield FakeSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
+    def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
+        yield SimulatedSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
 
     def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
@@ -86,8 +137,8 @@ class FakeDevice:
 
 
 @dataclass
-class FakeSession:
-    device: FakeDevice
+class SimulatedSession:
+    device: SimulatedDevice
     problem: Problem
     random: random.Random
 

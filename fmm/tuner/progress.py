@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, Protocol
 
 from fmm.config import schema
-from fmm.tuner.findings.outcome import gains_from
+from fmm.tuner.findings.model_in_use import gains_from
 
 BAR = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
 SHOWN = 4  # gains, the latest: a line holds no more

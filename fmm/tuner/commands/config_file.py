@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ from fmm.config import files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner.commands.options import add_json, add_output
-from fmm.tuner.commands.tune import output_path, trials_path
-from fmm.tuner.findings import tables
+from fmm.tuner.commands import export
 from fmm.tuner.findings.described import AGAIN, EARLIER, of_an_earlier_fmm
 from fmm.tuner.findings.model_in_use import device_name
-from fmm.tuner.trials.data_frame import frame
+from fmm.tuner.trials.record import frame
+from fmm.tuner.tune import output_path, trials_path
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -147,7 +147,7 @@ def _export(options: argparse.Namespace) -> int:
     try:
         table = exported_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
-            print(json.dumps(tables.json_rows(table), indent=1))
+            print(json.dumps(export.json_rows(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
         if table.empty:
@@ -164,12 +164,12 @@ def exported_table(path: Path, what: str = "entries") -> Any:
     if what == "trials":
         if (trials := frame(trials_path(path))).empty:
             raise ConfigError(f"there are no trials beside {path}")
-        return tables.with_predictions(trials, sections)
+        return export.with_predictions(trials, sections)
     if what == "entries":
-        return tables.entries_table(sections)
+        return export.entries_table(sections)
     if not any(found.thresholds for found in sections.values()):
         raise ConfigError(f"{path} has no thresholds that this fmm knows; {AGAIN}")
-    return tables.thresholds_table(sections)
+    return export.thresholds_table(sections)
 
 
 # ---- merge
@@ -224,3 +224,15 @@ def _merge(options: argparse.Namespace) -> None:
         store.merge_section(into, source.key, source.dtype, section)
         print(f"{source.key}, {source.dtype}: {done}, from {source.path}")
     print(f"merged into {into}")
+
+
+def add_json(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
+    """Without a default of a command's own, which would undo --json before the command."""
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=f"print {what}")
+
+
+def add_output(parser: argparse._ActionsContainer, what: str, metavar: str = "PATH") -> None:
+    """Where a command writes; likewise without a default. `--into`, as some commands once had it, is understood too."""
+    add = partial(parser.add_argument, type=Path, default=argparse.SUPPRESS, metavar=metavar)
+    add("--output", help=what)
+    add("--into", dest="output", help=argparse.SUPPRESS)

@@ -25,7 +25,7 @@ FEW = 39  # so many of them are asked for what takes long
 SURE = 1.96  # standard deviations on either side of 95 %
 
 
-def admitted_models(
+def sample_calibrations(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], observed: Sequence[Observation]
 ) -> tuple[Calibration, ...]:
     """The drawn calibrations, the same for the same arguments; none if no parameter is determined by its interval."""

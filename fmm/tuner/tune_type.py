@@ -17,14 +17,13 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_leaves
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Device, Effort
 from fmm.tuner.findings.conclude import HELD_OUT, concluded_section, model_so_far
-from fmm.tuner.findings.doubts import noise_floor
+from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.fit import blocks
+from fmm.tuner.search.certify import confirm_best
 from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.confirm import confirm_best
 from fmm.tuner.stages.first_look import look_first
 from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError

@@ -16,8 +16,7 @@ from fmm.config import certify
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.formula import cached_work, formula_seconds
+from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.fit.model import Error, Observation
 from fmm.tuner.trials.record import Size, Trial
 

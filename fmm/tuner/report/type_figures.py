@@ -14,7 +14,7 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.formula import cached_work
+from fmm.tuner.devices.device import cached_work
 from fmm.tuner.findings.conclude import FITTED, HELD_OUT
 from fmm.tuner.report.case import Case, cube_side
 from fmm.tuner.report.figures import (
@@ -32,7 +32,7 @@ from fmm.tuner.report.figures import (
     new_figure,
     plain_sides,
 )
-from fmm.tuner.report.plan_map import fastest_measured, winning_plans
+from fmm.tuner.report.maps import fastest_measured, winning_plans
 
 FEW_TICKS = 3  # of an axis in half of a picture
 ROUND = 128  # sides of which lines are drawn are multiples of it

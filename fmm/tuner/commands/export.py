@@ -10,8 +10,7 @@ from fmm.config.older_keys import meant_key
 from fmm.config.schema import Entry, Raw, Spread, Thresholds, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.formula import cached_work, formula_seconds
+from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 
 Sections = Mapping[tuple[str, str], Tuned]  # by device and type
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
