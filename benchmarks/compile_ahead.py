@@ -41,8 +41,8 @@ from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 
 FOLDER = Path(".cupy-cache")
@@ -102,7 +102,7 @@ def write_kernel(kernel: Kernel, folder: Path) -> None:
 
 def flagged_kernels(of: Chip) -> Iterator[Kernel]:
     """Of the plans in FLAGGED."""
-    target = target_on(of, flagged=True)
+    target = chip_target(of, flagged=True)
     for text, dtypes in FLAGGED.items():
         for dtype, size in product(dtypes, FLAGGED_SIZES):
             with suppress(PlanError):  # a type that the leaf does not multiply
@@ -112,7 +112,7 @@ def flagged_kernels(of: Chip) -> Iterator[Kernel]:
 
 def paper_kernels(of: Chip, samples: Path, names: Sequence[str] = ()) -> Iterator[Kernel]:
     """Of these experiments of the papers, or of all, as far as this folder has no samples of them."""
-    target = target_on(of)
+    target = chip_target(of)
     for experiment in map(EXPERIMENTS.__getitem__, names or EXPERIMENTS):
         path = samples / f"{experiment.name}.json"
         results = read_results(path) if has_results(path) else Results((), 1.0, {})

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fmm
 import fmm.distributed
-from fmm.kernels.distributed.blocks import Holdings
+from fmm.distributed.layout import Holdings
 from fmm.tuner.trials.environment import environment as host_environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs it only shows that all of it runs

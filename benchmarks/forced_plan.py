@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from fmm.integrations.functions import cupy_functions
+from fmm.integrations import cupy_functions
 from fmm.integrations.on_import import after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
@@ -65,13 +65,13 @@ def never(*sizes: Any) -> bool:
 
 def force_torch(_: str = "") -> None:
     """The same in front of torch's kernels, once they are there."""
-    folder = "fmm.integrations.operators"
-    hook = import_module(f"{folder}.compiled_hook").loaded_hook()
+    folder = "fmm.integrations"
+    hook = import_module(f"{folder}.torch_hook").loaded_hook()
     if hook is not None:
         hook.least_work(0, 0, 0)
-    answers: Any = import_module(f"{folder}.answers")
+    answers: Any = import_module(f"{folder}.torch_answers")
     answers.small_enough = never
-    dispatcher = import_module(f"{folder}.dispatcher")
+    dispatcher = import_module(f"{folder}.torch_install")
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         setattr(dispatcher, name, 0)
 

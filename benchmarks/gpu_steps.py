@@ -17,7 +17,7 @@ KERNELS = "tests/kernels/cuda"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
 WITH_FEW = (f"{KERNELS}/test_gpu_kernels.py", *(f"{KERNELS}/products/test_gpu_{x}.py" for x in ("tiled", "halves")))
 FEW = (*PYTEST, "-k", "few_launches", *WITH_FEW)
-SEVERAL = "tests/integrations/shards/test_gpu_sharded.py"
+SEVERAL = "tests/distributed/test_gpu_sharded.py"
 # Racecheck does not follow gates (mbarriers): it calls every sum that such a kernel reads behind one a race.
 GATED = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/test_gpu_wgmma.py")
 SANITIZER = "compute-sanitizer"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 import fmm
-from fmm.integrations.places import VARIABLE
+from fmm.integrations.install_targets import VARIABLE
 
 if names := [name for name in os.environ.get(VARIABLE, "").split(",") if name]:
     fmm.install(*names)

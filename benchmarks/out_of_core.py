@@ -20,7 +20,7 @@ import cupy
 import numpy as np
 
 import fmm
-from fmm.runtime.out_of_core.machine import CudaMachine
+from fmm.out_of_core.machine import CudaMachine
 from fmm.tuner.trials.environment import environment
 
 LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import fmm.distributed
 from benchmarks.tables.markdown import table
-from fmm.config.locate import SHIPPED
+from fmm.config.files import SHIPPED
+from fmm.distributed.decide_sharing import SharedDecision
+from fmm.distributed.predict_sharing import Sharing
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.sharing import Sharing
-from fmm.runtime.decisions.sharing import SharedDecision
 
 PAGE = Path(__file__).parents[1] / "docs/scaling.md"
 MARK = re.compile(r"(<!-- scaling: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

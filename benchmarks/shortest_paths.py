@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import fmm
-from fmm.kernels.cpu.semirings import semiring_compiled
+from fmm.semirings import numba_kernels
 from fmm.tuner.trials.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
@@ -97,11 +97,11 @@ def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
 
 def by_numpy(call: Callable[[], Any]) -> Any:
     """Without what Numba compiled."""
-    kept, semiring_compiled.can_compile = semiring_compiled.can_compile, lambda: False
+    kept, numba_kernels.can_compile = numba_kernels.can_compile, lambda: False
     try:
         return call()
     finally:
-        semiring_compiled.can_compile = kept
+        numba_kernels.can_compile = kept
 
 
 def host_rows(
@@ -118,7 +118,7 @@ def host_rows(
                 "numpy": lambda edges=edges: by_numpy(lambda: fmm.shortest_paths(edges)),  # type: ignore[misc]
                 "scipy": lambda given=given: floyd_warshall(given),  # type: ignore[misc]
             }
-            if semiring_compiled.can_compile():
+            if numba_kernels.can_compile():
                 calls["compiled"] = lambda edges=edges: fmm.shortest_paths(edges)  # type: ignore[misc]
             wanted = calls["scipy"]()
             for way in set(calls) - {"scipy"}:

@@ -3,13 +3,12 @@
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
-from fmm.integrations.places import install_as_told
-from fmm.integrations.report import report
-from fmm.integrations.report_files import report_as_told
+from fmm.integrations.install_targets import install_as_told
+from fmm.integrations.report import report, report_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
-from fmm.runtime.semirings.path_request import NegativeCycleError
+from fmm.semirings.path_request import NegativeCycleError
 
 __version__ = "0.1.0"
 

@@ -20,8 +20,8 @@ from fmm.runtime.arguments.wishes import checked_wishes, given_options
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.gram import Half
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
-from fmm.runtime.semirings.path_request import Method, PathRequest
 from fmm.runtime.short_way import with_short_half, with_short_update, with_short_way
+from fmm.semirings.path_request import Method, PathRequest
 
 WISHED = "plan", "max_error_growth", "workspace"
 OF_GRAM = "rows", "fill", "alpha", "beta"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmm.integrations.chunks.dask_arrays import matmul
+from fmm.distributed.dask_matmul import matmul
 
 __all__ = ["install", "matmul", "uninstall"]
 
@@ -19,13 +19,13 @@ def install(client: Any, *names: str) -> Any:
 
     To install twice changes nothing. Of an asynchronous client the result is to be awaited.
     """
-    from fmm.integrations.chunks import worker_plugin
+    from fmm.distributed import dask_workers
 
-    return worker_plugin.install_on_workers(client, *names)
+    return dask_workers.install_on_workers(client, *names)
 
 
 def uninstall(client: Any, *names: str) -> Any:
     """Ends what `install` began, for these libraries or for all."""
-    from fmm.integrations.chunks import worker_plugin
+    from fmm.distributed import dask_workers
 
-    return worker_plugin.uninstall_on_workers(client, *names)
+    return dask_workers.uninstall_on_workers(client, *names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li.counts import TABLES, levels
+from fmm.perfmodel.papers.li_counts import TABLES, levels
 
 SIZES: Final = (2048, 4096, 8192, 16384)
 CPU, SGEMM, GPU8 = "O(n^3) on CPU", "sgemm", "GPU8"

@@ -11,9 +11,9 @@ from statistics import median
 from benchmarks.tables.markdown import Row, digits, load, table
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.products.semirings.minplus import RINGS
-from fmm.perfmodel.closure_time import closure_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
+from fmm.semirings.closure_launches import closure_seconds
+from fmm.semirings.minplus_kernel import RINGS
 
 WHO = {
     "float32": "float32, normal numbers",

@@ -21,9 +21,9 @@ from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
 
-from fmm.integrations.places import PLACES, VARIABLE, install, usual_here
-from fmm.integrations.report_files import PROCESS, STDERR, report_at_exit
-from fmm.integrations.report_files import VARIABLE as REPORT_VARIABLE
+from fmm.integrations.install_targets import PLACES, VARIABLE, install, usual_here
+from fmm.integrations.report import PROCESS, STDERR, report_at_exit
+from fmm.integrations.report import VARIABLE as REPORT_VARIABLE
 
 USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
 

@@ -30,10 +30,10 @@ from fmm.runtime.gemm import gemm_explained, gemm_product
 from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
 from fmm.runtime.prepared_operand import side_note, unwrapped, wrong_side
 from fmm.runtime.progress import progress_of_plans
-from fmm.runtime.semirings.path_request import PathRequest
+from fmm.semirings.path_request import PathRequest
 
 if TYPE_CHECKING:
-    from fmm.runtime.out_of_core.machine import Machine
+    from fmm.out_of_core.machine import Machine
 
 _NUMPYS = tuple(NAMES.values())
 _NOT_NUMPYS = "bfloat16", "tf32", "complex32", "float4", "float8"  # names begin so of types that torch alone has
@@ -96,7 +96,7 @@ def product_on(
     if machine is None:
         with progress_of_plans() if progress else nullcontext():
             return any_product(a, b, out, options, wishes)
-    from fmm.runtime.out_of_core import product
+    from fmm.out_of_core import product
 
     x, y, _ = unwrapped(a, b, wishes)
     return product.host_product(NUMPY.with_options(options), x, y, single(out), machine, wishes, progress)
@@ -113,7 +113,7 @@ def product_explained(
     a, b, wishes = unwrapped(a, b, wishes)
     machine = None if device is None else _machine_for(device, a, b, out)
     if machine is not None:
-        from fmm.runtime.out_of_core import product
+        from fmm.out_of_core import product
 
         return product.explained(NUMPY.with_options(options), a, b, out, machine, wishes)
     library = library_of(a, b, out).with_options(options)
@@ -133,7 +133,7 @@ def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
         if on_cpu:
             return None
         _device(device, number)  # where there is none, this says so
-        from fmm.runtime.out_of_core import machine
+        from fmm.out_of_core import machine
 
         return machine.CudaMachine(number)
     if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
@@ -194,15 +194,15 @@ def updated_product_explained(asked: AskedGemm) -> Decision:
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, argmin: bool) -> Any:
-    from fmm.runtime.semirings import semiring
+    from fmm.semirings import shortest_paths
 
-    return semiring.minplus_product(a, b, single(out), maximum, argmin)
+    return shortest_paths.minplus_product(a, b, single(out), maximum, argmin)
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
-    from fmm.runtime.semirings import semiring
+    from fmm.semirings import shortest_paths
 
-    return semiring.all_shortest_paths(d, single(out), request)
+    return shortest_paths.all_shortest_paths(d, single(out), request)
 
 
 # ---- decisions without arrays

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.compare_tunings import SIDES, TOLD, main
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.choose import CPU_GROWTH, Limits, usual_growth
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.choose import CPU_ERROR_GROWTH, Limits, default_error_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import model_choice, tuned_choice
 from fmm.tuner.findings.model_in_use import model_in_use
@@ -89,7 +89,7 @@ def test_an_entry_that_the_runtime_would_pass_over_is_no_choice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     side, wild = SIDES[-1], "winograd^3 > winograd^2 > vendor"
-    assert expected_growth(Plan.parse(wild), "float64") > CPU_GROWTH
+    assert expected_error_growth(Plan.parse(wild), "float64") > CPU_ERROR_GROWTH
     one = config(tmp_path / "one", 1e10)
     two = config(tmp_path / "two", 1e10, tuned.entry((side, side, side), wild))
     assert main([one, two, "--json"]) == 0
@@ -176,7 +176,7 @@ def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
     sections = files.read_config(H200 / "config.json")[H200_KEY]
     used = model_in_use(H200_KEY, "float32", sections)
     for row in found["float32"]["differences"]:
-        limits = Limits(1 << 62, usual_growth(batches=True))
+        limits = Limits(1 << 62, default_error_growth(batches=True))
         m, k, n = row["size"]
         problem = Problem(m, k, n, "float32")
         chosen = tuned_choice(problem, limits, used.tuned, used.calibration, False)

@@ -15,7 +15,7 @@ import pytest
 
 import fmm
 from fmm.integrations import report as counting
-from fmm.integrations.places import PLACES
+from fmm.integrations.install_targets import PLACES
 from fmm.integrations.report import Counts, begin_report, end_report, watch_counting
 from fmm.integrations.report_value import LINES, UNSEEN, Kind, Outcome, expected_speedup, outcome_of, unseen_products
 from fmm.kernels.plans.plan import VENDOR

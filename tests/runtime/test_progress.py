@@ -13,9 +13,9 @@ import pytest
 import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu import side_by_side
+from fmm.out_of_core import product as out_of_core
 from fmm.runtime import progress
 from fmm.runtime.decisions.limits import NO_WISHES
-from fmm.runtime.out_of_core import product as out_of_core
 from tests.support.host_engine import HostEngine, HostMachine
 
 M = np.arange(12.0).reshape(3, 4) @ np.ones((4, 3))

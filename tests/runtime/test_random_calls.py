@@ -15,7 +15,7 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import PlanError
-from fmm.runtime.semirings.semiring_domain import none_of
+from fmm.semirings.domain import none_of
 
 Array = np.ndarray[Any, Any]
 DTYPES = "float32", "float64", "complex64", "complex128", "int16", "int64", "uint8", "bool"

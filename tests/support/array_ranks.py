@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import fmm
 import fmm.distributed
-from fmm.integrations.shards import sharded_tensors
+from fmm.distributed import sharded_tensors
 
 PLACES = (Shard(0), Shard(1), Replicate())
 BOUND = {"float16": 3e-3, "float32": 1e-5, "float64": 1e-12, "complex64": 1e-5, "complex128": 1e-12}

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from fmm.out_of_core.schedule import Rates
 from fmm.runtime.decisions.limits import Wishes
 from fmm.runtime.devices import Device
-from fmm.runtime.out_of_core.schedule import Rates
 from tests.support.devices import H200
 
 

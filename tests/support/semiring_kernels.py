@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.products.semirings.minplus import (
+from fmm.semirings.minplus_kernel import (
     RINGS,
     Rect,
     SemiringProduct,

@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.closure import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
-from fmm.kernels.cuda.products.semirings.minplus import (
-    RINGS,
-    Rect,
-    SemiringProduct,
-    doubling_launch,
-    minplus_launch,
-    sizes_for,
-)
-from fmm.kernels.plans.steps.closure_steps import MATRIX
-from fmm.runtime.semirings import semiring
+from fmm.semirings import shortest_paths
+from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
+from fmm.semirings.closure_steps import MATRIX
+from fmm.semirings.minplus_kernel import RINGS, Rect, SemiringProduct, doubling_launch, minplus_launch, sizes_for
 from tests.support.minplus_on_host import lines_of, play
 
 Matrix = np.ndarray[Any, Any]
@@ -34,7 +27,7 @@ class NumpyAsCupy:
 
 
 class HostDevice:
-    """What fmm.runtime.semirings.semiring_device does, by launches played on the host."""
+    """What fmm.semirings.device does, by launches played on the host."""
 
     def __init__(self) -> None:
         self.rings: list[str] = []  # that were asked for
@@ -76,12 +69,12 @@ class HostDevice:
 
 def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     """From now on fmm.shortest_paths and fmm.minplus compute NumPy's arrays on that device."""
-    found, place = HostDevice(), semiring._Place(NumpyAsCupy(), np.asarray, lambda x: x)
+    found, place = HostDevice(), shortest_paths._Place(NumpyAsCupy(), np.asarray, lambda x: x)
 
     @contextmanager
     def placed(**_: Any) -> Iterator[Any]:
         yield place
 
-    monkeypatch.setattr(semiring, "_placed", placed)
-    monkeypatch.setattr(semiring, "_on_device", lambda: found)
+    monkeypatch.setattr(shortest_paths, "_placed", placed)
+    monkeypatch.setattr(shortest_paths, "_on_device", lambda: found)
     return found

@@ -22,13 +22,12 @@ import fmm
 import fmm.distributed
 from benchmarks import forced_plan
 from benchmarks.forced_plan import force
+from fmm.distributed import predict_sharing, sharded_tensors
+from fmm.distributed.layout import K, Layout, M, N
+from fmm.distributed.predict_sharing import in_pieces, rectangles
+from fmm.distributed.sharded_tensors import cuts_of
 from fmm.integrations.report import begin_report, end_report
-from fmm.integrations.shards import sharded_tensors
-from fmm.integrations.shards.placements import cuts_of
-from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.plans.plan import PlanError
-from fmm.perfmodel import sharing
-from fmm.perfmodel.sharing import in_pieces, rectangles
 from fmm.runtime.tensors.graph_operator import OPERATOR
 from tests.support.array_ranks import ARRAYS
 from tests.support.hostile_ranks import HOSTILE
@@ -111,7 +110,7 @@ def rectangle(device: str) -> None:
                 c = sharded_tensors.product_by(sharded_tensors.Way("", layout, "vendor", 16.0), x, y)
                 check(c, a, b, f"{dtype} {places} {layout}")
                 assert c.placements == ((Shard(0),) if layout.work[0] == M else (Shard(1),))
-    sharing.RECTANGLE_MARGIN, sharing.WORTH = -1e9, 0.0  # whatever is predicted
+    predict_sharing.RECTANGLE_MARGIN, predict_sharing.WORTH = -1e9, 0.0  # whatever is predicted
     a, b = drawn(24, 16, torch.float64, device, 5), drawn(16, 28, torch.float64, device, 6)
     gradients(mesh, a, b)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))

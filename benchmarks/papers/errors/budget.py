@@ -22,9 +22,8 @@ from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choosable import candidates
-from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.choose import Limits, candidates
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 
 SIDE: Final = 8192
@@ -42,10 +41,10 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
         plan
         for plan in candidates(not on_host, problem.halved)
         if plan.considered_for(dtype)
-        and limits.allow(plan, expected_growth(plan, dtype, on_host))
+        and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
         and _large(plan, problem.size)
     ]
-    found.sort(key=lambda plan: expected_growth(plan, dtype, on_host))
+    found.sort(key=lambda plan: expected_error_growth(plan, dtype, on_host))
     return found[-1 - pick.randrange(min(3, len(found)))] if found else VENDOR
 
 

@@ -21,8 +21,14 @@ from benchmarks.papers.benches.timing import time_plans
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Products, Results, Row
 from benchmarks.papers.figure import Figure, quantity
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.hasa_rule import hasa_plan
-from fmm.perfmodel.papers.recursion_points import balanced, first_speedup, levels, levels_until, recursion_point
+from fmm.perfmodel.papers.recursion_points import (
+    balanced,
+    first_speedup,
+    hasa_plan,
+    levels,
+    levels_until,
+    recursion_point,
+)
 from fmm.problem import Problem, Shape
 
 # The sizes of Figure 3, and of Figures 4 and 5.

@@ -15,7 +15,7 @@ import pytest
 import fmm
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.stability import bounds_entries
+from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.tuner import cli
 from fmm.tuner.cli import main
 from tests.support import ROOT, configs
@@ -149,7 +149,7 @@ def test_predict_says_of_a_processor_that_is_not_tuned_what_a_call_goes_by(
 @pytest.mark.parametrize(
     ("variable", "value", "obeyed", "broken", "said"),
     [
-        ("FMM_COMPONENTWISE", "1", bounds_entries, "error", "(too much error)"),
+        ("FMM_COMPONENTWISE", "1", has_entrywise_bound, "error", "(too much error)"),
         ("FMM_EMULATION", "0", lambda plan: not plan.emulates, "emulation", "(FMM_EMULATION=0 forbids it)"),
     ],
     ids=["every entry right", "no emulation"],
@@ -181,7 +181,7 @@ def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
     """As show does; more where it is asked for, but no more than there is."""
     monkeypatch.setenv("FMM_CONFIG", str(ROOT / "results" / "nvidia-h200"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     arguments = ["predict", "100000", "--dtype", "float32", "--device", "cuda-9.0-132sm-nvidia-h200", "--json"]
     left = 150109880320 - 3 * 4 * 1e10
     for more, most in (([], left / 2), (["--workspace", "400000000000"], left)):

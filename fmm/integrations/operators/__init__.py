@@ -1,1 +1,0 @@
-"""torch's operators of products below autograd, aten::mm and its kin, by fmm where a plan pays."""

@@ -1,1 +1,0 @@
-"""Products and closures over semirings on the host, by NumPy or compiled by Numba."""

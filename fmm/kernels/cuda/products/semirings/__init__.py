@@ -1,1 +1,0 @@
-"""Products over semirings: min-plus and its relatives."""

@@ -1,0 +1,115 @@
+"""A CUDA device as an engine of schedules: CuPy's arrays and products, on three streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import cupy
+import numpy as np
+
+from fmm.out_of_core.transfers import Array
+
+runtime = cupy.cuda.runtime
+ROUNDED_UP = 1 << 16  # bytes: CuPy's pool rounds each array of a workspace up to 512
+Product = Callable[[Any, Any, Any, bool, int], None]  # of A, B, into C, added to it?, with so much workspace
+
+
+class CudaEvent:
+    def __init__(self, stream: Any) -> None:
+        self.event = cupy.cuda.Event(block=True, disable_timing=True)
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def happened(self) -> bool:
+        return bool(self.event.done)
+
+
+class PinnedBuffer:
+    """Host memory whose pages stay where they are."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
+        self.bytes: Array = np.frombuffer(self.memory, np.uint8, nbytes)
+        self.sent: CudaEvent | None = None
+
+    def wait(self) -> None:
+        if self.sent is not None:
+            self.sent.wait()
+            self.sent = None
+
+
+# Streams of engines that have ended, by device: CuPy keeps freed memory for the stream that had it, so that for a new
+# stream all of the memory would have to be allocated anew.
+_idle: dict[int, list[tuple[Any, Any, Any]]] = {}
+
+
+class CudaEngine:
+    """The device of this number; `product` multiplies on the current stream."""
+
+    def __init__(self, number: int, product: Product) -> None:
+        self.number, self.product = number, product
+        self.computing, self.sending, self.fetching = self.streams = _streams(number)
+        self.current = ExitStack()
+
+    def __enter__(self) -> CudaEngine:
+        self.current.enter_context(cupy.cuda.Device(self.number))
+        self.current.enter_context(self.computing)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.current.close()
+        _idle.setdefault(self.number, []).append(self.streams)
+
+    def begin_thread(self) -> None:
+        cupy.cuda.Device(self.number).use()
+
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        memory = cupy.cuda.alloc(nbytes)
+        return int(memory.ptr), memory
+
+    def reserve(self, nbytes: int) -> None:
+        if nbytes:
+            cupy.cuda.alloc(nbytes + ROUNDED_UP)  # and given back to CuPy's pool, where the products find it
+
+    def buffer(self, nbytes: int) -> PinnedBuffer:
+        return PinnedBuffer(nbytes)
+
+    def send(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
+        runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, runtime.memcpyHostToDevice, self.sending.ptr)
+        buffer.sent = CudaEvent(self.sending)
+
+    def fetch(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:
+        runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, runtime.memcpyDeviceToHost, self.fetching.ptr)
+        CudaEvent(self.fetching).wait()
+
+    def sent(self) -> CudaEvent:
+        return CudaEvent(self.sending)
+
+    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+        memory = cupy.cuda.UnownedMemory(address, max(shape[0] * leading * dtype.itemsize, 1), self)
+        strides = (leading * dtype.itemsize, dtype.itemsize)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+
+    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> CudaEvent:
+        self.product(a, b, c, adds, workspace)
+        return CudaEvent(self.computing)
+
+    def finish(self) -> None:
+        for stream in (self.computing, self.sending, self.fetching):
+            stream.synchronize()
+
+
+def _streams(number: int) -> tuple[Any, Any, Any]:
+    """For computing, sending and fetching; of nobody else while an engine has them."""
+    with suppress(KeyError, IndexError):
+        return _idle[number].pop()
+    with cupy.cuda.Device(number):
+        return (
+            cupy.cuda.Stream(non_blocking=True),
+            cupy.cuda.Stream(non_blocking=True),
+            cupy.cuda.Stream(non_blocking=True),
+        )

@@ -1,0 +1,90 @@
+"""Devices through which products are streamed: what schedules ask of any, and CUDA's."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+from fmm.arrays.pick import cupy_library
+from fmm.out_of_core.schedule import Rates
+from fmm.out_of_core.transfers import Engine, Transfers, measured_rates
+from fmm.runtime import matmul
+from fmm.runtime.card_sharers import processes_on
+from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.devices import Device, cuda_device
+from fmm.runtime.gemm import Update, gemm_product
+
+
+class Machine(Protocol):
+    """A device on which schedules run."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def rates(self) -> Rates: ...
+
+    def free_bytes(self) -> int: ...
+
+    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]: ...
+
+    @property
+    def out_of_memory(self) -> type[BaseException]: ...
+
+
+@dataclass(frozen=True)
+class CudaMachine:
+    """The CUDA device of this number, by CuPy."""
+
+    number: int
+
+    @property
+    def device(self) -> Device:
+        return cuda_device(self.number)
+
+    @property
+    def rates(self) -> Rates:
+        return _cuda_rates(self.number)
+
+    @property
+    def out_of_memory(self) -> type[BaseException]:
+        return cupy_library().out_of_memory
+
+    def free_bytes(self) -> int:
+        return cupy_library().free_bytes(self.number) // processes_on(self.number)
+
+    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]:
+        made: AbstractContextManager[Engine] = _cuda_engine()(
+            self.number, partial(_tile_product, cupy_library(), wishes)
+        )
+        return made
+
+
+def _cuda_engine() -> Any:
+    """The class, whose module loads CuPy."""
+    from fmm.out_of_core.cuda_engine import CudaEngine
+
+    return CudaEngine
+
+
+def _tile_product(library: Any, wishes: Wishes, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> None:
+    """C = A B, or C = A B + C, of arrays on the device."""
+    own = wishes._replace(workspace=workspace)
+    if adds:
+        gemm_product(library, a, b, c, c, Update(1, 1), own)
+    else:
+        matmul.product(library, a, b, c, own)
+
+
+@lru_cache(maxsize=16)
+def _cuda_rates(number: int) -> Rates:
+    with CudaMachine(number).engine(Wishes()) as engine:
+        transfers = Transfers(engine)
+        try:
+            return measured_rates(engine, transfers, time.perf_counter)
+        finally:
+            engine.finish()
+            transfers.close()

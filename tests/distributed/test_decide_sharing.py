@@ -1,0 +1,52 @@
+"""How products are shared on paper: fmm.distributed.plan, which needs no torch and no device."""
+
+from __future__ import annotations
+
+import pytest
+
+import fmm.distributed
+from fmm.distributed.decide_sharing import Asked, decide_sharing, growth_of
+from fmm.distributed.layout import Layout, M
+from fmm.hardware.links import network_of
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.runtime.devices import described_gpu
+
+
+def test_two_devices_are_nearly_twice_as_fast() -> None:
+    found = fmm.distributed.plan(16384, 16384, 16384, mesh=2, dtype="float64")
+    assert 1.5 < found.speedup < 2.1  # a half may be a little faster than half as long
+    text = str(found)
+    assert "product: 16384 x 16384 x 16384, float64, on a mesh of 2 (NVLink 4 among 8" in text
+    assert "shared: " in text and "compared, predicted seconds:" in text and "received by a device: " in text
+
+
+def test_a_level_above_is_one_that_is_asked_for() -> None:
+    found = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="winograd")
+    assert {str(way.above) for way in found.considered} == {"winograd > vendor"}
+    assert ", below winograd" in str(found)
+    plain = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="vendor")
+    assert {str(way.above) for way in plain.considered} == {"vendor"}
+
+
+def test_the_error_limit_holds_for_the_level_above_too() -> None:
+    found = fmm.distributed.plan(16384, 16384, 16384, mesh=2, dtype="bfloat16", max_error_growth=1.0)
+    assert growth_of(found.best, "bfloat16") == 1.0
+    assert str(found.local) == "vendor"
+
+
+def test_what_is_no_product_on_a_mesh() -> None:
+    for bad in ({"mesh": 0}, {"mesh": (2, 2, 2)}, {"mesh": 2, "device": "abacus"}, {"mesh": 2, "links": ("a", "b")}):
+        with pytest.raises(ValueError):
+            fmm.distributed.plan(8, 8, 8, **bad)
+    with pytest.raises(PlanError):
+        fmm.distributed.plan(8, 8, 8, mesh=2, plan="3m")
+
+
+def test_what_is_too_large_is_not_chosen() -> None:
+    """A half of B is 128 MiB, and what arrives is beside that."""
+    layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
+    gpu, network = described_gpu("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
+    free = decide_sharing(layout, "float32", gpu, network, Asked(above=VENDOR))
+    tight = decide_sharing(layout, "float32", gpu, network, Asked(room=100 << 20, above=VENDOR))
+    assert tight.best.memory <= 100 << 20 < free.best.memory
+    assert "(too large)" not in str(free)
