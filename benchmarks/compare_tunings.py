@@ -18,17 +18,17 @@ from typing import Any
 from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, usual_growth
-from fmm.perfmodel.predict import predicted_seconds
-from fmm.perfmodel.work.estimate import estimated_work
+from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.predict import predict_from_work
+from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import model_choice, tuned_choice
-from fmm.tuner.commands.config import by_device, checked_fully, config_sections
-from fmm.tuner.commands.tune import output_path
+from fmm.tuner.commands.config_file import by_device, checked_fully, config_sections
 from fmm.tuner.findings.described import share_or_nothing
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.parts import Table, table_of
 from fmm.tuner.findings.threshold_agreement import NEAR, ComparedThreshold, agreement_table, compared_thresholds
+from fmm.tuner.tune import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # of the choices that should be equal
@@ -108,7 +108,7 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
 
 def _chosen(used: ModelInUse, problem: Problem) -> Plan:
     known, tuned = used.calibration, used.tuned
-    limits = Limits(ANY_MEMORY, usual_growth(known is not None and known.batches))
+    limits = Limits(ANY_MEMORY, default_error_growth(known is not None and known.batches))
     measured = tuned_choice(problem, limits, tuned, known, used.on_cpu)
     return (measured or model_choice(problem, limits, known, True, tuned.identity)).plan
 
@@ -119,7 +119,7 @@ def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: P
     if calibration is None:
         return None
     plans = (own, other)
-    times = [predicted_seconds(p, problem, estimated_work(p, problem), calibration).seconds for p in plans]
+    times = [predict_from_work(p, problem, estimated_work(p, problem), calibration).seconds for p in plans]
     return times[1] / times[0] - 1
 
 

@@ -26,8 +26,8 @@ from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.choosable import candidates
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime.running.overflow import may_overflow
 from fmm.tuner.trials.environment import device_folder, environment, typed_command
 from fmm.tuner.trials.paired import Rounds, paired_rounds
@@ -127,7 +127,7 @@ def errors(effort: Effort) -> Iterator[Row]:
                 "error": ours,
                 "vendor_error": theirs,
                 "ratio": ours / theirs,
-                "expected_growth": expected_growth(plan, dtype, in_pieces=True),
+                "expected_growth": expected_error_growth(plan, dtype, in_pieces=True),
             }
 
 

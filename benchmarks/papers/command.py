@@ -33,9 +33,9 @@ from benchmarks.papers.measuring import (
 )
 from fmm.perfmodel.papers.inventory import inventory
 from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.one_type import INTERRUPTED
 from fmm.tuner.commands.paper import TABLES, UnknownTableError, computed_table, formatted, table_name
 from fmm.tuner.trials.environment import typed_command
+from fmm.tuner.tune import INTERRUPTED
 
 COMMAND = "benchmarks papers"
 MISSING = "missing"

@@ -22,9 +22,8 @@ from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure, quantity
 from fmm.arrays.numpy_like import on_host
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.papers.hasa_rule import hasa_plan
-from fmm.perfmodel.papers.recursion_points import levels_until
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.papers.recursion_points import hasa_plan, levels_until
+from fmm.perfmodel.stability import expected_error_growth
 
 POINT: Final = 900  # n1: where one level begins
 SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)
@@ -94,7 +93,7 @@ def _powers(base: float) -> Any:
 
 
 def _expected() -> Numbers:
-    return {(data, n): expected_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA, SIZES)}
+    return {(data, n): expected_error_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA, SIZES)}
 
 
 FIGURES: Final = (

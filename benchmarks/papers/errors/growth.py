@@ -19,7 +19,7 @@ from benchmarks.papers.experiment import Part, Row, products_of
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.data_growth import growth_on_data, plan_stages
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 
 SIDE: Final = 2048
 SEEDS: Final = (1, 2, 3)
@@ -72,7 +72,7 @@ def growth_rows(
                 "key": [str(plan), dtype, family],
                 "growth": [rounded(x) for x in growths],
                 "on data": None if found_on_data is None else rounded(found_on_data),
-                "expected": rounded(expected_growth(plan, dtype, bench.on_host)),
+                "expected": rounded(expected_error_growth(plan, dtype, bench.on_host)),
             }
 
 

@@ -14,7 +14,7 @@ from benchmarks.papers.experiment import Experiment, Numbers, Results, Row, one_
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import CPU, li_plan
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 
 DOUBLE: Final = 8192
 DOUBLE_CODES: Final = {CPU: "", "dgemm": "", "dStrassen": "Strassen", "dWinograd": "Winograd"}
@@ -75,7 +75,7 @@ FIGURE_44: Final = _two_rows((8.9e-16, 3.5e-14, 1.4e-14), (5.3e-17, 3.0e-15, 1.8
 
 def _expected_double(printed: Numbers) -> Numbers:
     growth = {
-        code: expected_growth(li_plan(method, DOUBLE_DEPTH) if method else VENDOR)
+        code: expected_error_growth(li_plan(method, DOUBLE_DEPTH) if method else VENDOR)
         for code, method in DOUBLE_CODES.items()
     }
     return {key: printed[key[0], "dgemm"] * growth[str(key[1])] for key in printed}

@@ -14,7 +14,7 @@ from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Row, pr
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import CPU, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 
 THRESHOLDS: Final = (2048, 4096)
 
@@ -77,7 +77,8 @@ def _size_bounds() -> Numbers:
 def _expected(printed: Numbers, base: Numbers, depth: Mapping[Key, int]) -> Numbers:
     """What independent errors on random data would come to: the printed classical error times the expected growth."""
     return {
-        key: base[key] * expected_growth(li_plan(str(key[0]), depth[key]) if key[0] in METHODS else VENDOR, "float32")
+        key: base[key]
+        * expected_error_growth(li_plan(str(key[0]), depth[key]) if key[0] in METHODS else VENDOR, "float32")
         for key in printed
     }
 

@@ -10,7 +10,7 @@ from benchmarks.papers.experiment import Experiment, Key, Numbers, Part
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import li_plan
 from benchmarks.papers.speed.li_parts import CHOICE, timed_part
-from fmm.perfmodel.papers.li import counts as li_counts
+from fmm.perfmodel.papers import li_counts
 
 DOUBLE_SIZES: Final = (4096, 8192)
 DOUBLE_CODES: Final = {"dgemm": "", "dStrassen": "Strassen", "dWinograd": "Winograd"}

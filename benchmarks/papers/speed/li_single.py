@@ -17,9 +17,8 @@ from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
 from benchmarks.papers.speed.li_parts import CHOICE, timed_part
-from fmm.perfmodel.papers.li import counts as li_counts
-from fmm.perfmodel.papers.li.curves import SECONDS, SECONDS_2048, reduction_curve
-from fmm.perfmodel.papers.li.ratios import FIGURE_37
+from fmm.perfmodel.papers import li_counts
+from fmm.perfmodel.papers.li_results import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
 
 DEPTHS: Final = (1, 2, 3, 4)
 OWN_BLOCK: Final = 4096  # the largest side by the block of 2009

@@ -17,7 +17,7 @@ from benchmarks.papers.benches.timing import timed_in_turns
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure, quantity
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.papers import sforza_speedups as paper
+from fmm.perfmodel.papers import sforza as paper
 
 ROUNDS: Final = 5
 GEMM, SYRK, ONE, RECURSIVE = "gemm", "syrk", "one level", "recursive"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 from fmm.perfmodel.papers import dalberto, huang, sforza
+from fmm.perfmodel.papers import li_results as li
 from fmm.perfmodel.papers.inventory import entry_table, inventory, named_in, shown_by
-from fmm.perfmodel.papers.li import tables as li
 from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
