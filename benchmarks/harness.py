@@ -9,6 +9,7 @@ from typing import Any
 
 from fmm.config.store import replace_file
 
+RESULTS = Path(__file__).parents[1] / "results"
 Row = dict[str, Any]
 
 
