@@ -30,7 +30,7 @@ import cupy
 
 from benchmarks.gpu_cases import CASES, S1, S2, Case, chosen, merged, one
 from benchmarks.gpu_rows import LT, Row, table
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.harness import gpu_environment, gpu_folder
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> int:
 
 
 def keep(options: argparse.Namespace, content: dict[str, Any]) -> None:
-    folder = options.output or results_folder()
+    folder = options.output or gpu_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -189,7 +189,7 @@ def measured(
 ) -> dict[str, Any]:
     """Every case, as long as there is time, and kept at once; kernels are compiled together, before."""
     began = time.perf_counter()
-    content: dict[str, Any] = {"environment": environment(), "skipped": [], "rows": []}
+    content: dict[str, Any] = {"environment": gpu_environment(), "skipped": [], "rows": []}
     compile_for(launches for case in cases for launches in launch_lists(case))
     print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
     content["environment"]["overhead_microseconds"] = overhead()

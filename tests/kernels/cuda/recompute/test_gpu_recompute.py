@@ -119,8 +119,8 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 
 
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
-    from benchmarks.clock import elapsed
     from benchmarks.guard import only_recomputing
+    from benchmarks.harness import gpu_seconds
     from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
     side, backend = 4096, DeviceBackend()
@@ -133,7 +133,7 @@ def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
         backend.run(launches, a, b, c, 0, None, slot.address, slot.count_address)
 
     again()
-    spent = min(elapsed(again, 100, 0.01) for _ in range(20))
+    spent = min(gpu_seconds(again, 100, 0.01) for _ in range(20))
     assert spent < IDLE, f"{spent * 1e6:.1f} microseconds"
     assert slot.recomputed == 0
 
