@@ -19,7 +19,7 @@ READY_TORCH := $(VENV)/.ready-test,torch
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: test test-all test-torch lint tune bench gpu-check clean check-style check-format check-types check-tests check-torch
+.PHONY: docs test test-all test-torch lint tune bench gpu-check clean check-style check-format check-types check-tests check-torch
 
 CHECKS := check-style check-format check-types
 
@@ -29,12 +29,16 @@ test: $(READY_TEST)
 
 # The same, and the tests marked slow.
 test-all: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-tests
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-tests docs
 
 # The tests that need torch, slow ones too, with a torch that runs on the host: in a .venv-torch of their own, since it is
 # large, and brings types that mypy would read in the other one.
 test-torch:
 	@$(MAKE) --no-print-directory VENV=$(VENV_TORCH) check-torch
+
+# The site, in build/site/; a warning fails it.
+docs: $(READY_TEST)
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY_TEST)
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)

@@ -153,14 +153,14 @@ def config_in_force(path: Path) -> Iterator[None]:
     """This config, there or not, and no other."""
     before = os.environ.get("FMM_CONFIG")
     os.environ["FMM_CONFIG"] = str(path)
-    files.forget_configs()
+    files.clear_config_cache()
     try:
         yield
     finally:
         os.environ.pop("FMM_CONFIG")
         if before is not None:
             os.environ["FMM_CONFIG"] = before
-        files.forget_configs()
+        files.clear_config_cache()
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """The block model against measurements: `python -m benchmarks.block_model FILE`, a file of benchmarks.blocks.
 
 Fits the model's few constants to the times of Huang's six strategies on one half of the shapes, and judges them on the
-other half and on all; then the other way round; then fits them to all: those are what fmm.perfmodel.block_time has.
+other half and on all; then the other way round; then fits them to all: those are what fmm.perfmodel.block_model has.
 """
 
 from __future__ import annotations
@@ -14,19 +14,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from statistics import mean, median
 
-from fmm.hardware.chip import Chip, Fitted
+from fmm.hardware.chip import BlockTerms, Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED
-from fmm.perfmodel.block_time import GEMM, Operands
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED
+from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.fit.block_terms import (
-    Measured,
-    Row,
-    alternate_halves,
-    compared_rows,
-    fitted_constants,
-    root_mean_square,
-)
+from fmm.tuner.fit.blocks import Measured, Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
 
 SUMS: Operands = (2, 2, 2)  # of the table `fused`
 OPERANDS = {"plain": GEMM, "fused": SUMS}
@@ -58,10 +51,12 @@ def print_report(path: Path, on: Chip) -> Iterator[str]:
     first, second = alternate_halves(shapes)
     for name, some in (("the first half", first), ("the second half", second), ("all", shapes)):
         made = replace(on, fitted=fitted_constants(some, on))
-        yield f"fitted to {name}: " + ", ".join(f"{x.name} {getattr(made.fitted, x.name):.3g}" for x in fields(Fitted))
+        yield f"fitted to {name}: " + ", ".join(
+            f"{x.name} {getattr(made.fitted, x.name):.3g}" for x in fields(BlockTerms)
+        )
         for what, others in (("the first half", first), ("the second half", second), ("all", shapes)):
             yield "  " + judged_line(f"six strategies, {what}", compared_rows(others, made))
-    yield "as fmm.perfmodel.block_time has them:"
+    yield "as fmm.perfmodel.block_model has them:"
     everything = (*STRATEGIES, *TUNED)
     for what, rows in (
         ("six strategies", compared_rows(shapes, on)),

@@ -31,6 +31,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.papers.experiment import Results, has_results, read_results
+from benchmarks.papers.figures import EXPERIMENTS
+from benchmarks.papers.measuring import planned_parts
 from fmm.dtypes import STORED
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
@@ -38,12 +41,9 @@ from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
-from fmm.tuner.laboratory.experiment import Results, has_results, read_results
-from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import planned_parts
 
 FOLDER = Path(".cupy-cache")
 PAPER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"  # what is missing there is compiled
@@ -102,7 +102,7 @@ def write_kernel(kernel: Kernel, folder: Path) -> None:
 
 def flagged_kernels(of: Chip) -> Iterator[Kernel]:
     """Of the plans in FLAGGED."""
-    target = target_on(of, flagged=True)
+    target = chip_target(of, flagged=True)
     for text, dtypes in FLAGGED.items():
         for dtype, size in product(dtypes, FLAGGED_SIZES):
             with suppress(PlanError):  # a type that the leaf does not multiply
@@ -112,7 +112,7 @@ def flagged_kernels(of: Chip) -> Iterator[Kernel]:
 
 def paper_kernels(of: Chip, samples: Path, names: Sequence[str] = ()) -> Iterator[Kernel]:
     """Of these experiments of the papers, or of all, as far as this folder has no samples of them."""
-    target = target_on(of)
+    target = chip_target(of)
     for experiment in map(EXPERIMENTS.__getitem__, names or EXPERIMENTS):
         path = samples / f"{experiment.name}.json"
         results = read_results(path) if has_results(path) else Results((), 1.0, {})

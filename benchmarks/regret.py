@@ -46,7 +46,7 @@ from benchmarks.held_out import (
 from benchmarks.timed_machines import Cpu, Gpu, Machine, Shape
 from benchmarks.tried_plans import element_type, tried_plans
 from fmm.config import environment as settings
-from fmm.config import files, locate
+from fmm.config import files
 from fmm.dtypes import DTYPES
 from fmm.tuner.trials.environment import device_folder, environment
 
@@ -175,9 +175,9 @@ def main(arguments: list[str]) -> int:
     began, options = time.monotonic(), arguments_of(arguments)
     if options.config:
         os.environ["FMM_CONFIG"] = str(options.config)
-        files.forget_configs()
+        files.clear_config_cache()
     processor = "cpu" if options.device == "cpu" else "cuda"
-    paths = locate.search_path(os.environ.get("FMM_CONFIG", ""))
+    paths = files.search_path(os.environ.get("FMM_CONFIG", ""))
     path = next((found for found in paths if found.exists()), paths[0])
     if not path.exists() or settings.tuning_mode() == "off":
         print(f"there is no tuned config {path}: run `fmm-tune --device {options.device}` first", file=sys.stderr)

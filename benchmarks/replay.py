@@ -34,12 +34,12 @@ from benchmarks.held_out import (
     summaries,
 )
 from fmm.config import files
-from fmm.config.locate import SHIPPED
-from fmm.config.schema import Tuned, checked_section
+from fmm.config.files import SHIPPED
+from fmm.config.schema import Tuned, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
-from fmm.perfmodel.work.row_starts import rows_aligned
+from fmm.perfmodel.choose import Limits, choose, default_error_growth, rank_candidates
+from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem
 from fmm.runtime.devices import Device, described_gpu
 
@@ -69,7 +69,7 @@ class Replayed:
 def tuned_model(config: Path, dtype: str, device: Device = H200) -> Calibration:
     """What that config knows of the type on this device, or the datasheet."""
     raw = files.read_config(config).get(device.identity.key, {}).get(dtype)
-    found: Tuned | None = raw and checked_section(raw, dtype, device.identity, dtype)
+    found: Tuned | None = raw and read_section(raw, dtype, device.identity, dtype)
     known = found.trusted if found else device.guess
     assert known is not None
     return known
@@ -86,7 +86,7 @@ def problem_of(row: Row) -> Problem:
 
 
 def limits_of(row: Row) -> Limits:
-    return Limits(ROOM, usual_growth(batches=True), emulation=not row.dtype.endswith(OWN))
+    return Limits(ROOM, default_error_growth(batches=True), emulation=not row.dtype.endswith(OWN))
 
 
 def replayed(row: Row, known: Calibration) -> Replayed:
@@ -108,7 +108,7 @@ def errors(row: Row, known: Calibration) -> Iterator[tuple[str, float]]:
     """Of every plan that was tried: its name, and the logarithm of its predicted speedup over the measured one."""
     problem = problem_of(row)
     plans = [Plan.parse(name) for name in row.seconds if name not in CALLS]
-    for c in ranked_candidates(problem, known, plans) if plans else ():
+    for c in rank_candidates(problem, known, plans) if plans else ():
         own = tried(row, c.plan)
         if own is not None and c.plan != VENDOR:
             yield str(c.plan), -log(c.time) - log(paired(row.seconds["vendor"], own))

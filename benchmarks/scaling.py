@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import fmm.distributed
 from benchmarks.tables.markdown import table
-from fmm.config.locate import SHIPPED
+from fmm.config.files import SHIPPED
 from fmm.distributed.decide_sharing import SharedDecision
 from fmm.distributed.predict_sharing import Sharing
 from fmm.kernels.plans.plan import VENDOR

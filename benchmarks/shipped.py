@@ -26,26 +26,24 @@ from types import MappingProxyType
 from benchmarks.block_model import read_shapes
 from benchmarks.held_out import FILE, OWN, recorded_rows
 from benchmarks.replay import replayed
-from fmm.config import document, files, schema, store
+from fmm.config import files, reader, schema, store
+from fmm.config.files import SHIPPED
 from fmm.config.identity import gpu_key
-from fmm.config.locate import SHIPPED
-from fmm.config.schema import Raw
-from fmm.config.thresholds import Thresholds
+from fmm.config.schema import Raw, Thresholds
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
-from fmm.tuner.findings.doubts import largest_pair, noise_floor
-from fmm.tuner.findings.threshold_intervals import with_intervals
-from fmm.tuner.findings.thresholds import thresholds
-from fmm.tuner.fit.admitted import admitted_models
+from fmm.tuner.findings.diagnostics import largest_pair, noise_floor
+from fmm.tuner.findings.thresholds import thresholds, with_intervals
 from fmm.tuner.fit.blocks import DTYPE, chosen_strategies, judged_blocks
 from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
+from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.trials.record import Trials, Tuning
 
 # By which shares of the vendor's time a plan may have to be predicted to win: one for the vendor's products, one for
@@ -165,7 +163,7 @@ def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibrati
 
 
 def section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, Raw]:
-    tunings, sheet = card.tunings(dtype), datasheet(card.sheet)
+    tunings, sheet = card.tunings(dtype), datasheet_calibration(card.sheet)
     (_, others), seen = halves(calls), fitted_to(tunings, calls)
     fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, seen)
     largest = max(largest_pair(t.trials) for t in tunings)
@@ -211,13 +209,13 @@ def todays_thresholds(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], seen: Sequence[Observation]
 ) -> Thresholds:
     """Those of the model, with the intervals that what it was fitted to leaves."""
-    admitted = admitted_models(calibration, dtype, intervals, seen)
+    admitted = sample_calibrations(calibration, dtype, intervals, seen)
     return with_intervals(thresholds(calibration, dtype), calibration, dtype, admitted)
 
 
 def with_todays_thresholds(known: Raw, dtype: str, card: Card, seen: Sequence[Observation]) -> dict[str, Raw]:
     """A section whose model is as it was."""
-    calibration = schema.checked_calibration(known["calibration"], "calibration", dtype, card.name, "")
+    calibration = schema.read_calibration(known["calibration"], "calibration", dtype, card.name, "")
     return {**known, "thresholds": todays_thresholds(calibration, dtype, known["intervals"], seen).fields}
 
 
@@ -233,7 +231,7 @@ def main(arguments: list[str]) -> int:
             kept = known[card.key] if options.blocks or options.thresholds else None
             types = kept if kept and options.blocks else sections_of(card, kept)
             known[card.key] = {dtype: with_blocks(raw, dtype, card) for dtype, raw in types.items()}
-    store.replace_file(SHIPPED, document.config_text(known))
+    store.replace_file(SHIPPED, reader.config_text(known))
     return 0
 
 

@@ -24,18 +24,16 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from fmm.config import certify, files, locate, schema
+from fmm.config import certify, files, schema
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
+from fmm.perfmodel.choose import Limits, choose, default_error_growth, rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.commands.tune import output_path
-from fmm.tuner.devices.choose import chosen_devices
-from fmm.tuner.devices.device import Device, Run
-from fmm.tuner.devices.effort import Effort
-from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.findings.conclude import paired_samples
+from fmm.tuner.device_registry import chosen_devices
+from fmm.tuner.devices.device import Device, Effort, Run
+from fmm.tuner.devices.simulated import SimulatedDevice
+from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.search.race import explored_plans, within_limits
 from fmm.tuner.search.space import choices_of_plans, device_space
 from fmm.tuner.stages import shapes
@@ -43,6 +41,7 @@ from fmm.tuner.stages.probes import find_scale
 from fmm.tuner.trials.environment import environment, source_commit, typed_command
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Header, Size, Trial, Trials
+from fmm.tuner.tune import output_path
 
 ROOT = Path(__file__).parents[1]
 STAGE, SEED, CLOSE = "exhaustive", 29, 1.01
@@ -113,7 +112,7 @@ def rows(
     journal: Journal, dtype: str, sizes: Iterable[Size], calibration: Calibration, rounds: int, every: bool
 ) -> Iterator[Row]:
     device = journal.device
-    plans, limits = list(device.candidates()), Limits(device.memory, usual_growth(calibration.batches))
+    plans, limits = list(device.candidates()), Limits(device.memory, default_error_growth(calibration.batches))
     if every:
         plans += [p for p in _space(device) if p not in plans]
     for size in sizes:
@@ -125,7 +124,7 @@ def rows(
 
 def recalled(trials: Sequence[Trial], dtype: str, calibration: Calibration, device: Device) -> Iterator[Row]:
     """The rows of an earlier run: every plan that has all its rounds, in the vendor's."""
-    limits = Limits(device.memory, usual_growth(calibration.batches))
+    limits = Limits(device.memory, default_error_growth(calibration.batches))
     trials = [t for t in trials if (t.stage, t.dtype) == (STAGE, dtype)]
     for size in dict.fromkeys(t.size for t in trials):
         pairs = list(paired_samples([t for t in trials if t.size == size]))
@@ -151,7 +150,7 @@ def strategies(device: Device, calibration: Calibration, speedups: Mapping[Probl
         return [p for p in speedups[problem] if p != VENDOR]
 
     def model(problem: Problem, seed: int) -> Iterable[Plan]:
-        return [c.plan for c in ranked_candidates(problem, calibration, plans(problem))]
+        return [c.plan for c in rank_candidates(problem, calibration, plans(problem))]
 
     def grid(problem: Problem, seed: int) -> Iterable[Plan]:
         return sorted(plans(problem), key=str)
@@ -297,12 +296,12 @@ def _run(options: argparse.Namespace) -> Judged:
 
 
 def _judged(options: argparse.Namespace) -> Judged:
-    options.config = options.recorded / locate.FILE
+    options.config = options.recorded / files.FILE
     ((key, types),) = files.read_config(options.config).items()
     section = types[options.dtype]
     identity = Identity(key, section["conditions"]["device"], section["versions"])
     calibration = _calibration(options, identity)
-    device = FakeDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
+    device = SimulatedDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
     tunings = Trials(options.recorded / f"exhaustive-{options.dtype}.jsonl").tunings()
     trials = [t for tuning in tunings for t in tuning.trials]
     found = list(recalled(trials, options.dtype, calibration, device))
@@ -317,7 +316,7 @@ def _said() -> dict[str, Any]:
 
 def _calibration(options: argparse.Namespace, identity: Identity) -> Calibration:
     raw = files.read_config(output_path(options.config))[identity.key][options.dtype]
-    found = schema.checked_section(raw, options.dtype, identity, options.dtype).calibration
+    found = schema.read_section(raw, options.dtype, identity, options.dtype).calibration
     assert found is not None, "the config has no calibration"
     return found
 

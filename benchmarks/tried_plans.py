@@ -7,11 +7,11 @@ from contextlib import suppress
 from functools import lru_cache
 
 from benchmarks.held_out import OWN, Size
-from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import usual_growth
-from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.work.estimate import estimated_work
+from fmm.perfmodel.candidates import candidate_plans, gram_candidates
+from fmm.perfmodel.choose import default_error_growth
+from fmm.perfmodel.stability import expected_error_growth
+from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
 
@@ -27,14 +27,14 @@ def element_type(dtype: str) -> str:
 @lru_cache(maxsize=1024)
 def whole_list(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
     """Everything that is ever compared there, but for plans of tiny products, other types and large errors."""
-    found, kind, most = [], element_type(dtype), usual_growth(processor != "cpu")
+    found, kind, most = [], element_type(dtype), default_error_growth(processor != "cpu")
     for plan in candidate_plans(processor):
         with suppress(PlanError):
             work = estimated_work(plan, Problem(*size, kind))
             possible = plan.considered_for(kind) and (not plan.levels or work.smallest >= SMALLEST_LEAF)
             if (
                 possible
-                and expected_growth(plan, kind) <= most
+                and expected_error_growth(plan, kind) <= most
                 and not (dtype.endswith(OWN) and plan.leaf_use.leaf.error.emulates)
             ):
                 found.append(plan)
@@ -65,7 +65,7 @@ def tried_plans(
     """The plans that are tried on a shape beside the vendor's product."""
     among: Sequence[Plan] = whole_list(processor, size, dtype)
     if half:
-        among = [plan for plan in half_candidates(processor) if plan.considered_for(dtype)]
+        among = [plan for plan in gram_candidates(processor) if plan.considered_for(dtype)]
     if whole:
         return [plan for plan in among if plan != VENDOR]
     return shortlist(decision.plan, {c.plan: c.time for c in decision.considered}, among)

@@ -14,7 +14,7 @@ import pytest
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.untuned.built_in import FLOPS_PER_BYTE
+from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
 from fmm.runtime import devices, short_way
 from fmm.runtime.decisions import left_to_vendor
 from fmm.runtime.running import host_run

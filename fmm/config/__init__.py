@@ -5,9 +5,8 @@ identity.py tells devices apart, older_keys.py reads what is filed under keys th
 by which a plan may replace the vendor's product.
 """
 
-from fmm.config.files import Configs, circumstances, configs_in_force
+from fmm.config.files import Configs, active_configs, current_settings, default_path
 from fmm.config.identity import Identity
-from fmm.config.locate import default_path
 from fmm.config.schema import ConfigError, Entry, Tuned
 from fmm.config.store import add_entry
 
@@ -17,8 +16,8 @@ __all__ = [
     "Entry",
     "Identity",
     "Tuned",
+    "active_configs",
     "add_entry",
-    "circumstances",
-    "configs_in_force",
+    "current_settings",
     "default_path",
 ]

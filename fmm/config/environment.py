@@ -31,18 +31,18 @@ def environment_value(name: str) -> str:
     return "" if raw is None else os.environ.decodevalue(raw)
 
 
-def tuning_disabled() -> bool:
+def is_disabled() -> bool:
     """Is every product to be left to the vendor? FMM_DISABLE says so, whatever it holds but a word for no."""
     found = environment_value("FMM_DISABLE")
     return bool(found) and SWITCHES.get(found.strip().casefold(), True)
 
 
-def emulation_allowed() -> bool:
+def is_emulation_allowed() -> bool:
     """May products be made of products in another type, such as float32 of float16? Unless FMM_EMULATION=0."""
     return _switched("FMM_EMULATION", True)
 
 
-def componentwise_wanted() -> bool:
+def is_componentwise_required() -> bool:
     """Is every entry of every product to be right beside its own size? FMM_COMPONENTWISE=1 asks for it."""
     return _switched("FMM_COMPONENTWISE", False)
 

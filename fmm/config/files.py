@@ -1,22 +1,20 @@
-"""The configs in force: found, read, and looked at again once a second.
-
-Whatever is wrong with one, no product fails: what is damaged is passed over, with one line in the log.
-"""
+"""Files."""
 
 from __future__ import annotations
 
+import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from fmm.config.document import read_document
 from fmm.config.environment import RAW_NAMES, environment_value, log_once, raw_value
 from fmm.config.identity import Identity
-from fmm.config.locate import SHIPPED, search_path
-from fmm.config.schema import ConfigError, Raw, Tuned, checked_section
+from fmm.config.reader import read_document
+from fmm.config.schema import ConfigError, Raw, Tuned, read_section
 from fmm.perfmodel.calibration import Calibration
 
 LARGEST_FILE = 16 << 20
@@ -38,14 +36,14 @@ def read_config(path: Path) -> dict[str, dict[str, Raw]]:
         raise ConfigError(f"it cannot be read: {error.strerror}{unless}") from None
 
 
-def circumstances() -> tuple[tuple[object, ...], Configs]:
+def current_settings() -> tuple[tuple[object, ...], Configs]:
     """What decisions depend on besides the product and the device; equal as long as they would be made alike."""
     return _circumstances_at(tuple(map(raw_value, RAW_NAMES)), int(time.monotonic()))
 
 
 @lru_cache(maxsize=2)
 def _circumstances_at(variables: tuple[object, ...], second: int) -> tuple[tuple[object, ...], Configs]:
-    return variables, configs_in_force()
+    return variables, active_configs()
 
 
 # ---- the configs in force
@@ -104,16 +102,16 @@ class Configs:
             if raw is None:
                 continue
             try:
-                found = checked_section(raw, f"{identity.key}.{dtype}", identity, dtype)
+                found = read_section(raw, f"{identity.key}.{dtype}", identity, dtype)
             except ConfigError as error:
                 log_once(f"the config {str(path)!r} is not used: {error}")
                 continue
             if found.changed and found.entries:
                 log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
-            yield of_another_card(found) if path == SHIPPED else found
+            yield from_another_card(found) if path == SHIPPED else found
 
 
-def of_another_card(found: Tuned) -> Tuned:
+def from_another_card(found: Tuned) -> Tuned:
     """What ships with the package was measured on another card of that name, and says so."""
     known = found.calibration
     if known is None:
@@ -130,12 +128,12 @@ def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
     return None if found is None else found.trusted
 
 
-def configs_in_force() -> Configs:
+def active_configs() -> Configs:
     """The configs in force; files are looked at again once a second."""
     return _configs_at(environment_value("FMM_CONFIG"), int(time.monotonic()))
 
 
-def forget_configs() -> None:
+def clear_config_cache() -> None:
     """Look at the files again now."""
     _circumstances_at.cache_clear()
     _configs_at.cache_clear()
@@ -160,3 +158,51 @@ def _file_stamp(path: Path) -> tuple[int, int, int] | None:
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+FILE = "config.json"
+SHIPPED = Path(__file__).parent / FILE  # what comes with the package
+
+
+def user_folder() -> Path:
+    """The user's folder for fmm's configs, by the system's rules (platformdirs' too)."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "fmm"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fmm"
+    return _xdg_folder("XDG_CONFIG_HOME", Path.home() / ".config") / "fmm"
+
+
+def site_folder() -> Path:
+    """The folder for all users of this machine."""
+    if sys.platform == "darwin":
+        return Path("/Library/Application Support/fmm")
+    if sys.platform == "win32":
+        return Path(os.environ.get("PROGRAMDATA") or "C:/ProgramData") / "fmm"
+    return _xdg_folder("XDG_CONFIG_DIRS", Path("/etc/xdg")) / "fmm"
+
+
+def _xdg_folder(variable: str, default: Path) -> Path:
+    found = os.environ.get(variable, "").split(os.pathsep)[0].strip()
+    return Path(found) if found else default
+
+
+def default_path() -> Path:
+    """Where the tuner writes unless told otherwise: where the runtime looks first."""
+    given = os.environ.get("FMM_CONFIG")
+    return config_file(Path(given)) if given else user_folder() / FILE
+
+
+def config_file(path: Path) -> Path:
+    """A folder stands for the config in it; of a name that is nothing yet, its ending tells."""
+    return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
+
+
+def search_path(given: str) -> tuple[Path, ...]:
+    """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
+    if given:
+        return (config_file(Path(given)),)
+    try:
+        return user_folder() / FILE, site_folder() / FILE, SHIPPED
+    except RuntimeError:  # no home
+        return site_folder() / FILE, SHIPPED

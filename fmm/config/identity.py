@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fmm.config.checks import Raw
+from fmm.config.reader import Raw
 from fmm.kernels.cpu.sums.compiled_sums import compiler_installed
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fmm.config.checks import Raw
 from fmm.config.identity import gpu_key, gpu_parts, named_device
+from fmm.config.reader import Raw
 
 
 def older_key(key: str) -> str:

@@ -1,58 +1,39 @@
-"""The schema of a config, in one place: what stands in it, read and checked, and written.
-
-    {"schema": 1,
-     "devices": {
-      "cpu-intel-r-xeon-r-processor-2t": {             a key: what changes the answers (identity.py, older_keys.py)
-       "float64": {                                    one section for each element type
-        "versions": {"numpy": "2.4.6", ...},           of libraries and driver, when it was tuned
-        "conditions": {...}, "tuned": {...},           for people: name, clocks, memory; when and how
-        "calibration": {"stream": ..., "rate": {...}}, the model's numbers, those of fmm.perfmodel.calibration; or null
-        "intervals": {...}, "error": {...},            how sure they are, and how far off the model is on other shapes
-        "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names, with 95 % intervals (thresholds.py)
-        "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
-        "noise": 0.01,                                 the noise floor, as a share; null if it was not measured
-        "doubts": ["..."],                             why the model is not used; none as a rule
-        "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
-       }}}}
-
-`ENTRY` and `SECTION` below have a check for every field. Only the section that is asked for is checked, so that what is
-damaged elsewhere disturbs nobody.
-"""
+"""Schema."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
-from fmm.config.checks import (
+from fmm.config.environment import log_once
+from fmm.config.identity import COMPILED, SUMS, Identity
+from fmm.config.reader import (
     Check,
     ConfigError,
     Raw,
     anything,
     bounded_number,
-    checked_fields,
     list_of_texts,
     number_or_nothing,
     object_of_texts,
     one_of,
     plain_text,
+    read_fields,
     true_or_false,
     whole_number,
     wrong_value,
 )
-from fmm.config.environment import log_once
-from fmm.config.identity import COMPILED, SUMS, Identity
-from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
-from fmm.hardware.chip import Fitted
+from fmm.hardware.chip import BlockTerms
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.old_names import todays_ending, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.untuned.datasheet import datasheet_rates
+from fmm.perfmodel.default_calibration import datasheet_rates
 from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
@@ -63,10 +44,10 @@ __all__ = [
     "Size",
     "Tuned",
     "calibration_fields",
-    "checked_calibration",
-    "checked_entry",
-    "checked_section",
     "empty_section",
+    "read_calibration",
+    "read_entry",
+    "read_section",
 ]
 
 PRODUCT: Operation = "product"  # the operation of most entries
@@ -126,7 +107,7 @@ class Tuned:
     entries: Mapping[Key, Entry]
     changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
     thresholds: Thresholds | None = None
-    fitted: Fitted | None = None  # the block model's terms, where the built-in ones do not hold
+    fitted: BlockTerms | None = None  # the block model's terms, where the built-in ones do not hold
     doubts: tuple[str, ...] = ()  # what speaks against the tuning: its model is not trusted
     failed: tuple[str, ...] = ()  # the rates of leaves that were tried, and never worked: they are not to be taken
 
@@ -223,9 +204,9 @@ def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], fr
 # ---- reading
 
 
-def checked_entry(raw: Raw, where: str) -> Entry:
+def read_entry(raw: Raw, where: str) -> Entry:
     """An entry; a plan must be certified."""
-    found = Entry(**checked_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean", "op"})))
+    found = Entry(**read_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean", "op"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
         raise ConfigError(
             f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
@@ -233,7 +214,7 @@ def checked_entry(raw: Raw, where: str) -> Entry:
     return found
 
 
-def checked_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
+def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
     """The model's numbers for one type; `name` is the device's, `source` says where they are from.
 
     Leaves with a rate of their own have it in `leaf_rates`, or else, if `datasheet` names one, the rate that follows
@@ -241,13 +222,13 @@ def checked_calibration(raw: Raw, where: str, dtype: str, name: str, source: str
     checks, optional = _numbers(Calibration)
     rates, rate_optional = _numbers(Rate)
     allowed = {**checks, **_RETIRED, "rate": anything, "leaf_rates": anything, "datasheet": plain_text}
-    found = checked_fields(raw, where, allowed, optional | _RETIRED.keys() | {"leaf_rates", "datasheet"})
+    found = read_fields(raw, where, allowed, optional | _RETIRED.keys() | {"leaf_rates", "datasheet"})
     found = {name: value for name, value in found.items() if name not in _RETIRED}
     given: dict[str, tuple[str, Raw]] = {dtype: ("rate", found.pop("rate"))}
     for leaf, numbers in _object(found.pop("leaf_rates", {}), f"{where}.leaf_rates").items():
         given[todays_ending(leaf)] = f"leaf_rates.{leaf}", numbers
     known = {
-        name: Rate(**checked_fields(numbers, f"{where}.{place}", rates, rate_optional))
+        name: Rate(**read_fields(numbers, f"{where}.{place}", rates, rate_optional))
         for name, (place, numbers) in given.items()
     }
     assumed = _assumed_rates(found.pop("datasheet", ""), dtype, where)
@@ -267,17 +248,17 @@ def _object(raw: Raw, where: str) -> dict[str, Raw]:
     return raw
 
 
-def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
+def read_section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     """A section, all of it checked."""
     if dtype not in DTYPES:
         raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
-    found = checked_fields(given, where, SECTION, _LATER)
+    found = read_fields(given, where, SECTION, _LATER)
     if not isinstance(found["entries"], list):
         raise wrong_value(f"{where}.entries", "a list", found["entries"])
-    entries = [checked_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
+    entries = [read_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
     source = _source(found["tuned"], found["error"])
     raw = found["calibration"]
-    known = None if raw is None else checked_calibration(raw, f"{where}.calibration", dtype, identity.name, source)
+    known = None if raw is None else read_calibration(raw, f"{where}.calibration", dtype, identity.name, source)
     now = identity.versions
     changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
     entries_by_key = MappingProxyType({e.key: e for e in entries})
@@ -285,16 +266,16 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     doubts = tuple(found.get("doubts", ["the model was not checked on other shapes"] if unchecked else ()))
     if found["versions"].get(SUMS) == COMPILED != now.get(SUMS, COMPILED):
         doubts += ("it was tuned with compiled sums, and llvmlite is installed no more",)
-    terms = read_terms(_inner(found.get("blocks"), "fitted"))
+    terms = read_block_terms(_inner(found.get("blocks"), "fitted"))
     thresholds, failed = read_thresholds(found["thresholds"]), tuple(found.get("failed", ()))
     return Tuned(identity, dtype, known, entries_by_key, changed, thresholds, terms, doubts, failed)
 
 
-def read_terms(raw: Raw) -> Fitted | None:
+def read_block_terms(raw: Raw) -> BlockTerms | None:
     """The block model's terms; None where there are none, or damaged ones: then the built-in ones hold."""
     check = bounded_number(1e-12, 1e6)
     try:
-        return Fitted(**checked_fields(raw, "terms", {f.name: check for f in fields(Fitted)})) if raw else None
+        return BlockTerms(**read_fields(raw, "terms", {f.name: check for f in fields(BlockTerms)})) if raw else None
     except ConfigError:
         return None
 
@@ -332,3 +313,130 @@ def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
     """A section that knows nothing yet."""
     nothing: dict[str, Raw] = dict.fromkeys(("conditions", "tuned", "calibration", "intervals", "error", "thresholds"))
     return {"versions": dict(versions), **nothing, "noise": None, "entries": []}
+
+
+Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
+TAUS = ("tau1", "tau2", "tau3")
+SECONDS = ("alpha", "pi")
+EPSILON = "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
+UNDETERMINED_EPSILON = "it is not determined where all products gained by one level, or none did"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A threshold with the range in which it may lie; None: beyond 65536, or nowhere."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "never"
+        low, high = ("never" if x is None else f"{x:.0f}" for x in (self.low, self.high))
+        return f"{self.value:.0f} [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """All of them; None for what was not measured."""
+
+    alpha: float
+    pi: float
+    n1: float | None
+    n1_measured: float | None
+    epsilon: float | None
+    tau1: Spread
+    tau2: Spread
+    tau3: Spread
+    block_strategy: Mapping[str, str] = field(default_factory=dict)  # side -> name; empty where there is no such kernel
+    # What older configs do not have is empty: side -> speedup; name -> 95 %; tau1 to tau3 -> value.
+    one_level: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    without_emulation: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def recursion_points(self) -> tuple[float | None, ...]:
+        """From which sides on one, two and three levels are taken."""
+        return self.tau1.value, self.tau2.value, self.tau3.value
+
+    @property
+    def fields(self) -> dict[str, Raw]:
+        """As they stand in a section."""
+        return {**asdict(self), "recursion_points": list(self.recursion_points)}
+
+    def value(self, name: str) -> float | None:
+        """One of those that are a number, or a spread around one."""
+        found = getattr(self, name)
+        return found.value if isinstance(found, Spread) else found
+
+
+def read_thresholds(raw: Raw) -> Thresholds | None:
+    """The thresholds of a section; None where there are none, or those of an older fmm, which meant something else."""
+    if not isinstance(raw, dict) or not raw.keys() >= REQUIRED or any(threshold_errors(raw, "")):
+        return None
+    found = Thresholds(**{name: read(raw.get(name)) for name, (_, read) in FIELDS.items()})
+    gained = {gain > 1 for gain in found.one_level.values()}
+    determined = bool(found.epsilon) or len(gained) == 2 or "epsilon" in found.intervals
+    return found if determined else replace(found, epsilon=None)  # older configs have 0
+
+
+def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
+    """What is damaged, one error a field. Where fields of today lack, they are an older fmm's: nothing is."""
+    if raw is not None and not isinstance(raw, dict):
+        yield wrong_value(where, "an object", raw)
+    if not isinstance(raw, dict) or not raw.keys() >= REQUIRED:
+        return
+    for name, (what, read) in FIELDS.items():
+        try:
+            read(raw.get(name))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            yield wrong_value(f"{where}.{name}", what, raw[name])
+
+
+def _number_or_none(raw: Raw) -> float | None:
+    if raw is None:
+        return None
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not isfinite(raw):
+        raise ValueError("no number")
+    return float(raw)
+
+
+def _positive(raw: Raw) -> float:
+    found = _number_or_none(raw)
+    if found is None or found <= 0:
+        raise ValueError("no positive number")
+    return found
+
+
+def _spread(raw: Raw) -> Spread:
+    value, low, high = (_number_or_none(raw[end]) for end in ("value", "low", "high"))
+    return Spread(value, low, high)
+
+
+def _interval(raw: Raw) -> Interval:
+    low, high = map(_number_or_none, raw)
+    return low, high
+
+
+def _named(raw: Raw, read: Callable[[Raw], Any]) -> dict[str, Any]:
+    """An object with such values; null is an empty one."""
+    return {str(name): read(value) for name, value in ({} if raw is None else raw).items()}
+
+
+def _gains(raw: Raw) -> dict[str, float]:
+    return {str(int(side)): gain for side, gain in _named(raw, _positive).items()}
+
+
+POSITIVE_NUMBER, NUMBER = ("a number above 0", _positive), ("a number or null", _number_or_none)
+SPREAD = ("an object of value, low and high, each a number or null", _spread)
+FIELDS: Mapping[str, tuple[str, Callable[[Raw], Any]]] = {  # what each must be, and how it is read
+    **dict.fromkeys(SECONDS, POSITIVE_NUMBER),
+    **dict.fromkeys(("n1", "n1_measured", "epsilon"), NUMBER),
+    **dict.fromkeys(TAUS, SPREAD),
+    "block_strategy": ("an object of names, by sides", partial(_named, read=str)),
+    "one_level": ("an object of numbers above 0, by sides", _gains),
+    "intervals": ("an object of pairs of numbers or null", partial(_named, read=_interval)),
+    "without_emulation": ("an object of numbers or null", partial(_named, read=_number_or_none)),
+}
+REQUIRED = FIELDS.keys() - {"one_level", "intervals", "without_emulation"}  # which older configs do not have

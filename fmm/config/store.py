@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fmm.config.document import config_text
 from fmm.config.files import read_config
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Entry, Raw, checked_entry, empty_section
+from fmm.config.reader import config_text
+from fmm.config.schema import ConfigError, Entry, Raw, empty_section, read_entry
 
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
@@ -39,8 +39,8 @@ def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     """The new section with the old one's entries for other shapes; unverified if library or driver have changed."""
     kept: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
-        kept = [checked_entry(raw, "entries") for raw in old["entries"]]
-    fresh = [checked_entry(raw, "entries") for raw in new["entries"]]
+        kept = [read_entry(raw, "entries") for raw in old["entries"]]
+    fresh = [read_entry(raw, "entries") for raw in new["entries"]]
     known = {e.key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     kept = [replace(e, verified=e.verified and same) for e in kept if e.key not in known]

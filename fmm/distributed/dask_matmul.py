@@ -33,8 +33,8 @@ from fmm.distributed.quadrants import levels_over_blocks
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
-from fmm.perfmodel.choose import usual_growth
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.choose import default_error_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime.arguments.numbers import checked_growth
 from fmm.runtime.devices import device_of
 
@@ -79,9 +79,9 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     if x.chunks[1] != y.chunks[0]:
         y = y.rechunk({0: x.chunks[1]})
     on_device = known == "cupy"
-    limit = usual_growth(on_device) if growth is None else growth
+    limit = default_error_growth(on_device) if growth is None else growth
     way = _chosen_way(x, y, plan, on_device, limit)
-    rest = limit / expected_growth(way.above, dtype.name)
+    rest = limit / expected_error_growth(way.above, dtype.name)
     if on_device:  # the workers choose the plan
         return _tasks(x, y, dtype, way, Inside(None, None if growth is None and way.above == VENDOR else rest))
     inside = decided(*_largest_chunks(x, y), dtype=dtype, max_error_growth=rest).plan
@@ -125,7 +125,7 @@ def _chosen_way(x: Any, y: Any, asked: str | None, on_device: bool, limit: float
     (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
     costs = ChunkCosts(row.flops * m * k * n / rate.flops, max(m * k, k * n, m * n) * row.itemsize, rates.stream)
     if asked is None:
-        plans = [plan for plan in plans if plan == VENDOR or expected_growth(plan, x.dtype.name) <= limit]
+        plans = [plan for plan in plans if plan == VENDOR or expected_error_growth(plan, x.dtype.name) <= limit]
     return chosen_way(grid, plans, costs, workers)
 
 

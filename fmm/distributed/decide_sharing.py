@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fmm.config.environment import emulation_allowed
+from fmm.config.environment import is_emulation_allowed
 from fmm.distributed.layout import Layout
 from fmm.distributed.predict_sharing import Devices, Sharing, chosen_sharing, ranked_sharings
 from fmm.dtypes import DTYPES
@@ -13,7 +13,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.predict import quick_prediction
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import decide
@@ -87,7 +87,7 @@ class Asked:
 def decide_sharing(layout: Layout, dtype: str, device: Device, network: Network, asked: Asked) -> SharedDecision:
     """The way that is predicted to take the least time; of `layout` the work and the pieces do not count."""
     growth = device.error_growth if asked.error_growth is None else asked.error_growth
-    limits = Limits(_bytes(asked.room), growth, emulation_allowed())
+    limits = Limits(_bytes(asked.room), growth, is_emulation_allowed())
     single = _OneDevice(dtype, device, limits)
     known = single.rates(Problem(layout.m, layout.k, layout.n, dtype))
     stream = known.stream if known is not None else SUMS
@@ -104,7 +104,7 @@ def decide_sharing(layout: Layout, dtype: str, device: Device, network: Network,
 def growth_of(sharing: Sharing, dtype: str) -> float:
     """By how much the level above, and adding up pieces in a type of few bits, let the error grow."""
     pieces = sharing.layout.pieces if DTYPES[dtype].sums_wider else 1
-    return float(expected_growth(sharing.above, dtype) * ((pieces + 1) / 2) ** 0.5)
+    return float(expected_error_growth(sharing.above, dtype) * ((pieces + 1) / 2) ** 0.5)
 
 
 def _bytes(room: float) -> int:

@@ -19,7 +19,7 @@ from fmm.api import gemm
 from fmm.api import matmul as local_product
 from fmm.arrays.torch_calls import MATMUL, is_compiling
 from fmm.arrays.torch_library import NAMES, torch_library_of
-from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
+from fmm.config.environment import is_disabled, is_emulation_allowed, tuning_mode
 from fmm.config.identity import gpu_parts
 from fmm.distributed.decide_sharing import Asked, SharedDecision, decide_sharing, growth_of
 from fmm.distributed.exchange import (
@@ -269,7 +269,7 @@ def _question(a: Any, b: Any, wanted: Wanted) -> tuple[str, Exception | None]:
     shapes = " times ".join(f"{tuple(x.shape)} of {x.dtype} as {tuple(x.placements)}" for x in (a, b))
     placed = tuple(wanted.placements) if isinstance(wanted.placements, Sequence) else wanted.placements
     asked = f"{shapes}, plan {wanted.plan}, placements {placed}, error growth {wanted.error_growth}"
-    settings = f"gradients {_gradients_of(a, b)}, {tuning_mode()} {tuning_disabled()} {emulation_allowed()}"
+    settings = f"gradients {_gradients_of(a, b)}, {tuning_mode()} {is_disabled()} {is_emulation_allowed()}"
     complaint = _complaint(a, b, wanted)
     return f"{asked}, {settings}" + (f" ({complaint})" if complaint else ""), complaint
 

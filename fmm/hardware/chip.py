@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmm.hardware.capability import Capability
+from fmm.hardware.datasheets import Capability
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class BlockTerms:
     """What the block model's formulas cannot say, fitted to an H200's times of Huang's six strategies:
     `python -m benchmarks.block_model`."""
 
@@ -29,7 +29,7 @@ class Chip:
     clock: float
     bandwidth: float
     cache: float
-    fitted: Fitted = Fitted()
+    fitted: BlockTerms = BlockTerms()
     version: int = 0  # the compute capability, 90 for 9.0, where the table of limits knows only an older one
     shared: int = 0  # bytes of shared memory that a thread block may ask for; 0: as the limits say
     tensor_maps: bool = True  # does the driver make maps for the copy engine?

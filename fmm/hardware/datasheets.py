@@ -1,16 +1,89 @@
-"""Facts about GPUs: datasheet numbers per device. A new device is a new row.
-
-The table is `datasheets.csv` beside this file; every row names its source. What devices of one compute
-capability share is in fmm.hardware.capability.
-"""
+"""Datasheets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cache
+from importlib import resources
+from typing import Any, TypeVar
 
-from fmm.hardware.capability import Capability, capability_limits
-from fmm.hardware.records import read_records
+Record = TypeVar("Record")
+
+
+# Annotations are strings here (from __future__), so the column types are keyed by their spelling.
+_READERS: dict[str, Callable[[str], object]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "float | None": lambda text: float(text) if text else None,
+}
+
+
+def read_records(record: type[Record], package: str, file: str) -> list[Record]:
+    """A table's rows as records, column by column of the same name."""
+    text = (resources.files(package) / file).read_text(encoding="utf-8")
+    columns: Any = fields(record)  # type: ignore[arg-type]
+    rows = csv.DictReader(text.splitlines(), strict=True)
+    return [record(**{c.name: _READERS[str(c.type)](row[c.name]) for c in columns}) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What every device of one compute capability shares; sizes in bytes, rates per SM and clock.
+
+    `register_granularity` says who is given registers in units of `register_unit`: a warp, or (1.x) a block.
+    `warp_granularity` is the number of SM partitions among which warps are dealt out evenly.
+    `shared_per_block` is the largest size a kernel can opt into. The rates count cores: an FMA is two flops.
+    """
+
+    capability: str
+    max_threads_per_block: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    registers_per_block: int
+    max_registers_per_thread: int
+    register_unit: int
+    register_granularity: str
+    warp_granularity: int
+    shared_per_sm: int
+    shared_per_block: int
+    reserved_shared_per_block: int
+    shared_unit: int
+    shared_bytes_per_clock: int
+    fp32_per_clock: int
+    fp64_per_clock: int
+    source: str
+
+
+def capability_limits(name: str) -> Capability:
+    """The limits of one compute capability, as "9.0"."""
+    found = _limits_table().get(name)
+    if found is None:
+        raise ValueError(f"unknown compute capability {name!r}; the table has {', '.join(capability_names())}")
+    return found
+
+
+def nearest_capability(name: str) -> Capability:
+    """Those of the newest one in the table that is not newer, for devices that the table does not know."""
+    known = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
+    return capability_limits(known[-1] if known else capability_names()[0])
+
+
+def capability_names() -> tuple[str, ...]:
+    """Every compute capability in the table, oldest first."""
+    return tuple(_limits_table())
+
+
+def _version_numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, name.split(".")))
+
+
+@cache
+def _limits_table() -> dict[str, Capability]:
+    return {c.capability: c for c in read_records(Capability, "fmm.hardware", "capabilities.csv")}
 
 
 @dataclass(frozen=True, slots=True)

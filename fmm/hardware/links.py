@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from fmm.hardware.records import read_records
+from fmm.hardware.datasheets import read_records
 
 
 @dataclass(frozen=True, slots=True)

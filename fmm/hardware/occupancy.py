@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmm.hardware.capability import Capability
+from fmm.hardware.datasheets import Capability
 
 WARP = 32
 
@@ -80,7 +80,7 @@ def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks:
     return range(counts[0], counts[-1] + 1) if counts else range(0)
 
 
-def most_registers(limits: Capability, threads: int, blocks: int) -> int:
+def max_registers(limits: Capability, threads: int, blocks: int) -> int:
     """The most registers per thread that leave room for `blocks` blocks, as __launch_bounds__ enforces."""
     fitting = (
         registers

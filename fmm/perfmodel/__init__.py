@@ -4,15 +4,12 @@ from fmm.hardware.datasheets import Device, device, device_names
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Choice, Limits, choose
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.papers.li.counts import A, T, V
+from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.perfmodel.predict import Prediction, predict
-from fmm.perfmodel.stability import error_bound, expected_growth
-from fmm.perfmodel.untuned.built_in import cpu
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.stability import error_bound, expected_error_growth
 from fmm.problem import Problem
 
 __all__ = [
-    "A",
     "Calibration",
     "Choice",
     "Cost",
@@ -20,15 +17,13 @@ __all__ = [
     "Limits",
     "Prediction",
     "Problem",
-    "T",
-    "V",
     "choose",
     "cost",
-    "cpu",
-    "datasheet",
+    "cpu_calibration",
+    "datasheet_calibration",
     "device",
     "device_names",
     "error_bound",
-    "expected_growth",
+    "expected_error_growth",
     "predict",
 ]

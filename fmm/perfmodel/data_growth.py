@@ -3,7 +3,7 @@
 Each product of a plan is taken to err as a classical product of its own operands does: every partial sum is rounded, so
 that the error's variance is the sum of the squares of all partial sums. Those are estimated on random vectors, without
 multiplying matrices. So what sums of blocks do to the data counts: that they cancel, that large rows get into small
-ones, that positive numbers lose their sign. fmm.perfmodel.stability.expected_growth is the same for independent random
+ones, that positive numbers lose their sign. fmm.perfmodel.stability.expected_error_growth is the same for independent random
 numbers of one size, and needs no data. Left out: the rounding of the operands' sums, which is a k-th of the
 rest, that roundings of one product are not independent, and rows and columns beyond what the blocks divide.
 """

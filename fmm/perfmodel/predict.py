@@ -1,4 +1,4 @@
-"""Prediction: seconds from what a plan costs and a calibration, by one formula: that of `predicted_seconds`."""
+"""Prediction."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from math import ceil, log2, sqrt
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
+from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
+from fmm.kernels.plans.leaf import LeafUse, leaf_use
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choosable import by_columns, slow_by_columns
-from fmm.perfmodel.work.estimate import counted_work, estimated_work
-from fmm.perfmodel.work.plane_rounds import plane_slowdown
-from fmm.perfmodel.work.row_starts import DEEP, aligned_operands
-from fmm.perfmodel.work.work import Half, Work
+from fmm.perfmodel.work import DEEP, Half, Work, aligned_operands, counted_work, estimated_work
 from fmm.problem import Problem
 
 LEAVES_OUT = (
@@ -62,15 +61,15 @@ class Prediction:
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of a plan, its counts taken from its steps at the actual sizes."""
-    return predicted_seconds(plan, problem, counted_work(plan, problem), calibration)
+    return predict_from_work(plan, problem, counted_work(plan, problem), calibration)
 
 
 def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of a plan, its counts estimated, which takes microseconds."""
-    return predicted_seconds(plan, problem, estimated_work(plan, problem), calibration)
+    return predict_from_work(plan, problem, estimated_work(plan, problem), calibration)
 
 
-def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
+def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
     The names are those of the fields of Rate and Calibration.
@@ -149,7 +148,11 @@ def _products(
             together = max(batch, lanes)
             if tiles:
                 slowdown = unaligned_tiles * tiles.slowdown(rate, m, k, n, together)
-                slowdown *= BY_COLUMNS if by_columns(problem) and slow_by_columns(plan.leaf_use, dtype.name) else 1.0
+                slowdown *= (
+                    BY_COLUMNS
+                    if is_b_column_major(problem) and is_slow_on_column_major_b(plan.leaf_use, dtype.name)
+                    else 1.0
+                )
             else:
                 slowdown = copied * leaf.time.relative * _slowdown(rate, m, k, n, together, unaligned, singly)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
@@ -203,7 +206,7 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
     by_kernel = dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ()))
-    if by_kernel and not slow_by_columns(leaf_use(name), dtype.name):
+    if by_kernel and not is_slow_on_column_major_b(leaf_use(name), dtype.name):
         # Tiles on the diagonal are whole.
         return leaf.time.relative * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
@@ -320,3 +323,46 @@ def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
 def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of the vendor's product."""
     return quick_prediction(VENDOR, problem, calibration)
+
+
+WIDE = F16X3_SIZES[0]
+# What a tile of half the width takes as a share of a wide one's time: along the inner dimension, and to begin and end.
+# (Settled, as the next two and the rate of `f16x3`, on 289 products of an H200: off by 2.7 % at the median and 7.6 % at
+# nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
+NARROW, NARROW_END = 0.70, 0.41
+# So many times as long a tile takes to begin and to end where rows of C begin at no multiple of eight bytes: they are
+# written one number at a time.
+SINGLY = 1.5
+# So many times as long takes a tile whose thread block shares nothing with a neighbour.
+ALONE = 1.05
+
+# By how much longer a product takes for each time that C's sides double beyond so many rows and columns: the blocks of
+# a round then read lines that lie ever farther apart. (By 25 plans of an H200 with leaf products of 4096 to 65536 rows
+# and columns, results/nvidia-h200/f16x3-leaves.json: without, those of 65536 took 1.27 to 1.36 times as long as
+# predicted, those of 16384 1.00 to 1.14, those of 4096 and 8192 1.06.)
+FAR, NEAR = 0.065, 8192.0
+
+
+def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, singly: bool) -> float:
+    """How many times as long as flops / rate so many products take together, their planes being there already."""
+    rows, cols, count = ceil(m), ceil(n), ceil(together)
+    s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
+    rounds = ceil(
+        count_cluster_tiles(cluster_tiles(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
+    )
+    narrow, alone = s.n_s < WIDE.n_s, ALONE if s.cluster == 1 else 1.0
+    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW if narrow else 1.0)
+    end = rate.pipe * (SINGLY if singly else 1.0) * (NARROW_END if narrow else 1.0)
+    far = 1 + FAR * max(log2(m * n / NEAR**2) / 2, 0.0)
+    return far * alone * rounds * (steps + end) * rate.blocks * WIDE.m_s * WIDE.n_s / (m * k * n * together)
+
+
+def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
+    """Is the leaf slow where B lies column by column, as in x x^T? (Not if it reads a copy that is turned.)"""
+    return use.order is None and dtype in use.leaf.time.slow_columns
+
+
+def is_b_column_major(problem: Problem) -> bool:
+    """Does B lie column by column? (Halves are compared as those of x x^T, whichever of the two they are.)"""
+    orders = [layout.order for layout in problem.layouts]
+    return problem.halved or orders[1] == "F"

@@ -181,7 +181,7 @@ def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
 
 @depends_on_rows
 @lru_cache(maxsize=4096)
-def expected_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
+def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
     """Expected (root mean square) error as a multiple of the vendor's product of this type.
 
     Random data of one size, errors taken as independent; or numbers of one sign where more is expected of these, as of
@@ -273,7 +273,7 @@ def _shares(scheme: Scheme) -> _Shares:
 # ---- which bound holds
 
 
-def bounds_entries(plan: Plan) -> bool:
+def has_entrywise_bound(plan: Plan) -> bool:
     """Is every entry's error small beside the same entry of |A| |B|, as the vendor's is, or is the product computed
     again where that is not certain? Not where products are saved: then it is small beside the largest entries."""
     leaf = plan.leaf_use.leaf
@@ -281,7 +281,7 @@ def bounds_entries(plan: Plan) -> bool:
     return not saves and (leaf.error.checks_entries or not plan.emulates)
 
 
-def bound_in_words(plan: Plan, componentwise: bool = False) -> str:
+def error_bound_text(plan: Plan, componentwise: bool = False) -> str:
     """What an entry's error is small beside, in words."""
     leaf = plan.leaf_use.leaf
     if leaf.error.saves_products or any(level.saves_products for level in plan.levels):

@@ -11,14 +11,13 @@ import numpy as np
 from fmm.arrays.library import Processor
 from fmm.config import identity
 from fmm.config.environment import tuning_mode
-from fmm.config.files import configs_in_force
+from fmm.config.files import active_configs
 from fmm.config.identity import Identity, gpu_key
 from fmm.hardware import datasheets
 from fmm.hardware.chip import Chip
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import usual_growth
-from fmm.perfmodel.untuned.built_in import BUILT_IN, cpu
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.choose import default_error_growth
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration, datasheet_calibration
 from fmm.runtime.probe import probed_calibration
 
 
@@ -36,7 +35,7 @@ class Device:
     @property
     def error_growth(self) -> float:
         """The most expected error, as a multiple of the vendor's, unless the caller says otherwise."""
-        return usual_growth(not self.threads)
+        return default_error_growth(not self.threads)
 
 
 def device_of(processor: Processor, number: int) -> Device:
@@ -50,14 +49,14 @@ def device_of(processor: Processor, number: int) -> Device:
 def cpu_device(threads: int) -> Device:
     """This CPU, with so many threads of BLAS."""
     guess = built_in_calibration(threads)
-    probe = partial(probed_calibration, threads) if guess.source == BUILT_IN else None
+    probe = partial(probed_calibration, threads) if guess.source == BUILT_IN_SOURCE else None
     return Device(identity.cpu_identity(threads), guess, probe, threads)
 
 
 @lru_cache(maxsize=64)
 def built_in_calibration(threads: int) -> Calibration:
     """The calibration of a CPU with so many threads, until it is tuned."""
-    return cpu(threads)
+    return cpu_calibration(threads)
 
 
 # ---- CUDA devices
@@ -133,7 +132,7 @@ def datasheet_of(name: str, capability: str, sms: int) -> Calibration | None:
         parts = listed.upper().split()
         named = any(words[i : i + len(parts)] == parts for i in range(len(words)))
         if named and (known.capability, known.sms) == (capability, sms):
-            return datasheet(listed)
+            return datasheet_calibration(listed)
     return None
 
 
@@ -141,5 +140,5 @@ def chip_as_tuned(device: Device) -> Chip | None:
     """Its chip, with the block model's terms that a tuning found for it."""
     if device.chip is None:
         return None
-    tuned = None if tuning_mode() == "off" else configs_in_force().tuned(device.identity, "float32")
+    tuned = None if tuning_mode() == "off" else active_configs().tuned(device.identity, "float32")
     return device.chip if tuned is None or tuned.fitted is None else replace(device.chip, fitted=tuned.fitted)

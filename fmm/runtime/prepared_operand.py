@@ -16,12 +16,12 @@ from fmm.arrays.kinds import check_dense, kind_of, on_device
 from fmm.arrays.library import DeviceLibrary, Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
-from fmm.config.environment import emulation_allowed
+from fmm.config.environment import is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from fmm.runtime.arguments.numbers import in_words
 from fmm.runtime.calls.operands import matrix_layout
@@ -141,7 +141,7 @@ def _type_name(x: Any) -> str:
 def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     """With what the first leaf keeps that can keep something; None where there is none."""
     setting, described = library.setting(x, x, None), library.operand(x)
-    usual = not setting.refusal and setting.math == "ieee" and setting.emulation and emulation_allowed()
+    usual = not setting.refusal and setting.math == "ieee" and setting.emulation and is_emulation_allowed()
     if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not usual:
         return None
     order = (matrix_layout(described) or Layout("C", 1)).order
@@ -178,7 +178,7 @@ def _launches(
         problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), kept="A")
     from fmm.kernels.cuda.record import record_kept
 
-    return record_kept(Plan(leaf=leaf.name), problem, target_on(chip))
+    return record_kept(Plan(leaf=leaf.name), problem, chip_target(chip))
 
 
 def _run(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:

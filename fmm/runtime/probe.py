@@ -31,7 +31,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.untuned.built_in import cpu
+from fmm.perfmodel.default_calibration import cpu_calibration
 
 SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
 LONGEST = 0.02  # ... until the next would take longer than this many seconds
@@ -70,18 +70,18 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
     with _lock.now:
         if key not in _found:
             if threads_given_up():
-                return cpu(threads)  # another call has BLAS's threads: this is no moment to measure
+                return cpu_calibration(threads)  # another call has BLAS's threads: this is no moment to measure
             dtypes = ("float32", "complex64") if single else ("float64", "complex128")
             try:
                 found = call_apart(partial(_measure, threads, dtypes))
             except (MemoryError, NoThreadError):
-                return cpu(threads)
+                return cpu_calibration(threads)
             _found[key] = {True: replace(found, margin=LEAST_COMPLEX_GAIN), False: found}
         return _found[key][DTYPES[dtype].is_complex]
 
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
-    built_in, stream = cpu(threads), _sum_rate(threads)
+    built_in, stream = cpu_calibration(threads), _sum_rate(threads)
     rate, least = _product_rate(np.dtype(dtypes[0]), PIPE), 0.0
     with threads_per_product(threads) as (at_a_time, _):
         if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less

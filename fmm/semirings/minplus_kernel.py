@@ -14,8 +14,8 @@ from typing import NamedTuple
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled_source import sizes_type
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.tiling import strategy_cpp
 
 ENTRY = "fmm_minplus"
 TILE_THREADS = 256  # threads of the block that closes a tile, and of blocks that write numbers twice
@@ -188,7 +188,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
     """Return the CUDA source of a product's kernel."""
     ring, s = RINGS[kernel.ring], kernel.sizes
     body = (
-        f"using Sizes = {sizes_type(s)};",
+        f"using Sizes = {strategy_cpp(s)};",
         "extern __shared__ float4 memory[];",
         f"fmm::tropical::minplus<fmm::tropical::{ring.cpp}, Sizes, {str(kernel.with_arguments).lower()}>(",
         f"    p, reinterpret_cast<{ring.word}*>(memory));",

@@ -17,7 +17,7 @@ from fmm.config.files import Configs
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime import matmul as product_call
@@ -264,13 +264,17 @@ def test_a_known_half_whose_launch_fails_is_completed(
 def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     small, larger = (Problem(n, n, n, "float32", op="gram") for n in (256, 480))
     entry = replace(configs.entry(small.size, "gram > vendor"), op="gram")
-    tuned = Tuned(H200.identity, "float32", datasheet("H200"), {entry.key: entry})
+    tuned = Tuned(H200.identity, "float32", datasheet_calibration("H200"), {entry.key: entry})
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
     monkeypatch.setattr(Configs, "tuned", lambda configs, identity, dtype: tuned)
     limits = Limits(1 << 34, H200.error_growth)
     assert [str(decide(problem, limits, H200).plan) for problem in (small, larger)] == ["gram > vendor", "small"]
     # What no tuning measures is known all the same.
-    unmeasured = replace(datasheet("H200"), rates={"float32": datasheet("H200").rate("float32")}, call_of_small=0.0)
+    unmeasured = replace(
+        datasheet_calibration("H200"),
+        rates={"float32": datasheet_calibration("H200").rate("float32")},
+        call_of_small=0.0,
+    )
     tuned = replace(tuned, calibration=unmeasured)
     assert str(decide(larger, limits, H200).plan) == "small"
 

@@ -392,9 +392,9 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
     path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     yield decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200)
-    files.forget_configs()
+    files.clear_config_cache()
 
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
@@ -733,11 +733,11 @@ def test_an_entry_that_does_not_fit_a_view_gives_way(
     path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     library: Any = Apart()
     library.leading = leading
     found = product_call.explained(library, draw((8, 8)), draw((8, 8)), None, NO_WISHES)
-    files.forget_configs()
+    files.clear_config_cache()
     assert (found.step, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
     assert found.plan != VENDOR and found.kernels[0] != "test.matmul"
     assert ("cannot run on these arrays" in found.reason) == (leading == 8193)

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.config import document, environment, files, identity, locate, schema
+from fmm.config import environment, files, identity, reader, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
-from fmm.hardware.chip import Fitted
+from fmm.hardware.chip import BlockTerms
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
@@ -30,7 +30,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices, matmul
 from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import Wishes
-from fmm.tuner.commands.tune import output_path
+from fmm.tuner.tune import output_path
 from tests.support import configs as tuned
 from tests.support.interrupts import AtStep
 
@@ -50,7 +50,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    files.forget_configs()
+    files.clear_config_cache()
     environment.log_once.cache_clear()
     online._trials.clear()
 
@@ -153,8 +153,8 @@ def test_an_unknown_mode_is_said_once_and_is_cache(
 @pytest.mark.parametrize(
     ("name", "read", "usual"),
     [
-        ("FMM_EMULATION", environment.emulation_allowed, True),
-        ("FMM_COMPONENTWISE", environment.componentwise_wanted, False),
+        ("FMM_EMULATION", environment.is_emulation_allowed, True),
+        ("FMM_COMPONENTWISE", environment.is_componentwise_required, False),
     ],
 )
 def test_a_switch_is_on_or_off_and_says_so_of_anything_else(
@@ -179,7 +179,7 @@ def test_a_switch_is_on_or_off_and_says_so_of_anything_else(
 def test_anything_but_a_word_for_no_disables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for value, expected in (("", False), ("0", False), ("no", False), ("Off", False), ("1", True), ("please", True)):
         monkeypatch.setenv("FMM_DISABLE", value)
-        assert environment.tuning_disabled() == expected, value
+        assert environment.is_disabled() == expected, value
 
 
 def test_a_config_that_is_being_made_is_not_missed(path: Path, said: Callable[[], list[str]]) -> None:
@@ -362,14 +362,14 @@ def test_the_folders_are_those_of_platformdirs(monkeypatch: pytest.MonkeyPatch, 
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert locate.user_folder() == Path(platformdirs.user_config_dir("fmm", appauthor=False))
-        assert locate.site_folder() == Path(platformdirs.site_config_dir("fmm", appauthor=False))
+        assert files.user_folder() == Path(platformdirs.user_config_dir("fmm", appauthor=False))
+        assert files.site_folder() == Path(platformdirs.site_config_dir("fmm", appauthor=False))
 
 
 def test_the_users_config_comes_before_the_sites(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FMM_CONFIG")
-    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
-    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setattr(files, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(files, "user_folder", lambda: tmp_path / "user")
     tuned.write(tmp_path / "site" / "config.json", HERE.key, found=tuned.section(tuned.entry(plan="hasa > vendor")))
     assert str(decided().plan) == "hasa > vendor"
     tuned.write(tmp_path / "user" / "config.json", HERE.key)
@@ -387,9 +387,9 @@ def test_what_ships_with_the_package_was_measured_on_another_card(
     """And says so."""
     monkeypatch.delenv("FMM_CONFIG")
     for folder in ("site_folder", "user_folder"):
-        monkeypatch.setattr(locate, folder, lambda: tmp_path / "empty")
+        monkeypatch.setattr(files, folder, lambda: tmp_path / "empty")
     shipped = tuned.write(tmp_path / "shipped.json", key, found=tuned.section())
-    for module in (locate, files):
+    for module in (files, files):
         monkeypatch.setattr(module, "SHIPPED", shipped)
     found = decided()
     assert found.step == step
@@ -402,8 +402,8 @@ def test_a_tuning_that_cannot_be_used_takes_nothing_away(
 ) -> None:
     """As after Ctrl-C: its entries hold, and the model of the next file that has one."""
     monkeypatch.delenv("FMM_CONFIG")
-    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
-    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setattr(files, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(files, "user_folder", lambda: tmp_path / "user")
     tuned.write(tmp_path / "site" / "config.json", HERE.key, found=tuned.section())
     entry = tuned.entry((640, 640, 640), plan="hasa > vendor")
     own = tuned.section(entry, doubts=["the noise was not measured"])
@@ -411,43 +411,43 @@ def test_a_tuning_that_cannot_be_used_takes_nothing_away(
         own = tuned.section(entry, calibration=None)
     tuned.write(tmp_path / "user" / "config.json", HERE.key, found=own)
     assert decided().step == "calibrated model" and decided().plan.levels
-    found = files.configs_in_force().tuned(HERE, "float64")
+    found = files.active_configs().tuned(HERE, "float64")
     assert found is not None and found.trusted is not None and found.entry((640, 640, 640)) is not None
     (tmp_path / "site" / "config.json").unlink()
     forget()
-    alone = files.configs_in_force().tuned(HERE, "float64")
+    alone = files.active_configs().tuned(HERE, "float64")
     assert alone is not None and alone.trusted is None and alone.entry((640, 640, 640)) is not None
 
 
 def test_the_terms_of_blocks_go_with_the_model(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those of a tuning that is not used are not used either."""
     monkeypatch.delenv("FMM_CONFIG")
-    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
-    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setattr(files, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(files, "user_folder", lambda: tmp_path / "user")
     for folder, wait, doubts in (("user", 2.0, ["the clock fell"]), ("site", 3.0, [])):
-        terms = {**dict.fromkeys((f.name for f in fields(Fitted)), 1.0), "wait": wait}
+        terms = {**dict.fromkeys((f.name for f in fields(BlockTerms)), 1.0), "wait": wait}
         blocks = {"fitted": terms, "error": 0.01, "shapes": 8}
         tuned.write(tmp_path / folder / "config.json", HERE.key, found=tuned.section(blocks=blocks, doubts=doubts))
-    found = files.configs_in_force().tuned(HERE, "float64")
+    found = files.active_configs().tuned(HERE, "float64")
     assert found is not None and found.fitted is not None and found.fitted.wait == 3.0
 
 
 def test_what_failed_in_either_tuning_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The one whose model is used, and the one before it whose model is not."""
     monkeypatch.delenv("FMM_CONFIG")
-    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
-    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setattr(files, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(files, "user_folder", lambda: tmp_path / "user")
     for folder, failed, doubts in (("user", ["f16x3"], ["the clock fell"]), ("site", ["residues(14)"], [])):
         found = tuned.section(failed=failed, doubts=doubts)
         tuned.write(tmp_path / folder / "config.json", HERE.key, found=found)
-    known = files.configs_in_force().tuned(HERE, "float64")
+    known = files.active_configs().tuned(HERE, "float64")
     assert known is not None and known.trusted is not None and known.failed == ("f16x3", "residues(14)")
 
 
 @pytest.mark.parametrize("noise", [0.0, 79.3])
 def test_a_tuning_beside_much_other_work_can_be_read(noise: float, path: Path) -> None:
     """Its doubts say that it is not used; it is no damaged config."""
-    found = schema.checked_section(tuned.section(noise=noise, doubts=["noisy"]), "test", HERE, "float64")
+    found = schema.read_section(tuned.section(noise=noise, doubts=["noisy"]), "test", HERE, "float64")
     assert found.doubts == ("noisy",) and found.trusted is None
 
 
@@ -460,7 +460,7 @@ def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> Non
     ):
         section = tuned.section(versions={**tuned.VERSIONS, "sums": then})
         here = Identity(HERE.key, HERE.name, {**HERE.versions, "sums": now})
-        found = schema.checked_section(section, "test", here, "float64")
+        found = schema.read_section(section, "test", here, "float64")
         assert (found.trusted is not None) == trusted, (then, now)
 
 
@@ -475,8 +475,8 @@ def test_the_tuner_and_the_runtime_mean_the_same_file(path: Path, monkeypatch: p
         (named, named),
     ):
         monkeypatch.setenv("FMM_CONFIG", str(given))
-        assert output_path(given) == output_path(None) == locate.default_path() == meant
-        assert locate.search_path(str(given)) == (meant,)
+        assert output_path(given) == output_path(None) == files.default_path() == meant
+        assert files.search_path(str(given)) == (meant,)
 
 
 def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +484,7 @@ def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch:
         raise RuntimeError("no home")
 
     monkeypatch.delenv("FMM_CONFIG")
-    monkeypatch.setattr(locate, "user_folder", homeless)
+    monkeypatch.setattr(files, "user_folder", homeless)
     assert decided().step == "built-in model"
 
 
@@ -563,7 +563,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize(("content", "message"), DOCUMENTS.items(), ids=lambda x: str(x)[:30])
 def test_a_document_that_is_no_config(content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        document.read_document(content)
+        reader.read_document(content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

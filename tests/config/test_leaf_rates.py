@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import pytest
 
-from fmm.config.checks import ConfigError
-from fmm.config.locate import SHIPPED
-from fmm.config.schema import calibration_fields, checked_calibration
+from fmm.config.files import SHIPPED
+from fmm.config.reader import ConfigError
+from fmm.config.schema import calibration_fields, read_calibration
 from fmm.kernels.plans.old_names import OLD_ENDINGS
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.untuned.datasheet import datasheet, datasheet_rates
+from fmm.perfmodel.default_calibration import datasheet_calibration, datasheet_rates
 
 SHEET = "H200"
 OF_TYPE = {"float64": 12, "float32": 7, "bfloat16": 0}  # how many rates of their own there are
@@ -22,13 +22,13 @@ OF_TYPE = {"float64": 12, "float32": 7, "bfloat16": 0}  # how many rates of thei
 
 def of_type(dtype: str) -> Calibration:
     """The datasheet's, as a section for one type has it."""
-    found = datasheet(SHEET)
+    found = datasheet_calibration(SHEET)
     rates = {dtype: found.rates[dtype], **datasheet_rates(SHEET, dtype)}
     return replace(found, rates=MappingProxyType(rates))
 
 
 def read(fields: object, dtype: str) -> Calibration:
-    return checked_calibration(json.loads(json.dumps(fields)), "here", dtype, "GPU", "a config")
+    return read_calibration(json.loads(json.dumps(fields)), "here", dtype, "GPU", "a config")
 
 
 @pytest.mark.parametrize(("dtype", "count"), OF_TYPE.items())

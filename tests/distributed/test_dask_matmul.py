@@ -16,15 +16,15 @@ from fmm.distributed import chunk_grid
 from fmm.distributed.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
 from fmm.distributed.dask_recompute import only_if, quietly, same_chunk
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.choose import usual_growth
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.choose import default_error_growth
+from fmm.perfmodel.stability import expected_error_growth
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
 products = import_module("fmm.dask")
 dask_arrays = import_module("fmm.distributed.dask_matmul")
 
-GROWTH_OF_WINOGRAD = expected_growth(Plan.parse("winograd > vendor"), "float64")
+GROWTH_OF_WINOGRAD = expected_error_growth(Plan.parse("winograd > vendor"), "float64")
 GRIDS = [
     ((64, 64, 64), (16, 16)),  # four by four equal chunks
     ((70, 53, 61), (16, 16)),  # the last ones smaller
@@ -388,7 +388,7 @@ OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
         ({}, None),
         ({"max_error_growth": 3.0}, 3.0),
         ({"plan": "winograd", "max_error_growth": 6.0}, 6.0 / GROWTH_OF_WINOGRAD),
-        ({"plan": "winograd"}, usual_growth(True) / GROWTH_OF_WINOGRAD),
+        ({"plan": "winograd"}, default_error_growth(True) / GROWTH_OF_WINOGRAD),
     ],
     ids=["nothing wished", "a limit", "a level and a limit", "a level"],
 )

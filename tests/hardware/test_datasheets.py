@@ -2,9 +2,8 @@
 
 import pytest
 
-from fmm.hardware.capability import capability_limits, known_capabilities
-from fmm.hardware.datasheets import device, device_names
-from fmm.hardware.occupancy import Launch, active_blocks, launch_occupancy, most_registers, register_counts
+from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names
+from fmm.hardware.occupancy import Launch, active_blocks, launch_occupancy, max_registers, register_counts
 from fmm.perfmodel.papers.table import Table
 
 
@@ -35,7 +34,7 @@ def test_the_devices_are_those_of_the_papers_and_today() -> None:
 
 def test_capabilities_of_the_table() -> None:
     expected = {"1.3", "2.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}
-    assert expected <= set(known_capabilities())
+    assert expected <= set(capability_names())
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -68,7 +67,7 @@ def test_shared_bandwidth_is_footnote_13_of_huang() -> None:
     assert device("v100").shared_bandwidth == pytest.approx(80 * 32 * 4 * 1530e6)
 
 
-@pytest.mark.parametrize("name", known_capabilities())
+@pytest.mark.parametrize("name", capability_names())
 def test_limits_are_consistent(name: str) -> None:
     limits = capability_limits(name)
     assert limits.max_threads_per_block <= limits.max_threads_per_sm
@@ -140,7 +139,7 @@ def test_active_blocks(name: str, threads: int, registers: int, shared: int, blo
     assert active_blocks(capability_limits(name), threads, registers, shared) == blocks
 
 
-@pytest.mark.parametrize("name", known_capabilities())
+@pytest.mark.parametrize("name", capability_names())
 def test_more_of_anything_never_gives_more_blocks(name: str) -> None:
     limits = capability_limits(name)
     for threads in (32, 96, 256, 480):
@@ -167,7 +166,7 @@ def test_register_counts_is_the_inverse_of_active_blocks(threads: int, blocks: i
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
 def test_most_registers_is_the_edge(blocks: int) -> None:
     limits = capability_limits("9.0")
-    edge = most_registers(limits, 256, blocks)
+    edge = max_registers(limits, 256, blocks)
     assert active_blocks(limits, 256, edge) >= blocks
     assert edge == limits.max_registers_per_thread or active_blocks(limits, 256, edge + 1) < blocks
 

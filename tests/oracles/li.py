@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fmm.perfmodel.papers.li import texts
-from fmm.perfmodel.papers.li.counts import LEAVES, QUANTITIES, Polynomial, Quantity
+from fmm.perfmodel.papers import li_formulas
+from fmm.perfmodel.papers.li_counts import LEAVES, QUANTITIES, Polynomial, Quantity
 
 # ---- steps, in their order
 
@@ -84,5 +84,5 @@ def recurrence(quantity: Quantity, method: str, k: int) -> Polynomial:
         ("winograd", "transactions"): "11n^2/32",
         ("winograd", "volume"): "136n^2/4",
     }
-    increment = first[method, quantity] if k == 1 else texts.INCREMENTS[method][QUANTITIES.index(quantity)]
+    increment = first[method, quantity] if k == 1 else li_formulas.INCREMENTS[method][QUANTITIES.index(quantity)]
     return recurrence(quantity, method, k - 1).halved().times(7) + Polynomial.parse(increment)

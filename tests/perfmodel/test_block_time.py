@@ -7,20 +7,18 @@ from dataclasses import astuple, replace
 import pytest
 
 from benchmarks.block_model import missed_line, read_shapes
-from fmm.hardware.capability import capability_limits, known_capabilities, nearest_capability
-from fmm.hardware.chip import Fitted
-from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
-from fmm.perfmodel import block_time
-from fmm.perfmodel.block_time import GEMM, Operands, Side, launch_seconds, resident_blocks
+from fmm.hardware.chip import BlockTerms
+from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names, nearest_capability
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
+from fmm.perfmodel import block_model
+from fmm.perfmodel.block_model import GEMM, Operands, Side, fastest_float32_tile, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.tile_choice import best_for
-from fmm.tuner.fit.block_terms import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.blocks import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"
 H200 = datasheet_chip(device("H200"))
-IDEAL = Fitted(wait=0, far=0, share=1, launch=0)
+IDEAL = BlockTerms(wait=0, far=0, share=1, launch=0)
 EVERY = (*TUNED, *STRATEGIES)
 
 
@@ -34,34 +32,34 @@ def names(found: list[TileSizes]) -> list[str]:
 @pytest.mark.parametrize("s", STRATEGIES, ids=lambda s: s.name)
 def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
-    monkeypatch.setattr(block_time, "COPY", 0)
-    monkeypatch.setattr(block_time, "LOOP", 0)
+    monkeypatch.setattr(block_model, "COPY", 0)
+    monkeypatch.setattr(block_model, "LOOP", 0)
     monkeypatch.setattr(Side, "reads", lambda *_: 0)
     monkeypatch.setattr(Side, "bursts", False)
     monkeypatch.setattr(Side, "stored", property(lambda side: side.tile))
     on = replace(H200, fitted=IDEAL, bandwidth=1e30)
     per_sm = resident_blocks(s, GEMM, on.limits)
     tiles, k = 4 * on.multiprocessors * per_sm, 4096  # four rounds
-    flop = tiles * block_time.kernel_flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
-    smop = tiles * 4 * block_time.shared_elements(s, k) / (on.multiprocessors * 128 * on.clock)
+    flop = tiles * block_model.kernel_flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
+    smop = tiles * 4 * block_model.shared_elements(s, k) / (on.multiprocessors * 128 * on.clock)
     assert launch_seconds(s, GEMM, (tiles * s.m_s, k, s.n_s), on) == pytest.approx(max(flop, smop))
 
 
 def test_terms_written_out() -> None:
     """Huge by hand: 512 multiply-adds, 16 + 16 wide reads, 1 + 1 copies; A's fragments of four steps in 256 cycles."""
     huge = named_strategy("Huge")
-    assert block_time.issue_cycles(huge, GEMM, block_time.ROWS, H200) == 512 + 32 + 2 * 5 + 50
+    assert block_model.issue_cycles(huge, GEMM, block_model.ROWS, H200) == 512 + 32 + 2 * 5 + 50
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
-    near = block_time.wait_cycles(huge, GEMM, block_time.ROWS, H200, 1e6)
+    near = block_model.wait_cycles(huge, GEMM, block_model.ROWS, H200, 1e6)
     assert near == H200.fitted.wait + burst
-    assert block_time.wait_cycles(huge, GEMM, block_time.ROWS, H200, 2 * H200.near) == near + H200.fitted.far / 2
+    assert block_model.wait_cycles(huge, GEMM, block_model.ROWS, H200, 2 * H200.near) == near + H200.fitted.far / 2
     cycles = 4 / 128 * (H200.fitted.share * 2 * 256 * 8 * 8 + 2 * 1024 + 1024)
-    assert block_time.shared_cycles(huge, GEMM, block_time.ROWS, H200) == pytest.approx(cycles)
+    assert block_model.shared_cycles(huge, GEMM, block_model.ROWS, H200) == pytest.approx(cycles)
 
 
 def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
-    a, b = block_time.operand_sides(named_strategy("Huge"), (2, 2, 2))
+    a, b = block_model.operand_sides(named_strategy("Huge"), (2, 2, 2))
     assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
     assert (a.stored, b.stored) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
     assert (a.bursts, b.bursts) == (False, False)
@@ -70,7 +68,7 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
 def test_fewer_lanes_bind_before_slots() -> None:
     """64 lanes take two cycles for a warp's multiply-add, and other instructions go in between."""
     huge, half = named_strategy("Huge"), replace(H200, limits=capability_limits("8.0"))
-    assert block_time.issue_cycles(huge, GEMM, block_time.ROWS, half) == 1024
+    assert block_model.issue_cycles(huge, GEMM, block_model.ROWS, half) == 1024
 
 
 @pytest.mark.parametrize("w", [GEMM, (2, 2, 2)])
@@ -87,7 +85,7 @@ def test_time_grows_with_every_side(s: TileSizes, w: Operands) -> None:
 def test_every_device_with_shared_memory_enough_has_a_best(name: str) -> None:
     on = datasheet_chip(device(name))
     fitting = [s for s in EVERY if resident_blocks(s, GEMM, on.limits)]
-    best = best_for((1000, 1000, 1000), on)
+    best = fastest_float32_tile((1000, 1000, 1000), on)
     assert launch_seconds(best, GEMM, (1000, 1000, 1000), on) == min(
         launch_seconds(s, GEMM, (1000, 1000, 1000), on) for s in fitting
     )
@@ -106,7 +104,7 @@ def test_a_new_capability_is_like_the_newest_before_it() -> None:
         "10.0",
         "12.0",
         "8.6",
-        known_capabilities()[0],
+        capability_names()[0],
     ]
 
 
@@ -140,7 +138,7 @@ def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
 
 def test_the_constants_are_what_the_fit_gives() -> None:
     found = fitted_constants(read_shapes(FILE), H200)
-    assert astuple(found) == pytest.approx(astuple(Fitted()), rel=0.02)
+    assert astuple(found) == pytest.approx(astuple(BlockTerms()), rel=0.02)
 
 
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
@@ -152,7 +150,9 @@ def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:
     """Ten strategies, four of which no fit saw."""
     shapes = read_shapes(FILE)
-    taken = [x.seconds[best_for(x.shape, H200).name] / min(x.seconds[s.name] for s in EVERY) for x in shapes]
+    taken = [
+        x.seconds[fastest_float32_tile(x.shape, H200).name] / min(x.seconds[s.name] for s in EVERY) for x in shapes
+    ]
     assert sum(taken) / len(taken) < 1.03
     assert max(taken) < 1.2
 
@@ -169,4 +169,4 @@ def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:
     ],
 )
 def test_of_the_tuned_it_is_within_three_percent_of_the_best(side: int, count: int, measured: dict[str, int]) -> None:
-    assert measured[best_for((side, side, side), H200, count).name] <= 1.03 * min(measured.values())
+    assert measured[fastest_float32_tile((side, side, side), H200, count).name] <= 1.03 * min(measured.values())

@@ -15,24 +15,24 @@ import pytest
 
 from fmm.config.files import read_config
 from fmm.config.identity import Identity
-from fmm.config.schema import checked_section
+from fmm.config.schema import read_section
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.candidates import levels_above
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel import compose
+from fmm.perfmodel import candidates
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, composed_candidates, ranked_candidates
+from fmm.perfmodel.candidates import outer_levels
+from fmm.perfmodel.choose import Candidate, Limits, choose, compose_candidates, rank_candidates
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import predict
-from fmm.perfmodel.untuned.datasheet import datasheet
-from fmm.perfmodel.work.estimate import estimated_workspace
+from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import SHARE
 from tests.support import ROOT
 
 GIB = 1 << 30
 CARD = 139 * GIB
-KNOWN = datasheet("h200")
+KNOWN = datasheet_calibration("h200")
 # Without the leaves that have rates of their own, with which `space` has no plans.
 SHEET = replace(KNOWN, rates=MappingProxyType({t: r for t, r in KNOWN.rates.items() if t in DTYPES}))
 NEAR = 1.03  # of the best composition's time
@@ -48,7 +48,7 @@ def tuned(dtype: str, folder: str) -> Calibration:
     """A recorded tuning of an H200."""
     key = "cuda-9.0-132sm-nvidia-h200"
     path = Path(ROOT) / "results" / "nvidia-h200" / folder / "config.json"
-    found = checked_section(read_config(path)[key][dtype], "", Identity(key, "NVIDIA H200", {}), dtype)
+    found = read_section(read_config(path)[key][dtype], "", Identity(key, "NVIDIA H200", {}), dtype)
     assert found.calibration is not None
     return found.calibration
 
@@ -144,7 +144,7 @@ def test_the_choice_is_near_the_best_of_thousands(dtype: str, size: tuple[int, i
     known = SHEET if folder is None else tuned(dtype, folder)
     leaves = ("tile",) if folder == "tiles" else ("vendor",)
     problem = Problem(*size, dtype)
-    ranked = ranked_candidates(problem, known, space((*ABOVE, *TWICE, *TABLES), 3, leaves))
+    ranked = rank_candidates(problem, known, space((*ABOVE, *TWICE, *TABLES), 3, leaves))
     for growth in (4.0, 16.0, 40.0):
         worst = max(losses(problem, known, ranked, MANY, growth))
         assert worst[0] <= NEAR, worst
@@ -153,7 +153,7 @@ def test_the_choice_is_near_the_best_of_thousands(dtype: str, size: tuple[int, i
 @pytest.mark.parametrize("n", [32768, 65536])
 def test_the_choice_is_near_the_best_of_some(n: int) -> None:
     problem = Problem(n, n, n, "float32")
-    ranked = ranked_candidates(problem, SHEET, space((*ABOVE[:2], *TABLES[:1]), 2, ("vendor",)))
+    ranked = rank_candidates(problem, SHEET, space((*ABOVE[:2], *TABLES[:1]), 2, ("vendor",)))
     for growth in (4.0, 16.0):
         worst = max(losses(problem, SHEET, ranked, FEW, growth))
         assert worst[0] <= NEAR, worst
@@ -163,7 +163,7 @@ def test_the_choice_is_near_the_best_of_some(n: int) -> None:
 def test_ends_that_hide_nothing_are_near_the_best_too(n: int) -> None:
     """By the leaf of three float16 products, beside which no sum is hidden, as much as is beside the others."""
     problem, known = Problem(n, n, n, "float32"), replace(KNOWN, overlap=0.6)
-    ranked = ranked_candidates(problem, known, space(ABOVE[:3], 2, ("vendor", "f16x3")))
+    ranked = rank_candidates(problem, known, space(ABOVE[:3], 2, ("vendor", "f16x3")))
     worst = max(losses(problem, known, ranked, (0.2, 0.7, 2.0), 16.0))
     assert worst[0] <= NEAR, worst
 
@@ -229,14 +229,14 @@ def test_compositions_far_within_the_room_are_not_counted(monkeypatch: pytest.Mo
     def counted(*asked: object) -> int:
         raise AssertionError(f"counted: {asked}")
 
-    monkeypatch.setattr(compose, "workspace", counted)
-    assert any(not c.plan.levels[0].batched for c in composed_candidates(problem, SHEET, limits) if c.plan.levels)
+    monkeypatch.setattr(candidates, "workspace", counted)
+    assert any(not c.plan.levels[0].batched for c in compose_candidates(problem, SHEET, limits) if c.plan.levels)
 
 
 def test_step_tables_need_little_more_than_is_estimated() -> None:
     """So little that they are counted before they can exceed the room, whatever blocks at the edge are like."""
     draw = Random(7)
-    levels = [level for level in levels_above("cuda") if level.types is None]
+    levels = [level for level in outer_levels("cuda") if level.types is None]
     tables = {level for level in levels if level.cut is not None and level.cut.ordered}
     seen = 0
     while seen < 30:
@@ -247,7 +247,7 @@ def test_step_tables_need_little_more_than_is_estimated() -> None:
             estimate = estimated_workspace(plan, problem)
             if tables & set(above):
                 seen += 1
-                assert workspace(plan, *problem.size, 4) * compose.FAR < estimate / 2
+                assert workspace(plan, *problem.size, 4) * candidates.FAR < estimate / 2
 
 
 def test_nothing_is_composed_without_workspace() -> None:
@@ -257,4 +257,4 @@ def test_nothing_is_composed_without_workspace() -> None:
 
 
 def _usual() -> tuple[Candidate, ...]:
-    return ranked_candidates(Problem(32768, 32768, 32768, "float32"), SHEET)
+    return rank_candidates(Problem(32768, 32768, 32768, "float32"), SHEET)

@@ -25,7 +25,7 @@ from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.papers.li.counts import A
+from fmm.perfmodel.papers.li_counts import A
 
 Size = tuple[int, int, int]
 

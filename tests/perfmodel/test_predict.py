@@ -17,17 +17,27 @@ from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choosable import candidates
-from fmm.perfmodel.choose import Choice, Limits, choose, ranked_candidates
-from fmm.perfmodel.margins import few_tiles_doubt
-from fmm.perfmodel.predict import CUT, _vendors_slowdown, overlap_with, predict, predict_vendor, predicted_seconds
-from fmm.perfmodel.untuned.built_in import cpu
-from fmm.perfmodel.untuned.datasheet import datasheet
-from fmm.perfmodel.work.estimate import counted_work, estimated_work, estimated_workspace
-from fmm.perfmodel.work.plane_rounds import SINGLY
-from fmm.perfmodel.work.row_starts import access_bytes
-from fmm.perfmodel.work.tiles import WAITING, WRITING, Tiles
-from fmm.perfmodel.work.work import Work
+from fmm.perfmodel.choose import Choice, Limits, candidates, choose, few_tiles_margin, rank_candidates
+from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
+from fmm.perfmodel.predict import (
+    CUT,
+    SINGLY,
+    _vendors_slowdown,
+    overlap_with,
+    predict,
+    predict_from_work,
+    predict_vendor,
+)
+from fmm.perfmodel.work import (
+    WAITING,
+    WRITING,
+    Tiles,
+    Work,
+    access_bytes,
+    counted_work,
+    estimated_work,
+    estimated_workspace,
+)
 from fmm.problem import Problem
 
 LARGE = Limits(1 << 62, 1e9)
@@ -38,7 +48,7 @@ SIMPLE = Calibration("simple", "by hand", MappingProxyType({"float64": Rate(1e9,
 
 
 def test_products_take_flops_over_rate() -> None:
-    found = predicted_seconds(
+    found = predict_from_work(
         VENDOR, Problem(10, 20, 30), Work(((10, 20, 30, 5, 1),), 0, 0), replace(SIMPLE, stream=1e30)
     )
     assert found.products == pytest.approx(5 * 2 * 10 * 20 * 30 / 1e9)
@@ -46,7 +56,7 @@ def test_products_take_flops_over_rate() -> None:
 
 
 def test_a_thin_product_takes_as_long_as_its_memory() -> None:
-    found = predicted_seconds(VENDOR, Problem(1000, 1, 1000), Work(((1000, 1, 1000, 1, 1),), 0, 0), SIMPLE)
+    found = predict_from_work(VENDOR, Problem(1000, 1, 1000), Work(((1000, 1, 1000, 1, 1),), 0, 0), SIMPLE)
     assert found.products == pytest.approx(8 * (1000 + 1000 + 1000 * 1000) / 1e9)
 
 
@@ -60,7 +70,7 @@ def test_a_thin_product_takes_as_long_as_its_memory() -> None:
 )
 def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -> None:
     calibration = replace(SIMPLE, rates=MappingProxyType({"float64": rate}), stream=1e30)
-    found = predicted_seconds(
+    found = predict_from_work(
         VENDOR, Problem(100, 100, 100), Work(((100, 100, 100, together, together),), 0, 0), calibration
     )
     assert found.products == pytest.approx(together * 2e6 / 1e9 * slowdown)
@@ -99,7 +109,7 @@ def test_tiles_may_be_wider_than_high(n: int, tiles: int) -> None:
 
 
 def test_what_each_start_takes_beside_the_product() -> None:
-    plain, late = (datasheet("h200"), datasheet("h200"))
+    plain, late = (datasheet_calibration("h200"), datasheet_calibration("h200"))
     plan = Plan.parse("residues(14) > bytes")
     own = plain.rates[plan.rate_name("float64")]
     rates = {**plain.rates, plan.rate_name("float64"): replace(own, start=1e-3)}
@@ -122,7 +132,7 @@ def test_fused_products_wait_for_each_other_where_one_leaves_multiprocessors_fre
 def test_sums_launches_and_overlap() -> None:
     calibration = replace(SIMPLE, small=1000.0, launch=1e-3, overlap=0.5)
     work = Work(((100, 100, 100, 6, 3),), 5000, 4, overlapped=0.25)
-    found = predicted_seconds(VENDOR, Problem(100, 100, 100), work, calibration)
+    found = predict_from_work(VENDOR, Problem(100, 100, 100), work, calibration)
     assert found.sums == pytest.approx((5000 * 8 + 4 * 1000) / 1e9)
     assert found.launches == pytest.approx((6 / 3 + 4) * 1e-3)
     assert found.hidden == pytest.approx(0.5 * min(found.sums / 4, found.products))
@@ -134,7 +144,7 @@ def test_sums_launches_and_overlap() -> None:
 
 def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:
     """Of sums below an overlapped level half is hidden by the vendor's products and our tiles, none by f16x3."""
-    problem, known = Problem(8192, 8192, 8192, "float32"), replace(datasheet("h200"), overlap=0.5)
+    problem, known = Problem(8192, 8192, 8192, "float32"), replace(datasheet_calibration("h200"), overlap=0.5)
     hidden = {}
     for leaf in ("vendor", "tile", "f16x3"):
         plan = Plan.parse(f"strassen.overlapped.pad16 > strassen^2.batched.pad16 > {leaf}")
@@ -146,7 +156,7 @@ def test_the_row_of_f16x3_says_that_it_holds_the_device_and_no_other_does() -> N
     """Where the vendor multiplies its planes, as before Hopper, it does not."""
     assert [leaf.name for leaf in ending_rows() if leaf.time.fills_device] == ["f16x3"]
     for leaf, device, share in (("f16x3", "h200", 0.0), ("f16x3", "a100", 0.5), ("vendor", "h200", 0.5)):
-        plan, known = Plan.parse(f"winograd.overlapped > {leaf}"), replace(datasheet(device), overlap=0.5)
+        plan, known = Plan.parse(f"winograd.overlapped > {leaf}"), replace(datasheet_calibration(device), overlap=0.5)
         assert known.known_rate(plan.rate_name("float32")) is not None
         assert overlap_with(plan, "float32", known) == share
 
@@ -154,7 +164,7 @@ def test_the_row_of_f16x3_says_that_it_holds_the_device_and_no_other_does() -> N
 def test_sums_may_be_in_the_way_of_products() -> None:
     work = Work(((100, 100, 100, 6, 3),), 5000, 4, overlapped=0.25)
     beside, apart = (
-        predicted_seconds(VENDOR, Problem(100, 100, 100), work, replace(SIMPLE, overlap=o)) for o in (-0.2, 0.0)
+        predict_from_work(VENDOR, Problem(100, 100, 100), work, replace(SIMPLE, overlap=o)) for o in (-0.2, 0.0)
     )
     assert beside.seconds - apart.seconds == pytest.approx(0.2 * min(apart.sums / 4, apart.products))
     assert "in each other's way" in str(beside) and "hidden" not in str(beside)
@@ -254,7 +264,9 @@ def test_sums_of_the_parts_of_complex_numbers(plan: str, dtype: str, slower: tup
 
 def test_a_processor_that_was_not_tuned_leaves_middling_complex_products_alone() -> None:
     """As two cores with AVX-512 showed: 0.86 of the vendor's speed at 1024, 1.03 at 1500, 1.2 at 3000."""
-    measured = replace(cpu(2), rates={t: Rate(357e9, 0, 50, 50, 50) for t in ("float32", "complex64")}, stream=15.5e9)
+    measured = replace(
+        cpu_calibration(2), rates={t: Rate(357e9, 0, 50, 50, 50) for t in ("float32", "complex64")}, stream=15.5e9
+    )
     seconds = [
         predict(Plan.parse("3m > vendor"), Problem(n, n, n, "complex64"), measured).seconds for n in (1024, 1500, 3000)
     ]
@@ -300,7 +312,7 @@ def test_two_products_at_a_time(spin: float) -> None:
     n = 1024
     calibration = replace(LANES, spin=spin, rates={"float64": Rate(1e9, n * n / 4, 0, batch=1.1)})
     work = Work(((n / 2, n / 2, n / 2, 7, 1),), 5e6, 4)
-    found = predicted_seconds(Plan.parse("winograd > vendor"), Problem(n, n, n), work, calibration)
+    found = predict_from_work(Plan.parse("winograd > vendor"), Problem(n, n, n), work, calibration)
     assert found.products == pytest.approx(7 / 4 * n**3 / 1e9 * 1.1 * (1 + 1 / 2))
     assert found.sums == pytest.approx((5e6 + 2 * n * n) * 8 / 1e9)
     assert found.ends == pytest.approx(0.1 + min(spin, (found.products + found.sums + 0.1) / 3))
@@ -319,14 +331,14 @@ def test_the_vendors_product_and_small_plans_know_no_lanes() -> None:
 
 
 def test_a_device_without_lanes_is_predicted_as_before() -> None:
-    told = replace(datasheet("h200"), idle=9.0, spin=9.0, apart=9.0)
+    told = replace(datasheet_calibration("h200"), idle=9.0, spin=9.0, apart=9.0)
     for plan in candidates(True):
         problem = Problem(8192, 8192, 8192, "float32")
-        assert predict(plan, problem, told) == predict(plan, problem, datasheet("h200"))
+        assert predict(plan, problem, told) == predict(plan, problem, datasheet_calibration("h200"))
 
 
 def test_complex_products_do_four_times_the_flops() -> None:
-    calibration = datasheet("h200")
+    calibration = datasheet_calibration("h200")
     real, complex_ = (predict_vendor(Problem(4096, 4096, 4096, t), calibration) for t in ("float64", "complex128"))
     assert complex_.products == pytest.approx(4 * real.products)
 
@@ -356,8 +368,8 @@ def test_the_estimated_workspace_is_within_a_factor_of_two(plan: Plan, n: int) -
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("size", [(3001, 2999, 4003), (5000, 7000, 6000), (6001, 2203, 3307)])
 def test_the_quick_estimate_is_near_the_exact_one_where_they_do_not(plan: Plan, size: tuple[int, int, int]) -> None:
-    problem, calibration = Problem(*size, "float32"), datasheet("v100")
-    quick = predicted_seconds(plan, problem, estimated_work(plan, problem), calibration).seconds
+    problem, calibration = Problem(*size, "float32"), datasheet_calibration("v100")
+    quick = predict_from_work(plan, problem, estimated_work(plan, problem), calibration).seconds
     assert quick == pytest.approx(predict(plan, problem, calibration).seconds, rel=0.08)
 
 
@@ -365,7 +377,7 @@ def test_the_quick_estimate_is_near_the_exact_one_where_they_do_not(plan: Plan, 
 
 
 def test_small_products_are_the_vendors_and_large_ones_are_not() -> None:
-    for calibration in (cpu(2), cpu(16), *map(datasheet, ("v100", "a100", "h200"))):
+    for calibration in (cpu_calibration(2), cpu_calibration(16), *map(datasheet_calibration, ("v100", "a100", "h200"))):
         small, large = (choose(Problem(n, n, n, "float32"), calibration, LARGE) for n in (200, 40000))
         assert small.best.plan == VENDOR
         assert "no plan" in small.reason
@@ -375,7 +387,7 @@ def test_small_products_are_the_vendors_and_large_ones_are_not() -> None:
 
 @pytest.mark.parametrize("name", [n for n in device_names() if n not in ("C1060", "C2050", "GTX 1050")])
 def test_every_datasheet_predicts_every_type_it_has(name: str) -> None:
-    calibration = datasheet(name)
+    calibration = datasheet_calibration(name)
     for dtype in calibration.rates.keys() & DTYPES:
         found = choose(Problem(8192, 8192, 8192, dtype), calibration, LARGE)
         assert 0 < found.best.prediction.seconds < 100
@@ -384,7 +396,7 @@ def test_every_datasheet_predicts_every_type_it_has(name: str) -> None:
 
 
 def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
-    problem, calibration = Problem(16384, 16384, 16384, "float32"), datasheet("h200")
+    problem, calibration = Problem(16384, 16384, 16384, "float32"), datasheet_calibration("h200")
     free = choose(problem, calibration, LARGE)
     assert free.best == min(free.considered, key=lambda c: c.time)
     less, lean = 0.99 * free.best.error_growth, free.best.workspace - 1
@@ -400,8 +412,8 @@ def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
 
 def test_a_win_within_the_margin_is_not_taken() -> None:
     """Just where the best plan is predicted to gain less than the margin, the vendor is chosen."""
-    calibration = cpu(2)
-    gains = [(n, ranked_candidates(Problem(n, n, n), calibration)[0]) for n in range(2000, 6000, 50)]
+    calibration = cpu_calibration(2)
+    gains = [(n, rank_candidates(Problem(n, n, n), calibration)[0]) for n in range(2000, 6000, 50)]
     narrow = [n for n, best in gains if 1 - calibration.margin < best.time < 1]
     assert narrow
     for n in narrow:
@@ -424,7 +436,7 @@ def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
     rate = Rate(1e15, 0, 0, tile=128.0)
     known = Calibration("gpu", "", MappingProxyType({"float32": rate}), 1e12, batches=True, margin=0.02)
     _, found = sorted(
-        ranked_candidates(Problem(*size, "float32"), known, [VENDOR, Plan.parse(plan)]), key=lambda c: c.plan != VENDOR
+        rank_candidates(Problem(*size, "float32"), known, [VENDOR, Plan.parse(plan)]), key=lambda c: c.plan != VENDOR
     )
     assert found.margin == pytest.approx(0.02 + more)
 
@@ -435,7 +447,7 @@ def test_less_must_be_promised_where_the_vendors_rounds_are_known() -> None:
         Calibration("gpu", "", MappingProxyType({"float32": Rate(1e15, 0, 0, tile=128.0, sms=sms)}), 1e12, batches=True)
         for sms in (0.0, 132.0)
     )
-    assert 0 < few_tiles_doubt(problem, rounds) < 0.5 * few_tiles_doubt(problem, known)
+    assert 0 < few_tiles_margin(problem, rounds) < 0.5 * few_tiles_margin(problem, known)
 
 
 def test_preparing_operands_is_not_rounded_up_to_whole_tiles() -> None:
@@ -516,8 +528,8 @@ def test_nothing_is_allocated() -> None:
     """Sizes of a petabyte are counted and chosen as quickly as any other."""
     problem = Problem(10**7, 10**7, 10**7)
     tracemalloc.start()
-    found: Choice = choose(problem, datasheet("h200"), LARGE)
-    predict(found.best.plan, problem, datasheet("h200"))
+    found: Choice = choose(problem, datasheet_calibration("h200"), LARGE)
+    predict(found.best.plan, problem, datasheet_calibration("h200"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.best.plan != VENDOR
@@ -533,11 +545,11 @@ def test_bad_input_names_the_value_and_the_valid_ones() -> None:
     with pytest.raises(ValueError, match=r"k must be 0 or more, not -3"):
         Problem(1, -3, 1)
     with pytest.raises(ValueError, match=r"(?i)unknown device 'h300'.*h200"):
-        datasheet("h300")
+        datasheet_calibration("h300")
     with pytest.raises(ValueError, match=r"no rate for bfloat16; it has float64"):
         predict_vendor(Problem(64, 64, 64, "bfloat16"), SIMPLE)
     with pytest.raises(ValueError, match=r"no rate for float16"):
-        predict_vendor(Problem(64, 64, 64, "float16"), datasheet("c1060"))
+        predict_vendor(Problem(64, 64, 64, "float16"), datasheet_calibration("c1060"))
 
 
 @pytest.mark.parametrize(("level", "share"), [("strassen", 4 / 21), ("strassen^2", 16 / 147), ("strassen^3", 1.0)])

@@ -22,7 +22,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel import data_growth
 from fmm.perfmodel.data_growth import growth_on_data
 from fmm.perfmodel.papers.dalberto import dalberto_bounds, printed_bounds
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
+from fmm.perfmodel.stability import classical_bound, error_bound, expected_error_growth, plan_schemes
 from tests.oracles import dalberto
 from tests.oracles.error_bounds import (
     bound_growth,
@@ -242,7 +242,7 @@ def test_winograd_is_worse_than_strassen_by_every_measure() -> None:
     for levels, n in ((1, 256), (2, 512), (3, 1024)):
         strassen, winograd = (repeated(name, levels) for name in ("strassen", "winograd"))
         assert error_bound(winograd, n, n, n) > 1.4**levels * error_bound(strassen, n, n, n)
-        assert expected_growth(winograd) > 1.2**levels * expected_growth(strassen)
+        assert expected_error_growth(winograd) > 1.2**levels * expected_error_growth(strassen)
         assert closed_bound(plan_schemes(winograd), n) > closed_bound(plan_schemes(strassen), n)
     assert frobenius_growth(scheme("winograd")) > frobenius_growth(scheme("strassen"))
 
@@ -250,7 +250,7 @@ def test_winograd_is_worse_than_strassen_by_every_measure() -> None:
 def test_dps_is_better_than_strassen_in_the_2_norm_and_on_average_only() -> None:
     """In the largest norm 13 is more than 12: a bound for the worst entries does not show what dps gains."""
     dps, strassen = scheme("dps"), scheme("strassen")
-    assert expected_growth(repeated("dps", 1)) < 0.9 * expected_growth(repeated("strassen", 1))
+    assert expected_error_growth(repeated("dps", 1)) < 0.9 * expected_error_growth(repeated("strassen", 1))
     assert frobenius_growth(dps) < frobenius_growth(strassen)
     assert error_bound(repeated("dps", 1), 256, 256, 256) > error_bound(repeated("strassen", 1), 256, 256, 256)
 
@@ -277,7 +277,7 @@ def test_frobenius_growth_as_published(name: str, growth: float) -> None:
     ],
 )
 def test_expected_growth_is_the_product_of_the_levels(text: str, growth: float) -> None:
-    assert expected_growth(Plan.parse(text)) == pytest.approx(growth, rel=1e-12)
+    assert expected_error_growth(Plan.parse(text)) == pytest.approx(growth, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_expected_growth_is_the_product_of_the_levels(text: str, growth: float) 
 )
 def test_expected_growth_in_tensor_cores_as_measured(text: str, dtype: str, measured: float) -> None:
     """Relative Frobenius errors over the vendor's on an H200 (results/nvidia-h200/), aligned sizes."""
-    assert expected_growth(Plan.parse(text), dtype) == pytest.approx(measured, rel=0.06)
+    assert expected_error_growth(Plan.parse(text), dtype) == pytest.approx(measured, rel=0.06)
 
 
 def to_bfloat16(x: Array) -> Array:
@@ -333,7 +333,7 @@ def test_growth_of_what_is_stored_in_16_bits_by_simulation(schemes: tuple[str, .
     exact = a @ b
     errors = [np.linalg.norm(passes(names, a, b, to_bfloat16) - exact) for names in ((), schemes)]
     plan = Plan.parse(" > ".join([*schemes, "vendor"]))
-    assert errors[1] / errors[0] == pytest.approx(expected_growth(plan, "bfloat16"), rel=0.08)
+    assert errors[1] / errors[0] == pytest.approx(expected_error_growth(plan, "bfloat16"), rel=0.08)
 
 
 @pytest.mark.parametrize(
@@ -350,14 +350,16 @@ def test_expected_growth_on_a_cpu_as_measured(text: str, measured: float) -> Non
     that, less was expected than three levels of Winograd's have."""
     plan = Plan.parse(text)
     random = prod(s.error_growth_in_pieces for s in plan_schemes(plan))
-    assert measured <= random <= 1.4 * measured and random <= expected_growth(plan, "float32", in_pieces=True)
-    assert expected_growth(plan, "float32") < expected_growth(plan, "float32", in_pieces=True)
+    assert measured <= random <= 1.4 * measured and random <= expected_error_growth(plan, "float32", in_pieces=True)
+    assert expected_error_growth(plan, "float32") < expected_error_growth(plan, "float32", in_pieces=True)
 
 
 def test_in_pieces_compositions_grow_as_their_factors() -> None:
-    one, two = (expected_growth(Plan.parse(x), in_pieces=True) for x in ("strassen > vendor", "strassen^2 > vendor"))
+    one, two = (
+        expected_error_growth(Plan.parse(x), in_pieces=True) for x in ("strassen > vendor", "strassen^2 > vendor")
+    )
     assert (one, two) == pytest.approx((6**0.5, 6))
-    assert expected_growth(VENDOR, in_pieces=True) == 1
+    assert expected_error_growth(VENDOR, in_pieces=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -371,9 +373,11 @@ def test_growth_on_numbers_of_one_sign_as_measured(name: str, in_one: float, in_
 
 def test_numbers_of_one_sign_decide_where_they_have_more() -> None:
     strassen, winograd = (Plan.parse(f"{x} > {x} > vendor") for x in ("strassen", "winograd"))
-    assert expected_growth(strassen, in_pieces=True) == pytest.approx(6)
-    assert expected_growth(winograd, in_pieces=True) == pytest.approx(scheme("winograd").error_growth_in_pieces ** 2)
-    assert expected_growth(strassen) == pytest.approx(scheme("strassen").error_growth ** 2)
+    assert expected_error_growth(strassen, in_pieces=True) == pytest.approx(6)
+    assert expected_error_growth(winograd, in_pieces=True) == pytest.approx(
+        scheme("winograd").error_growth_in_pieces ** 2
+    )
+    assert expected_error_growth(strassen) == pytest.approx(scheme("strassen").error_growth ** 2)
 
 
 @pytest.mark.parametrize("text", ["strassen > vendor", "winograd > winograd > vendor", "laderman > vendor"])
@@ -472,7 +476,7 @@ def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(
 def test_types_grow_differently() -> None:
     """By three levels: a limit of 10 is one for float32, and no longer one for bfloat16."""
     plan = Plan.parse("strassen^3.batched.pad16 > vendor")
-    growths = [expected_growth(plan, dtype) for dtype in ("float32", "float64", "complex64", "tf32", "bfloat16")]
+    growths = [expected_error_growth(plan, dtype) for dtype in ("float32", "float64", "complex64", "tf32", "bfloat16")]
     assert growths == sorted(growths) and growths[0] == growths[2] < 6 < 10 < growths[-1]
 
 
@@ -483,7 +487,7 @@ def test_measured_errors_grow_in_the_expected_order(rng: np.random.Generator) ->
     plans = [repeated(name, 4) for name in ("dps", "strassen", "winograd")]
     measured = [float(np.sqrt(np.mean((run(plan, a, b) - exact) ** 2))) for plan in (VENDOR, *plans)]
     assert all(x < y for x, y in pairwise(measured))
-    assert all(x < y for x, y in pairwise(expected_growth(plan) for plan in (VENDOR, *plans)))
+    assert all(x < y for x, y in pairwise(expected_error_growth(plan) for plan in (VENDOR, *plans)))
 
 
 def test_the_table_of_bounds_has_equation_1_as_it_is_written_out_elsewhere() -> None:

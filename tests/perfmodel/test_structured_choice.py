@@ -10,20 +10,19 @@ from statistics import median
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.margins import few_tiles_doubt
+from fmm.perfmodel.choose import Limits, choose, few_tiles_margin
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import quick_prediction
-from fmm.perfmodel.stability import bounds_entries
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.problem import FILLS, Operation, Problem
 
-H200 = datasheet("H200")
+H200 = datasheet_calibration("H200")
 LIMITS = Limits(60 << 30, 16, emulation=False)
 HALF = Problem(8192, 8192, 8192, "float32", op="gram", fill="lower")
 
 
 def chosen(n: int, dtype: str, op: Operation = "product", device: str = "H200") -> str:
-    return str(choose(Problem(n, n, n, dtype, op=op), datasheet(device), LIMITS).best.plan)
+    return str(choose(Problem(n, n, n, dtype, op=op), datasheet_calibration(device), LIMITS).best.plan)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +87,9 @@ def test_complex_products(n: int, plan: str) -> None:
 
 def test_what_few_tiles_leave_in_doubt() -> None:
     """Of complex numbers C has twice as many, of a half half as many."""
-    of = {dtype: few_tiles_doubt(Problem(2048, 2048, 2048, dtype), H200) for dtype in ("float64", "complex128")}
+    of = {dtype: few_tiles_margin(Problem(2048, 2048, 2048, dtype), H200) for dtype in ("float64", "complex128")}
     assert of["float64"] == pytest.approx(2 * of["complex128"])
-    half = few_tiles_doubt(Problem(2048, 2048, 2048, "float64", op="gram"), H200)
+    half = few_tiles_margin(Problem(2048, 2048, 2048, "float64", op="gram"), H200)
     assert half == pytest.approx(2 * of["float64"])
 
 
@@ -123,7 +122,7 @@ def test_halves_by_residues_are_no_candidates_without_emulation() -> None:
     found = choose(problem, H200, LIMITS)
     assert not found.best.plan.emulates and not any(".oz" in str(c.plan) for c in found.considered)
     plan = Plan.parse("gram.residues(14) > vendor")
-    assert plan.emulates and not bounds_entries(plan) and not LIMITS.allow(plan, 1.0)
+    assert plan.emulates and not has_entrywise_bound(plan) and not LIMITS.allow(plan, 1.0)
 
 
 # ---- small halves
@@ -152,14 +151,14 @@ def test_what_a_launch_of_the_leaf_for_small_halves_takes(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("device", ["H200", "A100", "V100"])
 def test_small_halves_are_one_launch(dtype: str, device: str) -> None:
-    if dtype not in datasheet(device).rates:
+    if dtype not in datasheet_calibration(device).rates:
         return
     for n, k in ((1, 1), (31, 470), (480, 3), (257, 258), (480, 480)):
         for fill in FILLS:
-            found = choose(Problem(n, k, n, dtype, op="gram", fill=fill), datasheet(device), LIMITS)
+            found = choose(Problem(n, k, n, dtype, op="gram", fill=fill), datasheet_calibration(device), LIMITS)
             assert found.best.plan == SMALL and found.best.time < 1
     for size in ((481, 30, 481), (30, 481, 30)):
-        considered = choose(Problem(*size, dtype, op="gram"), datasheet(device), LIMITS).considered
+        considered = choose(Problem(*size, dtype, op="gram"), datasheet_calibration(device), LIMITS).considered
         assert SMALL not in [c.plan for c in considered]
 
 

@@ -32,7 +32,7 @@ from benchmarks.replay import limits_of, main, replayed, tuned_model
 from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
 from benchmarks.timed_machines import Cpu
 from benchmarks.tried_plans import family, shortlist, whole_list
-from fmm.config.locate import SHIPPED
+from fmm.config.files import SHIPPED
 from fmm.kernels import Plan
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.perfmodel.choose import choose

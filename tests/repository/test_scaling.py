@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import scaling
 from benchmarks.scaling import COLUMNS, FORMS, MARK, PAGE, PLAIN, TABLES, Row, cells, decided
-from fmm.config.locate import SHIPPED
+from fmm.config.files import SHIPPED
 
 # Rows that are computed in seconds; all others are slow tests.
 QUICK = {Row("float64", 32768, 2), Row(PLAIN, 32768, 2), Row("float32", 65536, 4), Row("bfloat16", 98304, 4)}

@@ -25,7 +25,6 @@ from fmm.kernels.algorithms.step_table import (
 )
 from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.candidates import candidate_plans
 from fmm.kernels.plans.leaf import Leaf, register_leaf, unregister_leaf
 from fmm.kernels.plans.leaf_parts import LeafCall, LeafError, LeafOnHost, LeafTime, LeafTypes
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level, unregister_level
@@ -35,12 +34,13 @@ from fmm.kernels.plans.steps.blocks import side_cuts
 from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.steps.sums import COPY, Place, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_growth, predict
+from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.candidates import candidate_plans
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.race import explored_plans, search_plans
 from fmm.tuner.search.space import search_space
 from fmm.tuner.trials.journal import Journal
@@ -211,7 +211,7 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
     assert seconds / predict_vendor(problem, toy.device).seconds == pytest.approx(toy.share, rel=0.01)
     assert error_bound(plan, *problem.size) > 0
     if not plan.levels:
-        assert expected_growth(plan) == LEAF.error.relative
+        assert expected_error_growth(plan) == LEAF.error.relative
 
 
 def test_it_is_chosen(toy: Toy) -> None:
@@ -247,7 +247,7 @@ def test_it_is_searched(toy: Toy) -> None:
     """By the model's order, and by what Optuna proposes."""
     import optuna
 
-    device, effort = FakeDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
+    device, effort = SimulatedDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
     found = search_plans(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fmm.config.files import Configs
-from fmm.config.locate import SHIPPED
+from fmm.config.files import SHIPPED, Configs
 from fmm.runtime import card_sharers
 from fmm.runtime.decisions import limits
 from fmm.runtime.devices import described_gpu

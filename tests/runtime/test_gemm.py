@@ -16,7 +16,7 @@ from fmm.kernels.cuda.recompute.recompute import may_differ, recompute_launches,
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from fmm.runtime import gemm, matmul
 from fmm.runtime.calls import answer
@@ -380,7 +380,7 @@ LAYOUTS = Layout("C", 80), Layout("C", 96), Layout("F", 72)
 def launches(plan: str, dtype: str, alpha: complex, beta: complex) -> Any:
     problem = Problem(64, 80, 96, dtype, LAYOUTS, alpha, beta)
     text = Plan.parse(plan)
-    return problem, record_launches(text, problem, target_on(H200, flagged=may_differ(text)))
+    return problem, record_launches(text, problem, chip_target(H200, flagged=may_differ(text)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
@@ -402,7 +402,7 @@ def test_what_c_held_is_kept_for_computing_again(dtype: str) -> None:
 
 def test_of_an_empty_result_nothing_is_kept() -> None:
     problem = Problem(0, 80, 96, "float32", alpha=2, beta=0.5)
-    found = record_launches(Plan.parse("strassen.batched > vendor"), problem, target_on(H200, flagged=True))
+    found = record_launches(Plan.parse("strassen.batched > vendor"), problem, chip_target(H200, flagged=True))
     assert len(found.steps) == len(found.lanes) and not any("keep" in launch.label for launch in found.launches)
 
 

@@ -20,7 +20,7 @@ from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime import matmul
 from fmm.runtime.calls import answer
 from fmm.runtime.decisions import left_to_vendor, limits
@@ -701,7 +701,7 @@ def large_operands(shape: tuple[int, int, int]) -> tuple[Any, Any]:
 def test_plans_of_composed_levels_are_right(shape: tuple[int, int, int], plan: str, library: Any) -> None:
     m, k, n = shape
     a, b = library.array(draw((m, k)), "float32"), library.array(draw((k, n)), "float32")
-    close(library, fmm.matmul(a, b, plan=plan), a, b, "float32", expected_growth(Plan.parse(plan), "float32"))
+    close(library, fmm.matmul(a, b, plan=plan), a, b, "float32", expected_error_growth(Plan.parse(plan), "float32"))
 
 
 @pytest.fixture

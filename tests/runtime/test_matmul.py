@@ -1056,11 +1056,11 @@ def test_an_entry_whose_plan_cannot_run_is_passed_over(
     path = tuned.write(tmp_path / "config.json", device.identity.key, "float64", section)
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     a, b = draw((300, 400)), draw((400, 200))
     assert fmm.explain(a, b).step == "calibrated model"
     np.testing.assert_allclose(fmm.matmul(a, b), a @ b, atol=1e-9)
-    files.forget_configs()
+    files.clear_config_cache()
 
 
 # ---- everything at random

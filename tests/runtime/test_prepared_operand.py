@@ -17,10 +17,10 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.leaves import F16X3, VENDOR
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.stability import bounds_entries
-from fmm.perfmodel.tile_choice import target_on
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.default_calibration import datasheet_calibration
+from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
 from fmm.runtime.calls.answer import answer_question
@@ -124,7 +124,7 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     size = (300, 500, 200) if side == "left" else (200, 300, 500)
     problem = Problem(*size, "float32", _layouts(size, at, order), kept=base)  # type: ignore[arg-type]
     assert H200.chip is not None
-    found = record_launches(Plan.parse("f16x3"), problem, target_on(H200.chip))
+    found = record_launches(Plan.parse("f16x3"), problem, chip_target(H200.chip))
     other, product = found.steps
     assert {slot.base for slot in split.slots} == {base}  # type: ignore[union-attr]
     assert {slot.base for slot in other.slots} == {"B" if base == "A" else "A", "W"}  # type: ignore[union-attr]
@@ -173,7 +173,7 @@ def test_a_product_uses_what_is_kept() -> None:
 
 def test_float64_is_kept_as_residues() -> None:
     """Where the problem says so; and a product of few rows is worth them sooner."""
-    known = datasheet("h200")
+    known = datasheet_calibration("h200")
     times = [choose(Problem(2048, 8192, 8192, kept=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
     (leaf,) = (x for x in ending_rows() if x.preparation.keeps and "float64" in x.types.below)
@@ -184,7 +184,7 @@ def test_float64_is_kept_as_residues() -> None:
 
 def test_what_is_kept_counts_in_the_choice() -> None:
     """A plan whose leaf keeps its operand is predicted to take less time, and begins to pay for fewer rows."""
-    known = datasheet("h200")
+    known = datasheet_calibration("h200")
     times = [choose(Problem(128, 8192, 8192, "float32", kept=kept), known, PLENTY).best.time for kept in (None, "B")]
     assert times[1] < 0.7 * times[0]
 
@@ -212,11 +212,11 @@ def test_componentwise_plans() -> None:
         ("3m > vendor", False),
         ("vendor3m", False),
     ):
-        assert bounds_entries(Plan.parse(text)) == bounds, text
+        assert has_entrywise_bound(Plan.parse(text)) == bounds, text
 
 
 def test_componentwise_choices() -> None:
-    known = datasheet("h200")
+    known = datasheet_calibration("h200")
     for n in (2048, 16384, 32768):
         problem = Problem(n, n, n, "float32", componentwise=True)
         found = choose(problem, known, Limits(1 << 37, 16.0, componentwise=True)).best.plan

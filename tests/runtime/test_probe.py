@@ -14,7 +14,7 @@ from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.untuned.built_in import BUILT_IN, cpu
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration
 from fmm.problem import Problem
 from fmm.runtime import devices, probe
 from fmm.runtime.decisions import decide
@@ -89,7 +89,9 @@ def test_a_guess_is_checked_by_measurement(stream: float, wins: bool, monkeypatc
 def test_a_calibration_that_was_not_guessed_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuned device's, say."""
     monkeypatch.setattr(devices, "probed_calibration", lambda threads, dtype: pytest.fail("measured again"))
-    monkeypatch.setattr(devices, "built_in_calibration", lambda threads: replace(cpu(threads), source="tuned"))
+    monkeypatch.setattr(
+        devices, "built_in_calibration", lambda threads: replace(cpu_calibration(threads), source="tuned")
+    )
     assert decide.decide(TEMPTING, LARGE, devices.cpu_device(2)).plan != VENDOR
 
 
@@ -98,14 +100,14 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
         raise MemoryError
 
     monkeypatch.setattr(probe, "_measure", fail)
-    assert probe.probed_calibration(2, "float64").source == BUILT_IN
+    assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE
     assert not probe._found, "it is tried again when there is memory"
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "threads_given_up", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
-    assert probe.probed_calibration(2, "float64").source == BUILT_IN
+    assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE
     assert not probe._found, "it is tried again"
 
 

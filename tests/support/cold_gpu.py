@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.candidates import probed_plans
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import Job, compile_jobs, compile_turn, kernel_places, needed_first
 from fmm.tuner.devices.device import Run
@@ -19,7 +19,7 @@ from tests.support.busy_device import BusyDevice, BusySession
 
 TYPES = ("float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128")
 STORED = tuple(t for t in TYPES if t != "tf32")  # TF32 is stored as float32
-SHEET = datasheet("H200")
+SHEET = datasheet_calibration("H200")
 WORKERS, STARTED = 14, 3.0  # processes that compile, and the seconds until they have begun
 # Seconds to open a problem, and bytes that are filled in one; of a sample, at least. (By the first passes on an H200.)
 OPENED, FILLED, SHORTEST = 0.06, 6e9, 5e-3

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fmm.config import document, schema
+from fmm.config import reader, schema
 from fmm.config.schema import Entry, Raw
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Effort
 
 SMALL = Effort(seconds=4, most=60, rounds=3, held_out=3, trials=2, enqueued=1, certify=6)
 VERSIONS = {"numpy": "1", "blas": "test 1"}
@@ -31,7 +31,7 @@ def section(*entries: Entry, **more: Any) -> dict[str, Raw]:
 
 def write(path: Path, key: str, dtype: str = "float64", found: dict[str, Raw] | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document.config_text({key: {dtype: found or section(entry())}}), encoding="utf-8")
+    path.write_text(reader.config_text({key: {dtype: found or section(entry())}}), encoding="utf-8")
     return path
 
 

@@ -25,7 +25,7 @@ from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402
 from fmm.kernels.plans.plan import Plan, PlanError  # noqa: E402
-from fmm.perfmodel.tile_choice import target_on  # noqa: E402
+from fmm.perfmodel.block_model import chip_target  # noqa: E402
 from fmm.problem import Problem  # noqa: E402
 from fmm.runtime.running import device_run  # noqa: E402
 from tests.support.chips import H200  # noqa: E402
@@ -90,7 +90,7 @@ BASES = [(i << 30, 2 * i << 30, 3 * i << 30, 5 * i << 30) for i in (1, 2, 3)]
 
 
 def list_of(text: str, dtype: str) -> Any:
-    return record_launches(Plan.parse(text), Problem(512, 512, 512, dtype), target_on(H200, flagged=True))
+    return record_launches(Plan.parse(text), Problem(512, 512, 512, dtype), chip_target(H200, flagged=True))
 
 
 def noted(call: Callable[[], Any]) -> list[Note]:

@@ -1,7 +1,7 @@
 """In which forms an algorithm is worth considering: what its file says in a line `consider`.
 
 A file without the line is considered in the forms of DEFAULT; `consider nothing` leaves the algorithm to those who name
-it. What each form makes of an algorithm, fmm.kernels.plans.candidates says.
+it. What each form makes of an algorithm, fmm.perfmodel.candidates says.
 """
 
 from __future__ import annotations

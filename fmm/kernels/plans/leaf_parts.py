@@ -92,7 +92,7 @@ class LeafCandidacy:
     # It is compared only where no side is longer: it is made for small products, and was measured on these, so that few
     # tiles leave nothing in doubt. 0: there is no such limit.
     longest: int = 0
-    # The forms of plans that it may end (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but
+    # The forms of plans that it may end (fmm.perfmodel.candidates). `alone`: without levels; `peer`: alone, but
     # only to see whether a plan beats it too; `half`: alone, and only for products that are their own adjoints.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # those forms in which a tuning's probes do not measure it

@@ -245,7 +245,7 @@ class PlanLevel(ABC):
 
 class CandidateLevel(NamedTuple):
     """A level that plans are made of though nobody names it, and the forms of these plans
-    (fmm.kernels.plans.candidates)."""
+    (fmm.perfmodel.candidates)."""
 
     text: str
     forms: tuple[str, ...]

@@ -9,7 +9,7 @@ from typing import Final
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.recursion_points import first_speedup, recursion_point
 from fmm.perfmodel.papers.table import Cell, Table
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
+from fmm.perfmodel.stability import classical_bound, error_bound, expected_error_growth, plan_schemes
 
 HALF: Final = Fraction(1, 2)
 
@@ -139,7 +139,7 @@ def dalberto_bounds() -> Table:
         n = POINT << depth
         plans = [Plan.parse(" > ".join([name] * depth + ["vendor"])) for name in ("hasa", "li-fig2", "winograd")]
         walked = [error_bound(plan, n, n, n) / classical_bound(n) for plan in plans]
-        expected = [expected_growth(plans[0], in_pieces=cpu) for cpu in (False, True)]
+        expected = [expected_error_growth(plans[0], in_pieces=cpu) for cpu in (False, True)]
         rows.append((depth, n, *(x / classical_bound(n) for x in printed_bounds(depth, n)), *walked, *expected))
     columns = (
         *("levels", "n", "Equation 1, first line", "second line", "Brent's 4^l"),

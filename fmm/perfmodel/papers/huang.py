@@ -15,10 +15,10 @@ from fmm.hardware.datasheets import device
 from fmm.hardware.occupancy import register_counts
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
 from fmm.kernels.plans.steps.fused_order import FIGURE_6, launch_stages
-from fmm.perfmodel import block_time
-from fmm.perfmodel.block_time import GEMM, Operands
+from fmm.perfmodel import block_model
+from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers import huang_blocks
 from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
 from fmm.perfmodel.papers.table import Cell, Table
@@ -196,7 +196,7 @@ def _limits() -> tuple[tuple[str, float | None, float], ...]:
         ("(16) m_R below, 1-level Var#0", 12, huang_blocks.greatest_square_piece(one, on)),
         ("(16) m_R below, 1-level Var#0, footnote 14", 12, huang_blocks.greatest_square_piece(one, on, pointers)),
         ("(16) m_R below, 2-level Var#0", 12, huang_blocks.greatest_square_piece(two, on)),
-        ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, block_time.registers_needed(huge, two)),
+        ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, block_model.registers_needed(huge, two)),
         ("(13) GB/s, Huge, 2-level Var#0 (section 5.4)", 1900, throughput / 1e9),
     )
 
@@ -257,9 +257,9 @@ def huang_footnote15() -> Table:
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
     s, w, on = named_strategy(name), VAR_0[level], v100()
     computed = huang_blocks.blocks_per_sm(s, w, on)
-    follows = register_counts(on.limits, s.threads, on.element_bytes * block_time.shared_tile(s), printed)
+    follows = register_counts(on.limits, s.threads, on.element_bytes * block_model.shared_tile(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
-    formulas = (block_time.registers_needed(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
+    formulas = (block_model.registers_needed(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
     return (name, kernel, printed, computed, computed - printed, *formulas, follows[0], follows[-1])
 
 

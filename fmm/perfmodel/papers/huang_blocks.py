@@ -2,7 +2,7 @@
 
 A kernel computes (sum of W_A blocks of A)(sum of W_B blocks of B) and adds it to W_C blocks of C, by tiles.
 Equation numbers are the paper's. Rates are in flop/s and bytes/s. The counts per thread block, (8) to (17), are in
-fmm.perfmodel.block_time, which also has today's multiprocessors in cycles: `chip` makes a device one of those.
+fmm.perfmodel.block_model, which also has today's multiprocessors in cycles: `chip` makes a device one of those.
 Left out, as in the paper: hardware caches other than by the multiplier lambda, parallelism between kernels,
 launches, and latency.
 """
@@ -17,12 +17,11 @@ from functools import partial
 from itertools import product
 from math import ceil, inf, sqrt
 
-from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import Device
-from fmm.hardware.occupancy import active_blocks, most_registers
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.perfmodel.block_time import (
+from fmm.hardware.datasheets import Capability, Device
+from fmm.hardware.occupancy import active_blocks, max_registers
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.perfmodel.block_model import (
     Operands,
     global_elements,
     kernel_flops,
@@ -209,7 +208,7 @@ class RegisterModel:
         wanted = self.wanted(s, w, on)
         if not self.least_blocks:
             return wanted
-        return min(wanted, most_registers(on.limits, s.threads, self.least_blocks))
+        return min(wanted, max_registers(on.limits, s.threads, self.least_blocks))
 
     def wanted(self, s: TileSizes, w: Operands, on: Machine) -> int:
         """Before any spilling."""

@@ -1,9 +1,4 @@
-"""When to recurse: the alpha/pi model of D'Alberto and Nicolau (ICS 2007), for any bilinear scheme.
-
-alpha is the time of one element of a block addition, pi of one flop of the vendor's product; only their ratio
-matters. A is m x k and B is k x n here (the paper writes m x n and n x p). Left out: strides and caches, the
-lower cost of copies, and, unless the ratio is a function of the shape, the lower rate of small products.
-"""
+"""Recursion."""
 
 from __future__ import annotations
 
@@ -14,7 +9,12 @@ from fractions import Fraction
 from math import inf
 from typing import TYPE_CHECKING
 
-from fmm.problem import Shape, positive_shape
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.stability import expected_error_growth
+from fmm.perfmodel.work import estimated_workspace
+from fmm.problem import Problem, Shape, positive_shape
 
 if TYPE_CHECKING:
     from fmm.kernels.algorithms.scheme import Scheme
@@ -250,3 +250,42 @@ def _at(ratio: Ratio, shape: Shape) -> float:
     if value < 0:
         raise ValueError(f"alpha/pi must not be negative: {value}")
     return value
+
+
+def alpha(calibration: Calibration, itemsize: int) -> float:
+    """Seconds of one element of a block addition: two reads, one write."""
+    return 3 * itemsize / calibration.stream
+
+
+def pi(calibration: Calibration, problem: Problem) -> float:
+    """Seconds of one flop of the vendor's product of this problem."""
+    rate = calibration.rate(problem.dtype)
+    slower = 1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k
+    return slower / rate.flops
+
+
+def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
+    """Their ratio, on which Equation 2 rests. (A complex multiply-add counts as the two flops of Equation 2.)"""
+    one = pi(calibration, problem) * problem.type.flops / 2
+    return alpha(calibration, problem.itemsize) / one
+
+
+def hasa_plan(depth: int) -> Plan:
+    """So many levels of HASA above the vendor's product."""
+    return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
+
+
+def hasa_choice(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
+    """As many levels as Equation 2 asks for, at most as many as the limits of error and workspace admit."""
+    if 0 in problem.size or problem.halved:
+        return VENDOR
+
+    def ratio(m: int, k: int, n: int) -> float:
+        return alpha_over_pi(calibration, Problem(m, k, n, problem.dtype))
+
+    for depth in range(len(levels(problem.size, ratio, epsilon=epsilon)), 0, -1):
+        plan = hasa_plan(depth)
+        allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, not calibration.batches))
+        if allowed and estimated_workspace(plan, problem) <= limits.workspace:
+            return plan
+    return VENDOR

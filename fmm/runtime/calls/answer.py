@@ -16,10 +16,10 @@ from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.stability import bounds_entries
-from fmm.perfmodel.tile_choice import target_on
-from fmm.perfmodel.work.row_starts import rows_aligned
+from fmm.perfmodel.stability import has_entrywise_bound
+from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.calls.operands import (
     LibraryAnswersError,
@@ -208,7 +208,7 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     device = asked.device
     if asked.plan is not None:
         check_runnable(asked.plan, problem, device.threads > 0)
-        checked = bounds_entries(asked.plan) and (limits.emulation or not asked.plan.emulates)
+        checked = has_entrywise_bound(asked.plan) and (limits.emulation or not asked.plan.emulates)
         if limits.componentwise and not checked:
             raise PlanError(f"the plan {asked.plan} bounds no error entry by entry, as componentwise asks")
         unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
@@ -249,7 +249,7 @@ def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> Laun
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
     chip = chip_as_tuned(call.device) or call.device.chip
-    return record_launches(plan, problem, target_on(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
+    return record_launches(plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
@@ -260,7 +260,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
     from fmm.kernels.cuda.record import record_launches
 
     try:
-        launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, chip_target(chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise

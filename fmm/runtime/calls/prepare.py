@@ -9,8 +9,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from fmm.arrays.library import Library, Setting, product_shape
-from fmm.config.environment import componentwise_wanted, emulation_allowed
-from fmm.config.files import circumstances
+from fmm.config.environment import is_componentwise_required, is_emulation_allowed
+from fmm.config.files import current_settings
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.runtime import devices
@@ -67,8 +67,8 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
         result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
-    componentwise = wishes.componentwise or componentwise_wanted()
-    limits = Limits(free, growth, setting.emulation and emulation_allowed(), componentwise)
+    componentwise = wishes.componentwise or is_componentwise_required()
+    limits = Limits(free, growth, setting.emulation and is_emulation_allowed(), componentwise)
     more = wishes.asked, wishes.kept, wishes.added
     return Question(left, right, target, setting, device, limits, wishes.plan, result, *more)
 
@@ -89,7 +89,7 @@ def prepared(
     found = library.call_key(a, b, out)
     if found is None:
         return ask(library, a, b, out, wishes)
-    key = wishes, found, circumstances()
+    key = wishes, found, current_settings()
     kept = library.calls.get(key)
     if kept is None or kept.until < time.monotonic():
         kept = _kept(library, key, a, b, out, wishes, ask)

@@ -14,7 +14,7 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.untuned.built_in import with_integers
+from fmm.perfmodel.default_calibration import with_integer_rates
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.devices import Device
 
@@ -31,13 +31,13 @@ def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
     """What the configs say of this type on the device; None where they are not to be asked."""
     if environment.tuning_mode() == "off":
         return None
-    return files.configs_in_force().tuned(device.identity, dtype)
+    return files.active_configs().tuned(device.identity, dtype)
 
 
 def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
     """A tuned type's calibration as choices rest on it; None where it is not trusted."""
     real = DTYPES[tuned.dtype].real
-    other = files.configs_in_force().tuned(device.identity, real) if real and tuned.trusted else None
+    other = files.active_configs().tuned(device.identity, real) if real and tuned.trusted else None
     return completed_calibration(tuned, other, None if device.threads else device.guess)
 
 
@@ -99,8 +99,8 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
         return guess, False
     tuned = tuning_in_force("float64", device)
     if tuned is not None and tuned.trusted is not None:
-        return with_integers(tuned.trusted), True
-    guess = with_integers(guess)
+        return with_integer_rates(tuned.trusted), True
+    guess = with_integer_rates(guess)
     if device.probe is None or not choose(without_layouts(problem), guess, limits).best.plan.levels:
         return guess, False
-    return with_integers(device.probe("float64")), False
+    return with_integer_rates(device.probe("float64")), False

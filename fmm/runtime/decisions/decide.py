@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fmm.config import environment
-from fmm.config.files import configs_in_force
+from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.explain import explained_table
@@ -20,11 +20,11 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choosable import by_columns, slow_by_columns, to_choose_for
-from fmm.perfmodel.choose import Candidate, Limits, choose
-from fmm.perfmodel.papers.hasa_rule import hasa_choice
-from fmm.perfmodel.stability import bound_in_words, expected_growth
-from fmm.perfmodel.untuned.built_in import BUILT_IN
+from fmm.perfmodel.choose import Candidate, Limits, choose, ranking_problem
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE
+from fmm.perfmodel.papers.recursion_points import hasa_choice
+from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b
+from fmm.perfmodel.stability import error_bound_text, expected_error_growth
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.calibration_in_force import (
@@ -38,7 +38,7 @@ from fmm.runtime.devices import Device
 from fmm.runtime.probe import MEASURED
 
 # What a model without a config is called, by the source of its calibration.
-STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
+STEPS = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
 ENTRY = " entry"  # behind an entry's origin
 # Flops from which on a product is large enough to log that the device is not tuned, or to be measured in place.
 WORTH_TUNING = 2 * 2048**3
@@ -78,7 +78,7 @@ class Decision:
     @property
     def error_growth(self) -> float:
         """Expected error as a multiple of the vendor's own."""
-        return expected_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
+        return expected_error_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
@@ -95,7 +95,7 @@ class Decision:
             lines += ["expected error: none, integers are exact"]
         else:
             lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
-            lines += [f"its bound: {bound_in_words(self.plan, self.problem.componentwise)}"] if self.problem else []
+            lines += [f"its bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
             times = [f"{c.time:.2f}" for c in self.considered]
@@ -112,14 +112,14 @@ def _counted(kernels: tuple[str, ...]) -> Iterator[str]:
 
 def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     """The choice on a device: a certified entry, else the model's, else the vendor."""
-    if environment.tuning_disabled():
+    if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
         return _exact_choice(problem, limits, device)
     mode = environment.tuning_mode()
     if mode == "hasa":
         return _by_equation_2(problem, limits, device)
-    tuned = None if mode == "off" else configs_in_force().tuned(device.identity, problem.dtype)
+    tuned = None if mode == "off" else active_configs().tuned(device.identity, problem.dtype)
     measured = tuned_calibration(tuned, device) if tuned else None
     # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
     on_cpu = device.threads > 0
@@ -166,9 +166,9 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if entry_and_plan is None:
         return None
     entry, plan = entry_and_plan
-    if by_columns(problem) and not problem.halved and slow_by_columns(plan.leaf_use, problem.dtype):
+    if is_b_column_major(problem) and not problem.halved and is_slow_on_column_major_b(plan.leaf_use, problem.dtype):
         return None  # it was measured on a B that lies row by row
-    allowed = limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu))
+    allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
         needed = peak_workspace(plan, problem)
@@ -230,7 +230,7 @@ def model_choice(
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
     if problem.dtype not in calibration.rates:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
-    choice = choose(to_choose_for(problem, calibration.batches), calibration, limits)
+    choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
     step = "calibrated model" if is_tuned else STEPS.get(calibration.source, "datasheet model")
     on_cpu = not calibration.batches
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=on_cpu)

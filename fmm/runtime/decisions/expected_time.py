@@ -6,10 +6,9 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, whole_call
-from fmm.perfmodel.margins import few_tiles_doubt
+from fmm.perfmodel.choose import Limits, few_tiles_margin, recurring_call_seconds
 from fmm.perfmodel.predict import quick_prediction
-from fmm.perfmodel.work.estimate import estimated_workspace
+from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import Decision, decide
@@ -35,9 +34,11 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
     if calibration.batches and half.plan == VENDOR and problem.m <= FEW_ROWS:
         return False
     best = decide(whole, limits, device).plan
-    of_whole = min(whole_call(quick_prediction(plan, whole, calibration), calibration) for plan in (VENDOR, best))
-    of_half = whole_call(quick_prediction(half.plan, without_layouts(problem), calibration), calibration)
-    margin = calibration.margin + few_tiles_doubt(problem, calibration)
+    of_whole = min(
+        recurring_call_seconds(quick_prediction(plan, whole, calibration), calibration) for plan in (VENDOR, best)
+    )
+    of_half = recurring_call_seconds(quick_prediction(half.plan, without_layouts(problem), calibration), calibration)
+    margin = calibration.margin + few_tiles_margin(problem, calibration)
     return of_half <= (1 - margin) * of_whole
 
 
@@ -47,9 +48,9 @@ def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, 
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return 0.0
-    seconds = [whole_call(quick_prediction(VENDOR, problem, calibration), calibration)]
+    seconds = [recurring_call_seconds(quick_prediction(VENDOR, problem, calibration), calibration)]
     for plan in plans:
         with suppress(PlanError):  # it cannot be done at these sides
             if estimated_workspace(plan, problem) <= limits.workspace:
-                seconds.append(whole_call(quick_prediction(plan, problem, calibration), calibration))
+                seconds.append(recurring_call_seconds(quick_prediction(plan, problem, calibration), calibration))
     return min(seconds)

@@ -14,8 +14,8 @@ import numpy as np
 
 from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
-from fmm.perfmodel.choosable import to_choose_for
-from fmm.perfmodel.untuned.built_in import FLOPS_PER_BYTE
+from fmm.perfmodel.choose import ranking_problem
+from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
 from fmm.problem import without_layouts
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, Decision
 
@@ -124,7 +124,7 @@ def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
 def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> None:
     """From now on, for a moment, products of matrices of these sizes are the library's, however they lie in memory."""
     memory, problem = REMEMBERED[library.processor], decision.problem
-    if problem is not None and to_choose_for(problem, library.processor == "cuda") != without_layouts(problem):
+    if problem is not None and ranking_problem(problem, library.processor == "cuda") != without_layouts(problem):
         return  # another plan may be faster where they lie otherwise
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say
         return

@@ -6,7 +6,7 @@ import time
 from typing import Literal, NamedTuple
 
 from fmm.arrays.library import Library
-from fmm.config.environment import componentwise_wanted, emulation_allowed
+from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
@@ -63,8 +63,8 @@ class HalfWishes(NamedTuple):
 
 def limits_without_arrays(op: Operation, dtype: str, room: int, growth: float) -> Limits:
     """What a plan may cost where it is decided without arrays, besides that what the environment says of all calls."""
-    entries = componentwise_wanted() and op == "product" and not DTYPES[dtype].exact
-    return Limits(room, growth, emulation_allowed(), entries)
+    entries = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
+    return Limits(room, growth, is_emulation_allowed(), entries)
 
 
 _shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: until when it is good, and the share

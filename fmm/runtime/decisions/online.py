@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fmm.config import certify, environment, locate, schema, store
+from fmm.config import certify, environment, files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import Entry
 from fmm.kernels.cpu.threads.fork_safe import Lock
@@ -70,7 +70,7 @@ class Trial:
 
     def _keep(self, entry: Entry) -> None:
         try:
-            store.add_entry(locate.default_path(), self.device, self.problem.dtype, entry)
+            store.add_entry(files.default_path(), self.device, self.problem.dtype, entry)
         except (OSError, RuntimeError, schema.ConfigError) as error:
             environment.log_once(f"what was measured is kept for this process only: {error}")
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from fmm.config import environment
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choosable import to_choose_for
-from fmm.perfmodel.choose import Candidate, Limits, choose
+from fmm.perfmodel.choose import Candidate, Limits, choose, ranking_problem
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import Decision, peak_workspace
@@ -45,7 +44,7 @@ def only_choice(vendors: Decision, limits: Limits, device: Device) -> Decision:
     limits, even if it does not win; the same decision where there is none."""
     problem = vendors.problem
     assert problem is not None
-    for candidate in () if environment.tuning_disabled() else _considered(problem, limits, device):
+    for candidate in () if environment.is_disabled() else _considered(problem, limits, device):
         if candidate.plan != VENDOR and _allowed(candidate, limits):
             return replace(vendors, plan=candidate.plan, reason="the library has no product of this type")
     return vendors
@@ -60,4 +59,4 @@ def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return ()
-    return choose(to_choose_for(problem, calibration.batches), calibration, limits).considered
+    return choose(ranking_problem(problem, calibration.batches), calibration, limits).considered

@@ -19,7 +19,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 
 GRAPHS = 16  # that a backend keeps
@@ -30,7 +30,7 @@ def recorded_for_device(
 ) -> LaunchList:
     """The launch list of a plan on a device, the current one unless it is named."""
     index = cupy.cuda.runtime.getDevice() if device is None else device
-    return record_launches(plan, problem, target_on(chip_of(index), alignment, flagged))
+    return record_launches(plan, problem, chip_target(chip_of(index), alignment, flagged))
 
 
 def compile_for(lists: Iterable[LaunchList]) -> None:

@@ -32,7 +32,7 @@ from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.answered import left_because
 from fmm.runtime.calls.answer import cublas_scratch
 from fmm.runtime.calls.question import Call
@@ -200,7 +200,7 @@ class StreamCall:
     def _made_player(self, alignment: Alignment) -> Player | str:
         """The player, or why there is none: a candidate of cuBLASLt, say, may want lines that are better aligned."""
         chip = chip_as_tuned(cuda_device(self.device)) or chip_of(self.device)
-        target = target_on(chip, alignment, self.flagged)
+        target = chip_target(chip, alignment, self.flagged)
         try:
             return player_of(record_launches(self.launches.plan, self.launches.problem, target), self.device)
         except PlanError as error:

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import Job
 
@@ -26,7 +26,7 @@ from fmm.tuner.devices.compile_ahead import Job
 def launched_kernels(job: Job, chip: Chip) -> Iterator[Kernel]:
     """What a plan launches on such a chip; with a label, of its sums those that are so labelled."""
     plan = Plan.parse(job.plan)
-    target = target_on(chip, flagged=job.flagged and may_differ(plan))
+    target = chip_target(chip, flagged=job.flagged and may_differ(plan))
     found = record_launches(plan, Problem(*job.size, job.dtype), target)
     chosen = (x.kernel for x in found.launches if not job.label or f"_sums, {job.label}:" in x.label)
     yield from dict.fromkeys(chosen)

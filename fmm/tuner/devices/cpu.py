@@ -25,17 +25,16 @@ from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.step_timer import StepTimes, time_steps
 from fmm.kernels.cpu.threads.helper_threads import call_apart
 from fmm.kernels.cpu.threads.thread_pool import blas_threads, usable_processors
-from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.untuned.built_in import cpu, in_lanes
+from fmm.perfmodel.candidates import probed_plans
+from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import memory_share
 from fmm.runtime.running.overflow import may_overflow
-from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS, Effort
+from fmm.tuner.devices.device import BEST, EFFORTS, TRIES, Effort, FailedError, Run
 
 LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
 ROWS = 8  # rows of a result that are checked
@@ -75,7 +74,7 @@ class CpuDevice:
         return memory_share(NUMPY, self.threads)
 
     def untuned(self) -> Calibration:
-        return in_lanes(cpu(self.threads), self.lanes)
+        return with_concurrent_products(cpu_calibration(self.threads), self.lanes)
 
     def known(self, dtype: str) -> Calibration:
         return self.untuned()
@@ -154,7 +153,7 @@ class CpuSession:
     def _check(self, plan: Plan) -> None:
         rows, exact = self._exact
         found = _distance(self.c[rows], exact)
-        growth, eps = expected_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
+        growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
         allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
         if not found <= allowed:
             raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.untuned.built_in import cpu
+from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.tuner.findings.parameter_words import spelled, unit_of
 from fmm.tuner.findings.parts import Part
 from fmm.tuner.fit.parameters import OWN_TILES, PARAMETERS, STRIDED, Parameter, exists_on, is_determined
@@ -77,7 +77,7 @@ def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, g
     """Whose value it is; `gpu`: of a processor what is built in takes the datasheet's place."""
     if value == p.neutral:
         return NEUTRAL
-    known = guess if gpu else cpu(1)  # whose rates alone depend on the threads
+    known = guess if gpu else cpu_calibration(1)  # whose rates alone depend on the threads
     with suppress(ValueError):  # no rate of this type
         if known is not None and p.get(known, dtype) == value:
             return f"datasheet of the {known.name}" if gpu else BUILT_IN

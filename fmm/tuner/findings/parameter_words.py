@@ -1,7 +1,7 @@
 """What each fitted parameter of the model is, in words, for the report and for docs/tuning.md, which says the same.
 
 Their units and bounds are in fmm.tuner.fit.parameters, the formula that they stand in is that of
-fmm.perfmodel.predict.predicted_seconds.
+fmm.perfmodel.predict.predict_from_work.
 """
 
 from __future__ import annotations

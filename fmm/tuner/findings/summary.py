@@ -9,12 +9,10 @@ from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.choose import usual_growth
+from fmm.perfmodel.choose import default_error_growth
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_command
-from fmm.tuner.findings.answers import Answer, answers_for
 from fmm.tuner.findings.described import instead
-from fmm.tuner.findings.model_in_use import ModelInUse
-from fmm.tuner.findings.outcome import best_told, gains_from, unmeasured_in_use
+from fmm.tuner.findings.model_in_use import Answer, ModelInUse, answers_for, best_told, gains_from, unmeasured_in_use
 from fmm.tuner.findings.parts import table_of
 from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite
 
@@ -153,7 +151,7 @@ def next_steps(
         name = "cpu" if key.startswith("cpu") else key
         asked = f"fmm-tune predict 5000 3000 5000 --device {name} --dtype {types[0].dtype}"
         commands += [(asked, "what is done with one product")]
-    growth = usual_growth(not key.startswith("cpu"))
+    growth = default_error_growth(not key.startswith("cpu"))
     limits = f"limits error and memory (usual: {growth:g} times the library's, half of the free)"
     commands += [("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits)]
     yield "What to type next:"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from fmm.config.thresholds import TAUS, Interval, Thresholds
+from fmm.config.schema import TAUS, Interval, Thresholds
 from fmm.tuner.findings.parts import Table, table_of
 from fmm.tuner.findings.threshold_words import spelled, spelled_interval
 

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fmm.config.certify import GAIN
-from fmm.config.thresholds import SECONDS, TAUS, Interval, Spread, Thresholds
+from fmm.config.schema import SECONDS, TAUS, Interval, Spread, Thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.papers.huang import FIGURE_3_THREADS
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-from fmm.tuner.findings.answers import answers_for
-from fmm.tuner.findings.model_in_use import ModelInUse
-from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, vendors_name
+from fmm.tuner.findings.model_in_use import LARGE, ModelInUse, answers_for, chosen_square
+from fmm.tuner.findings.outcome import by_sides, vendors_name
 from fmm.tuner.findings.parts import Part, table_of
 from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite, levels_of
 

@@ -13,14 +13,15 @@ from fmm.config import certify
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, usual_growth
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import SHARE
-from fmm.tuner.devices.formula import cached_work, formula_seconds
-from fmm.tuner.findings.conclude import HELD_OUT, paired_samples
+from fmm.tuner.devices.device import cached_work, formula_seconds
+from fmm.tuner.findings.conclude import HELD_OUT
 from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.fit.model import Observation, stage_medians
-from fmm.tuner.report.plan_grid import mapped
+from fmm.tuner.report.maps import mapped
+from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import PRODUCT, Trial, Tuning
 
 NO_LIMIT = 1 << 62
@@ -87,7 +88,7 @@ class Case:
         memory = (self.section["conditions"] or {}).get("memory")
         operands = problem.itemsize * (m * k + k * n + m * n)
         left = NO_LIMIT if not memory else max(int(SHARE * (memory - operands)), 0)
-        return choose(problem, self.choosing, Limits(left, usual_growth(self.choosing.batches))).best
+        return choose(problem, self.choosing, Limits(left, default_error_growth(self.choosing.batches))).best
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:

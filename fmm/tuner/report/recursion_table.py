@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from fmm.config.schema import Raw
-from fmm.config.thresholds import EPSILON, UNDETERMINED_EPSILON, Interval, Thresholds, read_thresholds
+from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON, Interval, Raw, Thresholds, read_thresholds
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.described import AGAIN, EARLIER, NEVER
-from fmm.tuner.findings.doubts import is_disturbed
+from fmm.tuner.findings.diagnostics import is_disturbed
 from fmm.tuner.findings.parts import table_of
 from fmm.tuner.findings.threshold_words import TOO_DISTURBED, UNDETERMINED, spelled
 

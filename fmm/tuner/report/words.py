@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from fmm.config.thresholds import EPSILON, UNDETERMINED_EPSILON
-from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH
+from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON
+from fmm.perfmodel.choose import CPU_ERROR_GROWTH, GPU_ERROR_GROWTH
 
 NEXT: Final = (
     ("fmm.matmul(a, b)", "multiplies by what this page shows: NumPy's and CuPy's arrays, torch's tensors"),
     ("print(fmm.explain(a, b))", "says by which plan, why, at which error, with how much memory"),
     (
         "fmm.matmul(a, b, max_error_growth=3)",
-        f"allows at most 3 times the library's own error; unless told {CPU_GROWTH:g} times, on a GPU {GPU_GROWTH:g}",
+        f"allows at most 3 times the library's own error; unless told {CPU_ERROR_GROWTH:g} times, on a GPU {GPU_ERROR_GROWTH:g}",
     ),
     (
         "fmm.matmul(a, b, workspace=10**9)",

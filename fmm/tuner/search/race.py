@@ -10,12 +10,11 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, ranked_candidates, usual_growth
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.choose import Limits, default_error_growth, rank_candidates
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
-from fmm.tuner.devices.device import Device, Run
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Device, Effort, Run
 from fmm.tuner.search.space import built_plan, choices_of_plans, device_space, space_of_type
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
 
@@ -32,7 +31,7 @@ class Found:
 
 def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    predicted = [c.plan for c in ranked_candidates(problem, calibration) if c.plan != VENDOR]
+    predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
     ]
@@ -63,7 +62,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
     """The plan without workspace that the model likes best; none if there is none."""
-    known = ranked_candidates(problem, calibration)
+    known = rank_candidates(problem, calibration)
     return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
 
 
@@ -83,7 +82,7 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     except PlanError:
         return False
     gpu = device.untuned().batches
-    allowed, growth = Limits(needed, usual_growth(gpu)), expected_growth(plan, problem.dtype, not gpu)
+    allowed, growth = Limits(needed, default_error_growth(gpu)), expected_error_growth(plan, problem.dtype, not gpu)
     return allowed.allow(plan, growth) and operands + needed <= device.memory
 
 

@@ -11,11 +11,11 @@ from functools import lru_cache
 from itertools import product
 
 from fmm.dtypes import DTYPES, FLOATS
-from fmm.kernels.plans.candidates import candidate_plans, considered_levels, leaves_on, searched_levels
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
+from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
 from fmm.tuner.devices.device import Device
 
 MOST = 7**3  # products of one pass
@@ -24,9 +24,9 @@ Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 
 def search_space(device: str) -> Space:
     """The choices for such a device: `cpu` or `cuda`."""
-    schemes = tuple(level.text for level in searched_levels(device))
+    schemes = tuple(level.text for level in search_levels(device))
     # Integers are not tuned.
-    floats = [leaf for leaf in leaves_on(device) if any(t in FLOATS for t in leaf.types.below)]
+    floats = [leaf for leaf in device_leaves(device) if any(t in FLOATS for t in leaf.types.below)]
     # A longer list makes no search longer: that ends with the trials of its effort, however many plans there are.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
@@ -76,7 +76,7 @@ def _has_options_of(leaf: str, dtype: str) -> bool:
 def _above(device: str) -> list[str]:
     """The levels that change the numbers, as they are compared on such a device."""
     first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
-    return [level.text for level in considered_levels() if level.above and level.text in first]
+    return [level.text for level in candidate_levels() if level.above and level.text in first]
 
 
 def built_plan(choices: Mapping[str, str]) -> Plan:
@@ -111,12 +111,12 @@ def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
 
 def _forms(text: str) -> tuple[str, ...]:
     """In which forms a level is worth considering."""
-    return next((level.forms for level in considered_levels() if level.text == text), ())
+    return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 
 def _power(scheme: str, exponent: str) -> str:
     """So many levels in one pass; PlanError for more products than any pass was ever good for."""
-    known = next((level for level in considered_levels() if level.text == scheme), None)
+    known = next((level for level in candidate_levels() if level.text == scheme), None)
     if known and known.products ** int(exponent) > MOST:
         raise PlanError(f"{scheme}^{exponent} has more than {MOST} products: they take long to compose, and to compile")
     return scheme if exponent == "1" else f"{scheme}^{exponent}"

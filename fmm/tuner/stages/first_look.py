@@ -10,23 +10,22 @@ from __future__ import annotations
 
 from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import FAR_BETTER
 from fmm.tuner.devices.compile_ahead import needed_first
-from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT, model_so_far, starting_calibration
-from fmm.tuner.findings.doubts import noise_floor
+from fmm.tuner.findings.diagnostics import noise_floor
+from fmm.tuner.search.certify import confirm_best
 from fmm.tuner.search.race import race_plans, within_limits
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.confirm import confirm_best
-from fmm.tuner.stages.probed_plans import light_candidates
 from fmm.tuner.stages.probes import (
     SEEDS,
     SHARES,
     TWINS,
     find_scale,
+    light_candidates,
     measure_runs,
     time_undisturbed,
 )
@@ -63,7 +62,7 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
     rate of its own, if that is there by now."""
     light = [p for p in light_candidates(journal.device, effort) if needed_first(p)]
     known = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
-    found = [c.plan for c in ranked_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
+    found = [c.plan for c in rank_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
     usual = [p for p in found if not p.leaf_use.leaf.time.rate and p != VENDOR]
     own = [p for p in found if p.leaf_use.leaf.time.rate and journal.ready(problem.dtype, p)]
     return usual, own[:1]
@@ -85,7 +84,7 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
 def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
     """The fastest by the scaled model; None if another one, which is not compiled yet, is far faster."""
     device, calibration = journal.device, model_so_far(journal, problem.dtype)
-    known = [c for c in ranked_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
+    known = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
     light = set(light_candidates(device, effort)) - {VENDOR}
     ready = (c for c in known if c.plan in light and journal.ready(problem.dtype, c.plan))
     best = next(ready, None)

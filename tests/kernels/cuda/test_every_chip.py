@@ -15,7 +15,7 @@ from fmm.kernels.cuda.launch_list import Launch, LaunchList
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.marks import quick_and_slow
 
@@ -78,7 +78,7 @@ def test_random_plans_can_be_launched(seed: int, count: int) -> None:
             plan, problem = drawn(rng)
             least = DTYPES[problem.dtype].itemsize
             x, y, z, w = (max(place, least) for place in alignment)
-            found = record_launches(plan, problem, target_on(CHIPS[name], (x, y, z, w), rng.random() < 0.5))
+            found = record_launches(plan, problem, chip_target(CHIPS[name], (x, y, z, w), rng.random() < 0.5))
         except PlanError:
             continue
         recorded += 1
@@ -90,6 +90,6 @@ def test_the_copy_engines_kernels_are_for_chips_with_memory_for_their_tiles() ->
     problem = Problem(4096, 4096, 4096, "float32")
     for name, by_engine in {"H200": True, "B200": True, "RTX 5090": False}.items():
         chip = CHIPS[name]
-        found = record_launches(Plan.parse("tile"), problem, target_on(chip))
+        found = record_launches(Plan.parse("tile"), problem, chip_target(chip))
         assert chip.has_copy_engine and not list(faults(found, chip))
         assert found.launches[0].label.startswith("gemm_tma") == by_engine, name

@@ -15,7 +15,7 @@ from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Fill, Layout, Operation, Problem
 from tests.support.chips import A100, H200
 from tests.support.launch_lists import GUARD, POISON, buffer, matrices, play
@@ -101,7 +101,7 @@ def test_neither_factor_lies_as_blas_wants_it() -> None:
 
 
 def steps(text: str, asked: Problem, flagged: bool = True) -> list[Any]:
-    return list(record_launches(Plan.parse(text), asked, target_on(H200, flagged=flagged)).steps)
+    return list(record_launches(Plan.parse(text), asked, chip_target(H200, flagged=flagged)).steps)
 
 
 def test_float32_is_blass_half_and_a_mirror() -> None:
@@ -120,7 +120,7 @@ def test_a_lower_half_is_the_vendors_where_a_leaf_cannot_leave_the_upper_one(ord
     cases = ("f16x3", "float32", 1), ("gram^2 > f16x3", "float32", 4), ("residues(14) > bytes", "float64", 1)
     for plan, dtype, count in cases:
         asked = problem(2048, 512, dtype, order, "C", fill="lower", alpha=2, beta=-1)
-        found = record_launches(Plan.parse(plan), asked, target_on(A100)).steps
+        found = record_launches(Plan.parse(plan), asked, chip_target(A100)).steps
         ranks = [x.op for x in found if isinstance(x, VendorCall) and isinstance(x.op, RankOp)]
         usual = record_operations(Plan.parse("gram^2 > vendor" if count > 1 else "vendor"), asked).ops
         assert ranks == [op for op in usual if isinstance(op, RankOp)] and len(ranks) == count
@@ -128,8 +128,8 @@ def test_a_lower_half_is_the_vendors_where_a_leaf_cannot_leave_the_upper_one(ord
     # Of two matrices it has no half.
     other = problem(2048, 512, "float32", order, "C", "symmetric", fill="lower")
     with pytest.raises(PlanError, match="f16x3 cannot leave the upper half"):
-        record_launches(Plan.parse("f16x3"), other, target_on(A100))
-    assert any("on and below" in x for x in record_launches(Plan.parse("f16x3"), other, target_on(H200)).describe())
+        record_launches(Plan.parse("f16x3"), other, chip_target(A100))
+    assert any("on and below" in x for x in record_launches(Plan.parse("f16x3"), other, chip_target(H200)).describe())
 
 
 @pytest.mark.parametrize(("leaf", "dtype"), [("f16x3", "float32"), ("tile", "float64"), ("tile", "bfloat16")])
@@ -200,5 +200,5 @@ def test_an_update_is_not_computed_again() -> None:
 )
 @pytest.mark.parametrize("beta", [0, 2])
 def test_nothing_is_launched_for_nothing(text: str, beta: int) -> None:
-    found = record_launches(Plan.parse(text), Problem(0, 5, 0, "float32", op="gram", beta=beta), target_on(H200))
+    found = record_launches(Plan.parse(text), Problem(0, 5, 0, "float32", op="gram", beta=beta), chip_target(H200))
     assert not found.steps

@@ -11,7 +11,7 @@ import pytest
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.device_code.read import header_text
+from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
 from fmm.kernels.cuda.record import record_launches
@@ -19,20 +19,20 @@ from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LeafUse, ending_rows
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 
 A100, V100 = datasheet_chip(device("A100")), datasheet_chip(device("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
-# Splits that write planes of float16: how far blocks reach, how far their sums do, and these.
+# Splits that write float16 planes: largest numbers of blocks, exponents of sums, and the sums.
 PLANE_SPLITS = tuple(
     start
     for name in "AB"
     for start in (
-        f"f16_sums: how far 4 blocks of {name} reach",
-        "f16_sums: how far 7 sums reach",
+        f"f16_sums: largest numbers of 4 blocks of {name}",
+        "f16_sums: exponents of 7 sums",
         f"f16_sums, split {name}: 7 sums of 4 blocks",
     )
 )
@@ -53,7 +53,7 @@ class Case:
 
     def recorded(self) -> LaunchList:
         problem = Problem(2048, 2048, 2048, self.dtype, **dict(self.given))
-        return record_launches(Plan.parse(self.plan), problem, target_on(self.on, self.alignment, self.flagged))
+        return record_launches(Plan.parse(self.plan), problem, chip_target(self.on, self.alignment, self.flagged))
 
 
 CASES = (
@@ -230,7 +230,7 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
             for side in (512, 301):
                 try:
                     plan = Plan.parse(f"{level} > {use}" if level else str(use))
-                    yield record_launches(plan, Problem(side, side, side, dtype), target_on(on, flagged=True))
+                    yield record_launches(plan, Problem(side, side, side, dtype), chip_target(on, flagged=True))
                 except PlanError:
                     continue
 
@@ -250,7 +250,7 @@ def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
                 assert step.label.startswith(VENDORS[step.op.use.leaf.name])
             else:
                 name = step.label.replace(",", " ").replace(":", " ").split()[0]
-                warps = name == "gemm_simt" and step.kernel.spec.deep  # of a chip that has no such instructions
+                warps = name == "gemm_simt" and step.kernel.spec.mma_depth  # of a chip that has no such instructions
                 begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
                 assert step.kernel.source.startswith(begins), step.label
                 assert not warps or not on.has_warp_float64

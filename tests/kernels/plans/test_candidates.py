@@ -6,16 +6,16 @@ import pytest
 
 from fmm.kernels.algorithms.consider import ABOVE, ABOVE_AS_IT_IS, SEARCHED, considered_forms
 from fmm.kernels.algorithms.consider import FORM_NAMES as NAMED
-from fmm.kernels.plans.candidates import (
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.candidates import (
     CANDIDATE_FORMS,
+    candidate_levels,
     candidate_plans,
-    considered_levels,
-    levels_above,
+    outer_levels,
     peer_plans,
     probed_plans,
 )
-from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.choosable import candidates as compared
+from fmm.perfmodel.choose import candidates as compared
 from fmm.tuner.search.space import choices_of_plans, search_space, space_of_type
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
@@ -105,12 +105,12 @@ def test_what_is_compared(device: str, expected: list[str]) -> None:
 
 
 def test_what_may_stand_above_a_candidate() -> None:
-    found = [str(level) for level in levels_above("cuda")]
+    found = [str(level) for level in outer_levels("cuda")]
     assert [x for x in found if x.startswith("li-")] == ["li-fig2.pad16", "li-fig23.pad16"]
     for name in ("strassen", "winograd"):
         options = [".sequential.pad16", ".pad16", ".overlapped.pad16", "^2.pad16", "^2.overlapped.pad16"]
         assert [x for x in found if x.startswith(name)] == [name + x for x in options]
-    assert found[-1] == "quarters" and levels_above("cpu") == ()
+    assert found[-1] == "quarters" and outer_levels("cpu") == ()
 
 
 def test_what_else_the_vendor_has() -> None:
@@ -166,7 +166,7 @@ def test_strategies_are_searched_where_sums_are_inside() -> None:
 
 def test_every_form_that_a_file_may_name_is_one() -> None:
     assert {*(form.name for form in CANDIDATE_FORMS), ABOVE, SEARCHED} == set(NAMED)
-    assert all(set(level.forms) <= {*NAMED, ABOVE_AS_IT_IS} for level in considered_levels())
+    assert all(set(level.forms) <= {*NAMED, ABOVE_AS_IT_IS} for level in candidate_levels())
 
 
 LINES = [

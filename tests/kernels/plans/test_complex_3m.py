@@ -19,17 +19,17 @@ from fmm.kernels.cuda.launch_list import Turn, VendorCall
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.candidates import candidate_plans, peer_plans
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import multiplications, workspace
-from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_growth, predict
+from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_error_growth, predict
+from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.calibration import Rate
-from fmm.perfmodel.choose import ranked_candidates
-from fmm.perfmodel.tile_choice import target_on
-from fmm.perfmodel.untuned.datasheet import datasheet
-from fmm.perfmodel.work.estimate import counted_work, estimated_work, estimated_workspace
+from fmm.perfmodel.candidates import candidate_plans, peer_plans
+from fmm.perfmodel.choose import rank_candidates
+from fmm.perfmodel.default_calibration import datasheet_calibration
+from fmm.perfmodel.work import counted_work, estimated_work, estimated_workspace
 from fmm.problem import Layout
 from tests.support.chips import H200
 from tests.support.launch_lists import buffer, matrices, play
@@ -115,13 +115,13 @@ def test_cublas_has_three_products_of_its_own() -> None:
     """One call each; batches of complex128 one by one, because cuBLAS has no such batch."""
     for dtype, calls in (("complex64", 1), ("complex128", 7)):
         found = record_launches(
-            Plan.parse("strassen.batched.pad16 > vendor3m"), Problem(64, 64, 64, dtype), target_on(H200, flagged=True)
+            Plan.parse("strassen.batched.pad16 > vendor3m"), Problem(64, 64, 64, dtype), chip_target(H200, flagged=True)
         )
         vendors = [step for step in found.steps if isinstance(step, VendorCall)]
         assert len(vendors) == calls and all(f"cuBLAS, {dtype} by three" in step.label for step in vendors)
         ops = [step.op for step in vendors if isinstance(step.op, GemmOp)]
         assert len({op.left.offset for op in ops}) == calls and sum(op.count for op in ops) == 7
-    alone = record_launches(Plan.parse("vendor3m"), Problem(64, 64, 64, "complex64"), target_on(H200, flagged=True))
+    alone = record_launches(Plan.parse("vendor3m"), Problem(64, 64, 64, "complex64"), chip_target(H200, flagged=True))
     does = [step.does for step in alone.steps if not isinstance(step, Turn)]
     assert does == ["product", "recompute", "recompute"]  # looked through for inf and NaN, then computed again
     with pytest.raises(PlanError, match="vendor3m multiplies complex64, complex128 there, not float32"):
@@ -184,7 +184,7 @@ def test_it_is_counted_exactly() -> None:
     assert counted_work(one, problem).traffic < 0.65 * counted_work(two, problem).traffic
     assert counted_work(one, problem).leaves == ((512, 512, 512, 21.0, 21.0),)
     assert multiplications(one, 1024, 1024, 1024) == multiplications(two, 1024, 1024, 1024)
-    assert expected_growth(one, "complex64") == pytest.approx(expected_growth(two, "complex64"))
+    assert expected_error_growth(one, "complex64") == pytest.approx(expected_error_growth(two, "complex64"))
     assert multiplications(Plan.parse("3m > strassen > vendor"), 64, 64, 64) == 0.75 * 7 / 8 * 64**3
     assert multiplications(Plan.parse("strassen > 3m > vendor"), 64, 64, 64) == 0.75 * 7 / 8 * 64**3
 
@@ -197,7 +197,7 @@ def test_its_products_take_the_time_of_real_ones() -> None:
     assert predict(VENDOR, problem, known).products == pytest.approx(8 * 512**3 / 1e12)
     # What nobody has measured of real products is taken from the complex ones.
     half = Calibration("test", "test", MappingProxyType({"complex128": rates["complex128"]}), stream=1e15)
-    assert ranked_candidates(problem, half, [Plan.parse("3m > vendor")])
+    assert rank_candidates(problem, half, [Plan.parse("3m > vendor")])
     assert predict(Plan.parse("3m > vendor"), problem, half).products == pytest.approx(3 * 2 * 512**3 / 1e12)
 
 
@@ -245,7 +245,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize(("dtype", "side", "room", "growth", "emulation", "expected"), CHOSEN)
 def test_it_is_chosen(dtype: str, side: int, room: int, growth: float, emulation: bool, expected: str) -> None:
-    found = choose(Problem(side, side, side, dtype), datasheet("H200"), Limits(room, growth, emulation))
+    found = choose(Problem(side, side, side, dtype), datasheet_calibration("H200"), Limits(room, growth, emulation))
     assert str(found.best.plan).startswith(expected), found.reason
     assert found.best.workspace <= room and found.best.error_growth <= max(growth, 1)
 
@@ -262,7 +262,7 @@ def test_its_error_in_norm_is_what_is_expected(text: str, dtype: str, rng: np.ra
     reference = a.astype(np.clongdouble) @ b.astype(np.clongdouble)
     errors = [np.abs(fmm.matmul(a, b, plan=p) - reference) for p in (plan, VENDOR)]
     growth = np.linalg.norm(errors[0].astype(float)) / np.linalg.norm(errors[1].astype(float))
-    assert expected_growth(plan, dtype) / 3 < growth < expected_growth(plan, dtype, in_pieces=True)
+    assert expected_error_growth(plan, dtype) / 3 < growth < expected_error_growth(plan, dtype, in_pieces=True)
     u = DTYPES[dtype].unit_roundoff
     assert errors[0].max() <= error_bound(plan, n, n, n) * u * np.abs(a).max() * np.abs(b).max()
 
@@ -275,7 +275,7 @@ def test_its_error_on_positive_numbers_is_what_is_expected(dtype: str, k: int, r
     a, b = ((rng.random((*shape, 2)) @ [1, 1j]).astype(dtype) for shape in ((100, k), (k, 110)))
     reference = a.astype(np.clongdouble) @ b.astype(np.clongdouble)
     errors = [np.linalg.norm(np.abs(c - reference).astype(float)) for c in (fmm.matmul(a, b, plan=plan), a @ b)]
-    assert 1.5 < errors[0] / errors[1] < expected_growth(plan, dtype, in_pieces=True)
+    assert 1.5 < errors[0] / errors[1] < expected_error_growth(plan, dtype, in_pieces=True)
 
 
 def test_small_parts_lose_digits_and_that_is_said(rng: np.random.Generator) -> None:

@@ -13,7 +13,6 @@ from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.candidates import half_candidates
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.levels.sforza import Sforza
 from fmm.kernels.plans.lower import lower_level
@@ -22,9 +21,10 @@ from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.level_steps import Product, ProductBatch
 from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
+from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.stability import error_bound, expected_growth
-from fmm.perfmodel.work.estimate import estimated_work
+from fmm.perfmodel.stability import error_bound, expected_error_growth
+from fmm.perfmodel.work import estimated_work
 from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
 from fmm.runtime.running.overflow import growth_bound
@@ -155,11 +155,13 @@ def test_costs_add_up() -> None:
 
 def test_error_and_growth() -> None:
     """The level itself adds nothing; what is below it does."""
-    assert expected_growth(Plan.parse("gram^3 > vendor")) == 1
-    assert expected_growth(Plan.parse("gram > strassen > vendor")) == expected_growth(Plan.parse("strassen > vendor"))
-    assert expected_growth(Plan.parse("sforza > vendor")) == 1
-    two = expected_growth(Plan.parse("sforza(3) > vendor"))
-    assert two == pytest.approx(expected_growth(Plan.parse("li-fig3.peel > li-fig3.peel > vendor")))
+    assert expected_error_growth(Plan.parse("gram^3 > vendor")) == 1
+    assert expected_error_growth(Plan.parse("gram > strassen > vendor")) == expected_error_growth(
+        Plan.parse("strassen > vendor")
+    )
+    assert expected_error_growth(Plan.parse("sforza > vendor")) == 1
+    two = expected_error_growth(Plan.parse("sforza(3) > vendor"))
+    assert two == pytest.approx(expected_error_growth(Plan.parse("li-fig3.peel > li-fig3.peel > vendor")))
     assert error_bound(Plan.parse("gram^2 > vendor"), 64, 64, 64, "gram") == error_bound(VENDOR, 64, 64, 64)
     inside = error_bound(Plan.parse("winograd > vendor"), 32, 64, 32)
     assert error_bound(Plan.parse("gram > winograd > vendor"), 64, 64, 64, "gram") == inside
@@ -169,7 +171,7 @@ def test_error_and_growth() -> None:
 
 def test_candidates_are_plans_of_halves() -> None:
     for device in ("cpu", "cuda"):
-        found = half_candidates(device)
+        found = gram_candidates(device)
         assert found[0] == VENDOR and len(found) == len(set(found)) > 6
         assert all(plan.halving or plan.leaf_use.leaf.halves.by_kernel for plan in found[1:])
         assert all(plan.halving for plan in found[1:] if plan.levels)

@@ -22,7 +22,7 @@ from fmm.kernels.plans.steps.sums import COPY, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Problem, cost, predict
 from fmm.perfmodel.calibration import Rate
-from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.choose import rank_candidates
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ def test_its_products_take_the_time_of_their_type(narrow: Plan) -> None:
     known = Calibration("test", "test", MappingProxyType(rates), stream=1e15)
     problem = Problem(512, 512, 512)
     assert predict(narrow, problem, known).products == pytest.approx(2 * 512**3 / 1e11)
-    assert ranked_candidates(problem, known, [narrow])
+    assert rank_candidates(problem, known, [narrow])
     unmeasured = replace(known, rates=MappingProxyType({"float64": rates["float64"]}))
-    assert not ranked_candidates(problem, unmeasured, [narrow])
+    assert not rank_candidates(problem, unmeasured, [narrow])
 
 
 def test_a_leaf_is_for_the_types_below_the_levels(narrow: Plan) -> None:

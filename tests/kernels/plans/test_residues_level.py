@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.config.schema import checked_entry, plan_text
+from fmm.config.schema import plan_text, read_entry
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli
-from fmm.kernels.plans.candidates import candidate_plans, half_candidates
 from fmm.kernels.plans.explain import explained_rows, explained_table
 from fmm.kernels.plans.leaf import ending_rows, leaf_use
 from fmm.kernels.plans.level import parse_level
@@ -24,10 +23,11 @@ from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.steps.sums import Place
 from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
+from fmm.perfmodel.candidates import candidate_plans, gram_candidates
 from fmm.perfmodel.cost import cost
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import predict
-from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from tests.support.remainders import whole_number
 
@@ -64,7 +64,7 @@ def test_other_texts_stay_as_they_are() -> None:
 def test_an_entry_of_an_old_config_names_the_plan_of_today() -> None:
     raw = {"size": [1, 2, 3], "plan": "oz14x7", "speedup": 1.5, "low": 1.4, "high": 1.6, "rounds": 9}
     raw |= {"seconds": 1.0, "vendor_seconds": 1.5, "noise": 0.01}
-    assert checked_entry(raw, "here").plan == "residues(14) > strassen > bytes"
+    assert read_entry(raw, "here").plan == "residues(14) > strassen > bytes"
 
 
 @pytest.mark.parametrize("text", ENDINGS)
@@ -141,7 +141,7 @@ def test_candidates_come_from_the_registry() -> None:
     found = [str(plan) for plan in candidate_plans("cuda")]
     assert sorted(text for text in found if text.startswith("residues")) == sorted(considered)
     assert {f"3m.batched > {text}" for text in considered[2:]} <= set(found)
-    assert "gram^3 > residues(14) > strassen > bytes" in map(str, half_candidates("cuda"))
+    assert "gram^3 > residues(14) > strassen > bytes" in map(str, gram_candidates("cuda"))
     assert not any("bytes" in str(plan) for plan in candidate_plans("cpu"))
 
 
@@ -280,17 +280,17 @@ def test_as_one_product() -> None:
     found = cost(plan, 2048, 2048, 2048, opened=False)
     assert found.leaves == (((1024, 1024, 1024), 7),) and found.launches == 4
     assert cost(plan, 2048, 2048, 2048).launches == 3 + 6  # the same steps, of a batch
-    problem, sheet = Problem(8192, 8192, 8192), datasheet("H200")
+    problem, sheet = Problem(8192, 8192, 8192), datasheet_calibration("H200")
     times = [predict(Plan.parse(text), problem, sheet).seconds for text in ("residues(14) > bytes", "oz14")]
     assert times[0] == times[1] < predict(Plan.parse("vendor"), problem, sheet).seconds
 
 
 def test_errors() -> None:
     """Levels below add nothing, levels above their own; fewer moduli cost more."""
-    one, two = (expected_growth(Plan.parse(f"residues(14){x} > bytes")) for x in ("", " > strassen^2"))
-    assert one == two == 1.0 < expected_growth(Plan.parse("residues(13) > strassen > bytes")) == 11.0
-    above = expected_growth(Plan.parse("strassen.batched.pad16 > residues(14) > bytes"))
-    assert above == expected_growth(Plan.parse("strassen.batched.pad16 > vendor")) > 1
+    one, two = (expected_error_growth(Plan.parse(f"residues(14){x} > bytes")) for x in ("", " > strassen^2"))
+    assert one == two == 1.0 < expected_error_growth(Plan.parse("residues(13) > strassen > bytes")) == 11.0
+    above = expected_error_growth(Plan.parse("strassen.batched.pad16 > residues(14) > bytes"))
+    assert above == expected_error_growth(Plan.parse("strassen.batched.pad16 > vendor")) > 1
 
 
 # ---- what is said of it

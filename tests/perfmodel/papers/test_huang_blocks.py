@@ -10,10 +10,10 @@ import pytest
 
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
 from fmm.kernels.plans.steps.fused_order import FIGURE_6
-from fmm.perfmodel import block_time
-from fmm.perfmodel.block_time import GEMM, Operands
+from fmm.perfmodel import block_model
+from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers import huang, huang_blocks
 from fmm.perfmodel.papers.huang import operand_counts, v100
 from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
@@ -83,21 +83,21 @@ def test_strategy_by_name() -> None:
 def test_counts_per_block_written_out() -> None:
     """Huge, W = (2,1,2), k = 64, by hand."""
     huge = named_strategy("Huge")
-    assert block_time.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
-    assert block_time.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
-    assert block_time.write_back(huge) == 128 * 128  # (10)
-    assert block_time.kernel_flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
-    assert block_time.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
-    assert block_time.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
+    assert block_model.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
+    assert block_model.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
+    assert block_model.write_back(huge) == 128 * 128  # (10)
+    assert block_model.kernel_flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
+    assert block_model.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
+    assert block_model.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
 
 
 def test_operands_that_differ_by_side() -> None:
     """Tall, W = (4,1,2), k = 10, by hand: what belongs to A is not taken for B."""
     tall, w = named_strategy("Tall"), (4, 1, 2)
-    assert block_time.registers_needed(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
-    assert block_time.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
-    assert block_time.kernel_flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
-    assert block_time.shared_tile(tall) == (128 + 32) * 8  # (17)
+    assert block_model.registers_needed(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
+    assert block_model.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
+    assert block_model.kernel_flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
+    assert block_model.shared_tile(tall) == (128 + 32) * 8  # (17)
 
 
 @pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
@@ -162,7 +162,7 @@ def test_greatest_piece_of_16(on: Machine) -> None:
 def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) -> None:
     for size, holds in ((most, True), (most + 1, False)):
         square = replace(named_strategy("Huge"), m_r=size, n_r=size)
-        assert (block_time.registers_needed(square, w) < 255) is holds
+        assert (block_model.registers_needed(square, w) < 255) is holds
         assert (size < huang_blocks.greatest_square_piece(w, on)) is holds
 
 
@@ -194,9 +194,9 @@ def test_bounds_17_and_18(on: Machine) -> None:
 def test_section_5_4(on: Machine) -> None:
     """Direct 2-level: 'up to 160 registers', 'up to 1,900 GB/s'; 1-level adds m_R + n_R registers."""
     huge = named_strategy("Huge")
-    assert block_time.registers_needed(huge, TWO) == 160
+    assert block_model.registers_needed(huge, TWO) == 160
     assert on.element_bytes * on.flop / huang_blocks.global_intensity(huge, TWO) == pytest.approx(1900e9, rel=0.01)
-    assert block_time.registers_needed(huge, ONE) - block_time.registers_needed(huge, GEMM) == huge.m_r + huge.n_r
+    assert block_model.registers_needed(huge, ONE) - block_model.registers_needed(huge, GEMM) == huge.m_r + huge.n_r
 
 
 def test_doubles_take_twice_the_room() -> None:
@@ -267,7 +267,7 @@ def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
     """Shapes are (m, k, n): a deep product has few tiles."""
     tall = named_strategy("Tall")
     deep = huang_blocks.block_time(tall, GEMM, (128, 4096, 32), on)
-    assert deep.gmop == pytest.approx(4 * block_time.global_elements(tall, GEMM, 4096) / on.gmop)
+    assert deep.gmop == pytest.approx(4 * block_model.global_elements(tall, GEMM, 4096) / on.gmop)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (4, -1, 4), (4, 4, 0)])

@@ -8,17 +8,19 @@ import pytest
 import fmm
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.papers import dalberto
 from fmm.perfmodel.papers.dalberto import TABLE_3
-from fmm.perfmodel.papers.hasa_rule import alpha_over_pi, hasa_choice
 from fmm.perfmodel.papers.recursion_points import (
     STRASSEN,
     WINOGRAD,
     BlockWork,
     added_elements,
+    alpha_over_pi,
     balanced,
     block_work,
     first_speedup,
+    hasa_choice,
     levels,
     levels_until,
     most_correction,
@@ -28,7 +30,6 @@ from fmm.perfmodel.papers.recursion_points import (
     scheme_work,
     speedups,
 )
-from fmm.perfmodel.untuned.built_in import cpu
 from fmm.problem import Problem
 from tests.oracles.dalberto import equation_2
 
@@ -323,7 +324,7 @@ def test_table_3() -> None:
 
 # ---- Equation 2 as a way of choosing
 
-CPU = cpu(2)
+CPU = cpu_calibration(2)
 
 
 def chosen(shape: tuple[int, int, int], growth: float = 15.0, workspace: int = 1 << 50, epsilon: float = 0.0) -> str:

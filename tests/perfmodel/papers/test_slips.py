@@ -6,14 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from fmm.perfmodel.papers import sforza
-from fmm.perfmodel.papers.li import errors
+from fmm.perfmodel.papers import li_results, sforza
 
 
 def test_printed_errors_of_winograd_below_strassen_s_are_those_that_look_exchanged() -> None:
-    found = {(row[0], row[1], row[2]) for row in errors.li_exchanged().rows if row[-1]}
+    found = {(row[0], row[1], row[2]) for row in li_results.li_exchanged().rows if row[-1]}
     assert found == {("32", "maximum", 1), ("32", "maximum", 2), ("44", "maximum", 2), ("44", "average", 2)}
-    for row in errors.li_exchanged().rows:
+    for row in li_results.li_exchanged().rows:
         strassen, winograd, ratio, expected = row[3:7]
         assert isinstance(strassen, float) and isinstance(winograd, float) and isinstance(expected, float)
         assert ratio == pytest.approx(winograd / strassen) and expected > 1
@@ -22,8 +21,8 @@ def test_printed_errors_of_winograd_below_strassen_s_are_those_that_look_exchang
 def test_figure_32_grows_evenly_once_levels_1_and_2_are_exchanged() -> None:
     """From level to level by factors that fall, or nearly, as those of the averages in Figure 34 do not jump either."""
     for method, other in (("strassen", "winograd"), ("winograd", "strassen")):
-        printed = errors.MAXIMUM[method]
-        mended = (printed[0], errors.MAXIMUM[other][1], errors.MAXIMUM[other][2], *printed[3:])
+        printed = li_results.MAXIMUM[method]
+        mended = (printed[0], li_results.MAXIMUM[other][1], li_results.MAXIMUM[other][2], *printed[3:])
 
         def unevenness(grown: tuple[float, ...]) -> float:
             steps = [b / a for a, b in pairwise(grown)]

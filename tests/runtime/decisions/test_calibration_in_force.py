@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 import pytest
 
-from fmm.config import document, environment, files
+from fmm.config import environment, files, reader
 from fmm.kernels.leaves import F16X3_RATE, SMALL_RATE
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.untuned.built_in import cpu, with_integers
+from fmm.perfmodel.default_calibration import cpu_calibration, with_integer_rates
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import (
     calibration_in_force,
@@ -28,8 +28,8 @@ from tests.support.devices import H200
 
 LARGE = Limits(1 << 40)
 SIDE = 4096
-FREE_SUMS = replace(cpu(2), stream=1e18, small=0.0, launch=0.0)  # plans with levels win by it
-SLOW_SUMS = replace(cpu(2), stream=1.0)  # none wins
+FREE_SUMS = replace(cpu_calibration(2), stream=1e18, small=0.0, launch=0.0)  # plans with levels win by it
+SLOW_SUMS = replace(cpu_calibration(2), stream=1.0)  # none wins
 PROBED = replace(FREE_SUMS, source="a probe")
 
 
@@ -42,10 +42,10 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The only config that is looked at."""
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    files.forget_configs()
+    files.clear_config_cache()
     environment.log_once.cache_clear()
     yield tmp_path / "config.json"
-    files.forget_configs()
+    files.clear_config_cache()
 
 
 def processor(guess: Calibration | None, probed: list[str] | None = None) -> Device:
@@ -91,8 +91,8 @@ def section(path: Path, device: Device, doubts: Sequence[str] = (), **types: flo
         )
         for dtype, flops in types.items()
     }
-    path.write_text(document.config_text({device.identity.key: sections}), encoding="utf-8")
-    files.forget_configs()
+    path.write_text(reader.config_text({device.identity.key: sections}), encoding="utf-8")
+    files.clear_config_cache()
 
 
 def rate_fields(flops: float) -> dict[str, float]:
@@ -100,7 +100,7 @@ def rate_fields(flops: float) -> dict[str, float]:
 
 
 def trusted(device: Device, dtype: str) -> Calibration:
-    found = files.configs_in_force().tuned(device.identity, dtype)
+    found = files.active_configs().tuned(device.identity, dtype)
     assert found is not None
     calibration = tuned_calibration(found, device)
     assert calibration is not None
@@ -146,8 +146,8 @@ def test_complex_numbers_have_what_was_measured_of_real_ones_before_any_guess(pa
         "complex128": tuned.section(calibration={**fields, "rate": rate_fields(4e13)}),
         "float64": tuned.section(calibration={**fields, "rate": rate_fields(3e13), "leaf_rates": {RESIDUES: own}}),
     }
-    path.write_text(document.config_text({H200.identity.key: sections}), encoding="utf-8")
-    files.forget_configs()
+    path.write_text(reader.config_text({H200.identity.key: sections}), encoding="utf-8")
+    files.clear_config_cache()
     assert trusted(H200, "complex128").rates[RESIDUES].flops == 9e13
     assert {"float64", "complex128"} <= set(trusted(H200, "complex128").rates)
 
@@ -155,8 +155,8 @@ def test_complex_numbers_have_what_was_measured_of_real_ones_before_any_guess(pa
 def test_a_leaf_that_failed_when_it_was_measured_is_not_taken_by_a_guess(path: Path) -> None:
     raw = tuned.section(calibration={"stream": 1e12, "margin": 0.02, "rate": rate_fields(3e13)})
     sections = {"float64": {**raw, "failed": [RESIDUES]}, "complex128": raw}
-    path.write_text(document.config_text({H200.identity.key: sections}), encoding="utf-8")
-    files.forget_configs()
+    path.write_text(reader.config_text({H200.identity.key: sections}), encoding="utf-8")
+    files.clear_config_cache()
     for dtype in sections:
         assert RESIDUES not in trusted(H200, dtype).rates
         assert "residues(14) > strassen > bytes" in trusted(H200, dtype).rates
@@ -201,10 +201,10 @@ def test_integers_of_a_gpu_are_guessed(path: Path) -> None:
 def test_integers_of_a_processor_follow_from_float64s_tuning(path: Path) -> None:
     device = processor(FREE_SUMS)
     section(path, device, float32=1e9)
-    assert integer_calibration(product("int32"), LARGE, device) == (with_integers(FREE_SUMS), False)
+    assert integer_calibration(product("int32"), LARGE, device) == (with_integer_rates(FREE_SUMS), False)
     section(path, device, float64=3e9)
     found, is_tuned = integer_calibration(product("int32"), LARGE, device)
-    assert is_tuned and found == with_integers(trusted(device, "float64"))
+    assert is_tuned and found == with_integer_rates(trusted(device, "float64"))
     assert calibration_in_force(product("int32"), LARGE, device) == found
 
 
@@ -214,7 +214,7 @@ def test_integers_are_probed_only_where_levels_are_in_question(
 ) -> None:
     seen: list[str] = []
     found = integer_calibration(product("int64"), LARGE, processor(guess, seen))
-    assert seen == probed and found == (with_integers(PROBED if probed else guess), False)
+    assert seen == probed and found == (with_integer_rates(PROBED if probed else guess), False)
 
 
 def test_integers_of_a_processor_of_which_nothing_is_known(path: Path) -> None:
@@ -227,10 +227,10 @@ def test_integers_of_a_processor_of_which_nothing_is_known(path: Path) -> None:
 def test_a_tuning_that_is_doubted_says_nothing(path: Path) -> None:
     device = processor(FREE_SUMS)
     section(path, device, doubts=["the clock fell"], float64=3e9, complex128=4e9)
-    found = files.configs_in_force().tuned(device.identity, "float64")
+    found = files.active_configs().tuned(device.identity, "float64")
     assert found is not None and tuned_calibration(found, device) is None
     assert calibration_in_force(product("float64"), LARGE, device) is FREE_SUMS
-    assert integer_calibration(product("int32"), LARGE, device) == (with_integers(FREE_SUMS), False)
+    assert integer_calibration(product("int32"), LARGE, device) == (with_integer_rates(FREE_SUMS), False)
 
 
 def test_complex_numbers_do_without_doubted_rates_of_their_parts(path: Path) -> None:
@@ -240,8 +240,8 @@ def test_complex_numbers_do_without_doubted_rates_of_their_parts(path: Path) -> 
         "complex128": tuned.section(calibration={**fields, "rate": rate_fields(4e9)}),
         "float64": tuned.section(calibration={**fields, "rate": rate_fields(3e9)}, doubts=["the clock fell"]),
     }
-    path.write_text(document.config_text({device.identity.key: sections}), encoding="utf-8")
-    files.forget_configs()
+    path.write_text(reader.config_text({device.identity.key: sections}), encoding="utf-8")
+    files.clear_config_cache()
     assert set(trusted(device, "complex128").rates) == {"complex128"}
 
 

@@ -11,12 +11,11 @@ import pytest
 
 from fmm.arrays.library import Library
 from fmm.config import files
-from fmm.config.locate import SHIPPED
-from fmm.config.schema import Tuned, checked_section
+from fmm.config.files import SHIPPED
+from fmm.config.schema import Tuned, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choosable import slow_by_columns, to_choose_for
-from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.predict import BY_COLUMNS, predict
+from fmm.perfmodel.choose import Limits, ranking_problem
+from fmm.perfmodel.predict import BY_COLUMNS, is_slow_on_column_major_b, predict
 from fmm.problem import Layout, Problem, without_layouts
 from fmm.runtime.decisions.decide import Decision, certified_entry, decide, model_choice
 from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
@@ -54,7 +53,7 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("a", "side"), [*product("NT", SIDES)])
 def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> None:
     raw = files.read_config(SHIPPED)[H200.identity.key]["float32"]
-    known = checked_section(raw, "float32", H200.identity, "float32").trusted
+    known = read_section(raw, "float32", H200.identity, "float32").trusted
     rows, columns = (model_choice(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
     assert columns.leaf != "tile"
     assert rows.leaf == "tile" or rows == columns == VENDOR
@@ -72,11 +71,11 @@ def test_the_model_says_by_how_much() -> None:
     assert H200.guess is not None
     tile, problem = Plan.parse("tile"), laid("N", "T", 4096)
     turned, plain = (
-        predict(tile, x, H200.guess).products for x in (to_choose_for(problem, True), without_layouts(problem))
+        predict(tile, x, H200.guess).products for x in (ranking_problem(problem, True), without_layouts(problem))
     )
     assert turned == pytest.approx(BY_COLUMNS * plain)
-    assert to_choose_for(laid("T", "N", 4096), True) == to_choose_for(problem, False) == without_layouts(problem)
-    assert not slow_by_columns(Plan.parse("tile.outer").leaf_use, "float32")
+    assert ranking_problem(laid("T", "N", 4096), True) == ranking_problem(problem, False) == without_layouts(problem)
+    assert not is_slow_on_column_major_b(Plan.parse("tile.outer").leaf_use, "float32")
 
 
 def test_an_entry_was_measured_on_rows() -> None:

@@ -10,14 +10,14 @@ import pytest
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.untuned.built_in import cpu
+from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.other_plans import LEANER, leaner_plans, only_choice, other_plans
 from fmm.runtime.devices import Device, cpu_device
 
 PROBLEM = Problem(2048, 2048, 2048, "float32")
-FREE_SUMS = replace(cpu(2), stream=1e18, small=0.0, launch=0.0)
+FREE_SUMS = replace(cpu_calibration(2), stream=1e18, small=0.0, launch=0.0)
 LARGE = Limits(1 << 40)
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from fmm.config import document, environment, files
+from fmm.config import environment, files, reader
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide
 from fmm.tuner.cli import main
-from fmm.tuner.findings.answers import CANARY, ROOM, UNTIMED, answer_for
-from fmm.tuner.findings.model_in_use import model_in_use
+from fmm.tuner.findings.model_in_use import CANARY, ROOM, UNTIMED, answer_for, model_in_use
 from tests.support import configs
 from tests.support.devices import H200
 
@@ -34,7 +33,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     environment.log_once.cache_clear()
     yield tmp_path / "config.json"
-    files.forget_configs()
+    files.clear_config_cache()
 
 
 def section(plan: str = OLD, speedup: float = 1.3, verified: bool = True, **more: Any) -> dict[str, Any]:
@@ -44,8 +43,8 @@ def section(plan: str = OLD, speedup: float = 1.3, verified: bool = True, **more
 
 
 def decided(path: Path, found: dict[str, Any], limits: Limits = LIMITS) -> Decision:
-    path.write_text(document.config_text({H200.identity.key: {"float32": found}}), encoding="utf-8")
-    files.forget_configs()
+    path.write_text(reader.config_text({H200.identity.key: {"float32": found}}), encoding="utf-8")
+    files.clear_config_cache()
     return decide(PROBLEM, limits, H200)
 
 
@@ -90,8 +89,8 @@ def test_show_tells_what_is_done() -> None:
 def predicted(path: Path, found: dict[str, Any], capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     """What `fmm-tune predict` prints as JSON of the same product by that config."""
     named = {**found, "conditions": {"device": H200.identity.name}}
-    path.write_text(document.config_text({H200.identity.key: {"float32": named}}), encoding="utf-8")
-    files.forget_configs()
+    path.write_text(reader.config_text({H200.identity.key: {"float32": named}}), encoding="utf-8")
+    files.clear_config_cache()
     arguments = ["predict", str(SIDE), "--dtype", "float32", "--device", H200.identity.key, "--json", *options]
     assert main(arguments) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -26,14 +26,14 @@ from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.inventory import inventory
 from fmm.perfmodel.papers.table import Cell, Table
 from fmm.perfmodel.predict import LEAVES_OUT, predict
-from fmm.perfmodel.untuned.datasheet import datasheet
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
 from fmm.tuner.cli import main
-from fmm.tuner.commands.paper import NAMES, TABLES, made_table
+from fmm.tuner.commands.paper import TABLES, computed_table
 from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
 from tests.support import ROOT, configs
 from tests.support.devices import H200
@@ -136,21 +136,21 @@ def check_json(found: dict[str, Any], table: Table) -> None:
 
 
 def test_all_as_text(run: Run) -> None:
-    separately = [run("paper", name) for name in NAMES]
+    separately = [run("paper", name) for name in TABLES]
     assert run("paper", "all") == "\n".join(separately)
 
 
 def test_all_as_json_is_one_list(run: Run) -> None:
-    for found, name in zip(json.loads(run("paper", "all", "--json")), NAMES, strict=True):
-        check_json(found, made_table(name, None))
+    for found, name in zip(json.loads(run("paper", "all", "--json")), TABLES, strict=True):
+        check_json(found, computed_table(name))
 
 
 def test_all_as_csv_has_each_name_above_its_table(run: Run) -> None:
     parts = run("paper", "all", "--csv").rstrip("\n").split("\n\n")
-    for part, name in zip(parts, NAMES, strict=True):
+    for part, name in zip(parts, TABLES, strict=True):
         first, rest = part.split("\n", 1)
         assert first == name
-        check_csv(list(csv.reader(StringIO(rest))), made_table(name, None))
+        check_csv(list(csv.reader(StringIO(rest))), computed_table(name))
 
 
 def test_json_before_the_command(run: Run) -> None:
@@ -232,7 +232,7 @@ def predicted(run: Run, m: str, k: str, n: str, dtype: str, name: str, *more: st
 @pytest.mark.parametrize(("m", "k", "n", "dtype", "name"), PRODUCTS)
 def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: str, run: Run) -> None:
     found = predicted(run, m, k, n, dtype, name)
-    problem, calibration = Problem(int(m), int(k), int(n), dtype), datasheet(name)
+    problem, calibration = Problem(int(m), int(k), int(n), dtype), datasheet_calibration(name)
     choice = choose(problem, calibration, limits(problem.size, dtype, name))
     assert (found["device"], found["size"], found["dtype"]) == (device(name).name, [int(m), int(k), int(n)], dtype)
     assert found["chosen"]["plan"] == str(choice.best.plan) and found["reason"] == choice.reason
@@ -245,7 +245,7 @@ def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: st
 
 def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
     """Each number from the model's own functions, exactly."""
-    plan, calibration = Plan.parse(row["plan"]), datasheet(name)
+    plan, calibration = Plan.parse(row["plan"]), datasheet_calibration(name)
     exact = predict(plan, problem, calibration)
     counts = cost(plan, *problem.size, problem.itemsize, op=problem.op)
     assert (row["seconds"], row["dominant"]) == (exact.seconds, exact.dominant)
@@ -281,7 +281,7 @@ def test_every_operation_of_the_model(op: Operation, run: Run) -> None:
     found = predicted(run, "8192", "4096", "8192", "float32", "v100", "--op", op)
     problem, matrices = Problem(8192, 4096, 8192, "float32", op=op), 2 * 8192 * 4096 + 8192**2
     room = int(device("v100").memory_gb * 1e9) - (matrices - (8192 * 4096 if op == "gram" else 0)) * 4
-    choice = choose(problem, datasheet("v100"), Limits(room, found["error_growth_limit"]))
+    choice = choose(problem, datasheet_calibration("v100"), Limits(room, found["error_growth_limit"]))
     assert (found["op"], found["workspace_limit"], found["reason"]) == (op, room, choice.reason)
     rows = (found["chosen"], *found["runners_up"])
     assert {row["plan"] for row in rows} == {str(candidate.plan) for candidate in choice.considered}
@@ -313,9 +313,9 @@ def tuned(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     configs.write(tmp_path / "config.json", request.param, found=configs.section())
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     yield request.param
-    files.forget_configs()
+    files.clear_config_cache()
 
 
 def help_of_predict(capsys: pytest.CaptureFixture[str]) -> str:
@@ -427,11 +427,11 @@ def test_a_tuning_that_is_not_used_is_not_used_here_either(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     for doubts, source in (([], "calibrated"), (["equal products differ by 20%"], "built-in")):
         configs.write(tmp_path / "config.json", key, found=configs.section(doubts=doubts))
-        files.forget_configs()
+        files.clear_config_cache()
         found, text = predicted(run, "8192", "8192", "8192", "float64", "cpu"), run("predict", "8192", "8192", "8192")
         assert found["source"].startswith(source) and bool(doubts) == ("differ by 20%" in found["not_used"])
         assert ("the tuning here is not used" in text) == bool(doubts)
-    files.forget_configs()
+    files.clear_config_cache()
 
 
 def test_integers_with_a_short_side_are_numpys_as_in_products(run: Run) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
+from fmm.perfmodel.candidates import probed_plans
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import (
@@ -153,7 +153,9 @@ def test_the_jobs_of_calls_make_what_they_launch() -> None:
     made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}
     met = set[Kernel]()
     for dtype, plan, size in calls:
-        met |= {x.kernel for x in record_launches(plan, Problem(*size, dtype), target_on(H200, flagged=True)).launches}
+        met |= {
+            x.kernel for x in record_launches(plan, Problem(*size, dtype), chip_target(H200, flagged=True)).launches
+        }
     plain = {k for job in jobs for k in compile_worker.launched_kernels(job._replace(flagged=False), H200)}
     assert made == met != plain
 
@@ -178,6 +180,6 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) ->
     for step in (1, 32) * 2:
         m, k, n = (rng.randint(1000, 9000) // step * step for _ in range(3))
         for plan in plans:
-            found = record_launches(plan, Problem(m, k, n, "float32"), target_on(H200)).launches
+            found = record_launches(plan, Problem(m, k, n, "float32"), chip_target(H200)).launches
             met |= {x.kernel for x in found if x.does == does}
     assert len(met) >= least and len(met - made) <= 0.2 * len(met), (len(met - made), len(met))

@@ -11,14 +11,13 @@ import pytest
 
 from fmm.config.schema import calibration_fields
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.untuned.built_in import cpu
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.tuner.findings.described import described_rows
 from fmm.tuner.findings.kept_parameters import described_kept, kept_parameters
 from fmm.tuner.fit.parameters import is_determined
 from tests.support import configs as tuned
 
-SHEET = datasheet("H200")
+SHEET = datasheet_calibration("H200")
 INTERVALS: dict[str, Any] = {"rate.flops": [1e13, 2e13], "stream": [1e12, 2e12]}
 
 
@@ -45,9 +44,12 @@ def test_each_is_the_datasheets_or_neutral_or_nobodys() -> None:
 
 
 def test_of_a_processor_they_are_built_in() -> None:
-    found = sources(cpu(2), "float64", None)
+    found = sources(cpu_calibration(2), "float64", None)
     assert found["rate.fill"] == found["small"] == "built in" and found["sequential"] == "neutral"
-    assert not {"idle", "host", "parts"} & set(found) and sources(cpu(2), "complex128", None)["parts"] == "built in"
+    assert (
+        not {"idle", "host", "parts"} & set(found)
+        and sources(cpu_calibration(2), "complex128", None)["parts"] == "built in"
+    )
 
 
 def test_they_are_told_with_their_units() -> None:

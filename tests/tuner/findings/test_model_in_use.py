@@ -11,21 +11,26 @@ from typing import Any
 import pytest
 
 from fmm.config import files, schema
+from fmm.config.files import SHIPPED
 from fmm.config.identity import Identity
-from fmm.config.locate import SHIPPED
 from fmm.config.schema import ConfigError
 from fmm.kernels.leaves import F16X3_RATE
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import described_gpu
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
-from fmm.tuner.findings.answers import answer_for, usual_limits
 from fmm.tuner.findings.described import described, described_rows, instead
-from fmm.tuner.findings.doubts import machine_doubts
-from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
-from fmm.tuner.findings.outcome import unmeasured_in_use
+from fmm.tuner.findings.diagnostics import machine_doubts
+from fmm.tuner.findings.model_in_use import (
+    answer_for,
+    device_name,
+    guess_of,
+    model_in_use,
+    unmeasured_in_use,
+    usual_limits,
+)
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -35,7 +40,7 @@ KEY, TYPES = next(iter(files.read_config(SHIPPED).items()))  # an H200
 
 def without_three_products() -> dict[str, Any]:
     """The float32 section of a tuning that is older than the leaf f16x3."""
-    known = schema.checked_calibration(TYPES["float32"]["calibration"], "", "float32", "", "")
+    known = schema.read_calibration(TYPES["float32"]["calibration"], "", "float32", "", "")
     older = replace(known, rates=MappingProxyType({x: r for x, r in known.rates.items() if x == "float32"}))
     return {**TYPES["float32"], "calibration": schema.calibration_fields(older, "float32")}
 
@@ -56,14 +61,14 @@ def test_it_is_the_one_by_which_products_are_decided(
     monkeypatch.setenv("FMM_CONFIG", str(SHIPPED))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.delenv("FMM_DISABLE", raising=False)
-    files.forget_configs()
+    files.clear_config_cache()
     used, limits = model_in_use(KEY, dtype, TYPES).calibration, Limits(1 << 34, 16.0)
     assert used is not None
     for side in (1500, 4096, 8192):
         problem = Problem(side, side, side, dtype)
         plan = decide(problem, limits, described_gpu("NVIDIA H200", "9.0", 132)).plan
         assert plan == choose(problem, used, limits).best.plan
-    files.forget_configs()
+    files.clear_config_cache()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -75,7 +80,7 @@ def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, m
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.delenv("FMM_DISABLE", raising=False)
-    files.forget_configs()
+    files.clear_config_cache()
     used, found = model_in_use(key, dtype, types), {}
     for side in (2000, 16000, 16384, 40960, 57344, 64000):
         problem = Problem(side, side, side, dtype)
@@ -85,14 +90,14 @@ def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, m
         assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.step), side
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
         found[side] = answer.known
-    files.forget_configs()
+    files.clear_config_cache()
     assert found[16384] == ("predicted" if dtype == "float32" else "measured")
     assert found[16000] == found[64000] == "predicted"
 
 
 def test_a_leaf_that_a_tuning_did_not_measure_goes_by_the_datasheet_and_is_named() -> None:
     """Since the tuning is older than the leaf, or was stopped early: it is treated as those that no tuning measures."""
-    section, sheet = without_three_products(), datasheet("H200")
+    section, sheet = without_three_products(), datasheet_calibration("H200")
     used = model_in_use(KEY, "float32", {"float32": section})
     assert used.left_out == ("f16x3",) and used.failed == () and used.calibration is not None
     beside = used.calibration.rates["float32"].flops / sheet.rates["float32"].flops

@@ -14,25 +14,24 @@ import pytest
 from benchmarks.block_model import read_shapes
 from benchmarks.compile_ahead import named_chip
 from fmm.config import files
-from fmm.config.locate import SHIPPED
-from fmm.config.thresholds import Spread, Thresholds, read_thresholds
-from fmm.hardware.chip import Chip, Fitted
+from fmm.config.files import SHIPPED
+from fmm.config.schema import Spread, Thresholds, read_thresholds
+from fmm.hardware.chip import BlockTerms, Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_time import GEMM, launch_seconds
+from fmm.perfmodel.block_model import GEMM, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.runtime.devices import chip_as_tuned
-from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.findings.model_in_use import device_name, guess_of
 from fmm.tuner.findings.threshold_words import described_blocks
 from fmm.tuner.fit import blocks
-from fmm.tuner.fit.block_terms import compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.blocks import compared_rows, fitted_constants, root_mean_square
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
@@ -41,10 +40,10 @@ from tests.support import configs as tuned
 from tests.support.chips import A100, H200
 from tests.support.devices import H200 as DEVICE
 
-SLOWER = Fitted(wait=1600.0, far=1200.0, share=0.859, launch=2e-5)
+SLOWER = BlockTerms(wait=1600.0, far=1200.0, share=0.859, launch=2e-5)
 
 
-def timed(terms: Fitted) -> list[Trial]:
+def timed(terms: BlockTerms) -> list[Trial]:
     """The strategies on all shapes, on a chip for which these terms are true."""
     chip = replace(H200, fitted=terms)
     return [
@@ -55,7 +54,7 @@ def timed(terms: Fitted) -> list[Trial]:
 
 
 def test_built_in_terms_are_kept_where_they_predict_well() -> None:
-    found = blocks.fitted_blocks(timed(Fitted()), H200)
+    found = blocks.fitted_blocks(timed(BlockTerms()), H200)
     assert found and found.fitted is None and found.error < 0.01 and found.shapes == len(blocks.SIZES)
 
 
@@ -73,7 +72,7 @@ SCATTER = 0.08  # of single times: more than the built-in terms may be off by, a
 def test_a_fit_to_noise_is_not_taken(seed: int) -> None:
     """On what it sees it is closer than the built-in terms, which are true here; on what it does not see it is not."""
     rng = random.Random(seed)
-    noisy = [replace(t, seconds=(t.seconds or 0.0) * exp(rng.gauss(0, SCATTER))) for t in timed(Fitted())]
+    noisy = [replace(t, seconds=(t.seconds or 0.0) * exp(rng.gauss(0, SCATTER))) for t in timed(BlockTerms())]
     found, shapes = blocks.fitted_blocks(noisy, H200), blocks.measured_strategies(noisy)
     assert found and found.fitted is None and found.held_back is not None
     own = replace(H200, fitted=fitted_constants(shapes, H200))
@@ -102,23 +101,23 @@ def test_too_few_shapes_and_other_devices_have_none() -> None:
 def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the larger efforts of a GPU alone; what was found stands in the section, and the runtime's chip has it."""
     assert not any(effort.blocks for effort in EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
-    journal = Journal("run", FakeDevice(gpu=True, chip=H200, memory=1 << 40))
+    journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory=1 << 40))
     probe_strategies(journal, GPU_EFFORTS["default"])
     assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.PLANS.values())}
-    rates = [replace(t, stage="rates", plan="vendor") for t in timed(Fitted()) if t.plan == "tile.large"]
-    concluded = Journal("run", FakeDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
+    rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockTerms()) if t.plan == "tile.large"]
+    concluded = Journal("run", SimulatedDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
     section = concluded_section(concluded, "float32")
     assert section and section["blocks"]["fitted"] and section["thresholds"]["block_strategy"]["4096"]
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", section)
-    files.forget_configs()
+    files.clear_config_cache()
     chip = chip_as_tuned(DEVICE)
     assert chip and asdict(chip.fitted) == pytest.approx(section["blocks"]["fitted"])
     tuned.write(
         tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": {"fitted": {"wait": 1}}}
     )
-    files.forget_configs()
+    files.clear_config_cache()
     assert chip_as_tuned(DEVICE) == DEVICE.chip  # damaged: as built in
 
 
@@ -127,7 +126,7 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
 
 def launched(dtype: str, side: int, chip: Chip) -> str:
     """The strategy of the tile's launch, from the line that `fmm.explain` prints of it."""
-    (line,) = record_launches(Plan.parse("tile"), Problem(side, side, side, dtype), target_on(chip)).describe()
+    (line,) = record_launches(Plan.parse("tile"), Problem(side, side, side, dtype), chip_target(chip)).describe()
     kernel, name = line.partition(":")[0].split()
     assert kernel.startswith("gemm_")
     return name

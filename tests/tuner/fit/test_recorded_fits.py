@@ -10,8 +10,7 @@ import pytest
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.untuned.built_in import cpu, in_lanes
-from fmm.perfmodel.untuned.datasheet import datasheet
+from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_concurrent_products
 from fmm.tuner.commands.report import tuned_cases
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, starting_calibration
@@ -36,7 +35,11 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
     found = cases(folder)
     assert len(found) >= 2
     for case in found:
-        untuned = in_lanes(cpu(2), 2) if case.device.startswith("cpu") else datasheet("H200")
+        untuned = (
+            with_concurrent_products(cpu_calibration(2), 2)
+            if case.device.startswith("cpu")
+            else datasheet_calibration("H200")
+        )
         fit = fit_calibration(starting_calibration(untuned, case.dtype), case.dtype, case.seen(*FITTED))
         assert len(fit.intervals) <= 0.75 * ALL_PARAMETERS and {"rate.flops", "stream"} <= set(fit.intervals)
         assert all(name in BY_NAME for name in fit.intervals)
@@ -61,7 +64,7 @@ def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -
         held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
         known = shipped_model(card, case.dtype)
         assert known is not None
-        for before, allowed in ((known, NEITHER), (datasheet("H200"), 1.5 * NEITHER)):
+        for before, allowed in ((known, NEITHER), (datasheet_calibration("H200"), 1.5 * NEITHER)):
             fit = scaled_calibration(starting_calibration(before, case.dtype), case.dtype, seen)
             error = prediction_errors(fit.calibration, held)["speedup"]
             assert error.count > 100 and error.median < allowed, (case.title, before.source, error)

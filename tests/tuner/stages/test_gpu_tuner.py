@@ -15,8 +15,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import BEST, Run
-from fmm.tuner.devices.effort import GPU_EFFORTS
+from fmm.tuner.devices.device import BEST, GPU_EFFORTS, Run
 from fmm.tuner.fit.blocks import fitted_blocks
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal, RoundLimits
@@ -61,7 +60,7 @@ def test_a_short_tuning_is_obeyed(
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    files.forget_configs()
+    files.clear_config_cache()
     decided = decide(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda_device(0))
     assert decided.step == "calibrated model"
 

@@ -8,22 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fmm.config.schema import Tuned, checked_entry
-from fmm.kernels.plans.candidates import half_candidates
+from fmm.config.schema import Tuned, read_entry
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import certified_entry
+from fmm.tuner.commands.export import with_predictions
 from fmm.tuner.commands.measure import canary
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.devices.device import FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.findings.conclude import all_entries
-from fmm.tuner.findings.tables import with_predictions
-from fmm.tuner.stages.tuning import tune_halves
+from fmm.tuner.devices.device import EFFORTS, FailedError, Run
+from fmm.tuner.devices.simulated import SimulatedDevice
+from fmm.tuner.search.certify import all_entries
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials
+from fmm.tuner.tune_type import tune_halves
 
 SIZE = (4096, 4096, 4096)
 
@@ -55,12 +54,12 @@ def test_entries_of_one_shape_and_two_operations() -> None:
     assert entries["product", False].plan == "winograd > vendor"
     assert entries["gram", False].plan == "gram > winograd > vendor"
     assert entries["gram", False].speedup == pytest.approx(1 / 0.8)
-    assert checked_entry(entries["gram", False].fields, "here") == entries["gram", False]
+    assert read_entry(entries["gram", False].fields, "here") == entries["gram", False]
 
 
 def test_a_halfs_entry_answers_no_product() -> None:
     recorded = [t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)]
-    device = FakeDevice()
+    device = SimulatedDevice()
     journal = Journal("run", device, recorded, live=False)
     assert journal.knows(("search", Problem(*SIZE, op="gram"), 0, Run()))
     (entry,) = (e for e in all_entries(recorded, 0.001) if not e.lean)
@@ -73,7 +72,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
 
 def test_squares_are_tuned_as_halves_too() -> None:
     """On a device that is a formula with noise: raced, and confirmed on fresh operands."""
-    device = FakeDevice()
+    device = SimulatedDevice()
     journal, problem = Journal("run", device), Problem(8192, 8192, 8192, "float64")
     tune_halves(journal, [problem, Problem(512, 8192, 512)], device.truth, EFFORTS["quick"], 0.01)
     found = [t for t in journal.recorded if t.op == "gram"]
@@ -81,13 +80,13 @@ def test_squares_are_tuned_as_halves_too() -> None:
         (512, 8192, 512)
     }
     assert {t.stage for t in found} == {"search", "certify"}
-    assert {Plan.parse(t.plan) for t in found} <= set(half_candidates("cpu"))
+    assert {Plan.parse(t.plan) for t in found} <= set(gram_candidates("cpu"))
     assert any(e.op == "gram" and e.plan.startswith("gram") for e in all_entries(journal.recorded, 0.01))
 
 
 def test_a_canary_measures_a_half_as_such() -> None:
     """A plan of halves can do no whole product, so that its entry would condemn all others."""
-    device, problem = FakeDevice(), Problem(8192, 8192, 8192, "float64")
+    device, problem = SimulatedDevice(), Problem(8192, 8192, 8192, "float64")
     journal = Journal("run", device)
     tune_halves(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
     found = [e for e in all_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
@@ -98,7 +97,7 @@ def test_a_canary_measures_a_half_as_such() -> None:
 
 def test_a_half_s_trials_are_predicted_as_such() -> None:
     pandas = pytest.importorskip("pandas")
-    device, columns = FakeDevice(), ("device", "dtype", "m", "k", "n", "plan", "part", "twin", "op")
+    device, columns = SimulatedDevice(), ("device", "dtype", "m", "k", "n", "plan", "part", "twin", "op")
     key = device.identity.key, "float64"
     tuned = {key: Tuned(device.identity, "float64", device.truth, {})}
     rows = [

@@ -10,24 +10,24 @@ import pytest
 
 from fmm.config import schema
 from fmm.config.schema import Tuned
-from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import Limits, choose, ranked_candidates
+from fmm.perfmodel.candidates import probed_plans
+from fmm.perfmodel.choose import Limits, choose, rank_candidates
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import predict, predict_vendor
-from fmm.perfmodel.untuned.datasheet import datasheet
-from fmm.perfmodel.work.estimate import estimated_work
-from fmm.perfmodel.work.tiles import WRITING, Tiles
+from fmm.perfmodel.work import WRITING, Tiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.decisions.decide import certified_entry, model_choice
-from fmm.tuner.devices.fake import FAKE, FakeDevice
-from fmm.tuner.findings.conclude import concluded_section, searched_entries
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
+from fmm.tuner.findings.conclude import concluded_section
+from fmm.tuner.search.certify import searched_entries
 from fmm.tuner.stages.shapes import LADDER, square_ladder, squares_below
-from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
+from fmm.tuner.tune_type import tune_type
 from tests.support.devices import H200
 
 FUSED, HYBRID = (p for p in probed_plans("cuda") if p.timed_by_tiles)
@@ -39,7 +39,9 @@ WANTED = (16384, 16384, 16384)
 
 @pytest.fixture(scope="module")
 def journal() -> Journal:
-    device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(FAKE, key="gpu-fake"))
+    device = SimulatedDevice(
+        truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(SIMULATED, key="gpu-fake")
+    )
     made = Journal("run", device)
     assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
     return made
@@ -47,7 +49,7 @@ def journal() -> Journal:
 
 @pytest.fixture(scope="module")
 def section(journal: Journal) -> Tuned:
-    return schema.checked_section(concluded_section(journal, "float32"), "test", journal.device.identity, "float32")
+    return schema.read_section(concluded_section(journal, "float32"), "test", journal.device.identity, "float32")
 
 
 def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) -> None:
@@ -121,7 +123,7 @@ def test_alone_it_wins_on_odd_sides_where_it_was_measured(
     rate = replace(RATE, unaligned=1.0, odd=1.0, tiled=0.9, waves=10.0, tiled_odd=tiled_odd, tile=128.0)
     known = replace(TRUTH, rates=MappingProxyType({"float32": rate}), tiled_margin=0.02)
     problem = Problem(*size, "float32")
-    assert [c.plan for c in ranked_candidates(problem, known) if c.plan == ALONE and c.wins] == [ALONE] * wins
+    assert [c.plan for c in rank_candidates(problem, known) if c.plan == ALONE and c.wins] == [ALONE] * wins
     assert launches_on(ALONE, problem, H200, False) is not None
 
 
@@ -143,22 +145,21 @@ def test_what_nobody_measured_is_not_chosen() -> None:
     for name in ("tiled", "tiled_odd", "waves", "inside"):
         del spelled["rate"][name]
     del spelled["tiled_margin"]
-    old = schema.checked_calibration(spelled, "old", "float32", "GPU", "an old config")
-    for known in (datasheet("h200"), old):
-        assert not any(c.plan.timed_by_tiles for c in ranked_candidates(problem, known))
+    old = schema.read_calibration(spelled, "old", "float32", "GPU", "an old config")
+    for known in (datasheet_calibration("h200"), old):
+        assert not any(c.plan.timed_by_tiles for c in rank_candidates(problem, known))
         assert choose(problem, known, NONE).best.plan == VENDOR
         assert choose(problem, known, MUCH).best.plan != VENDOR
     assert choose(problem, TRUTH, NONE).best.plan == FUSED
     assert (
-        schema.checked_calibration(schema.calibration_fields(TRUTH, "float32"), "new", "float32", "fake GPU", "")
-        == TRUTH
+        schema.read_calibration(schema.calibration_fields(TRUTH, "float32"), "new", "float32", "fake GPU", "") == TRUTH
     )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "tf32"])
 def test_other_types_have_no_such_plans(dtype: str) -> None:
     known = replace(TRUTH, rates=MappingProxyType({dtype: RATE}))
-    assert not any(c.plan.timed_by_tiles for c in ranked_candidates(Problem(8192, 8192, 8192, dtype), known))
+    assert not any(c.plan.timed_by_tiles for c in rank_candidates(Problem(8192, 8192, 8192, dtype), known))
 
 
 def test_its_margin_is_its_own() -> None:

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import cupy
 
-from fmm.hardware.capability import nearest_capability
 from fmm.hardware.chip import Chip
+from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.tensor_map import driver_encoder
 
 USUAL_BYTES = 16  # of memory that a multiprocessor has in a clock

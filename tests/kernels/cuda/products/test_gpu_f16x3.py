@@ -23,7 +23,7 @@ from fmm.kernels.cuda import record
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
-from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.running.device_backend import DeviceBackend, matrix_layout, recorded_for_device
 
 pytestmark = pytest.mark.gpu
@@ -187,7 +187,7 @@ def by_plan(plan: str, a: Any, b: Any) -> tuple[Any, tuple[str, ...]]:
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
     problem = Problem(m, k, n, "float32", layouts)  # type: ignore[arg-type]
-    launches = record_launches(Plan.parse(plan), problem, target_on(chip_of(cupy.cuda.runtime.getDevice())))
+    launches = record_launches(Plan.parse(plan), problem, chip_target(chip_of(cupy.cuda.runtime.getDevice())))
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
     return c, tuple(launches.describe())
@@ -342,7 +342,7 @@ def by_vendor(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
     problem = Problem(m, k, n, "float32", layouts, alpha)  # type: ignore[arg-type]
     chip = replace(chip_of(cupy.cuda.runtime.getDevice()), tensor_maps=False)
-    launches = record_launches(Plan.parse(plan), problem, target_on(chip))
+    launches = record_launches(Plan.parse(plan), problem, chip_target(chip))
     assert any("f16_unscale" in line for line in launches.describe())
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)

@@ -11,10 +11,10 @@ import pytest
 
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.products.tiles.tile_sizes import PRESETS
+from fmm.kernels.cuda.products.kernel_sizes import PRESETS
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li import thresholds as li_thresholds
-from fmm.perfmodel.tile_choice import best_for
+from fmm.perfmodel.block_model import fastest_float32_tile
+from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.problem import Problem
 
 pytest.importorskip("cupy")
@@ -77,7 +77,10 @@ def test_the_driver_says_what_the_model_wants() -> None:
     assert min(found.clock, found.bandwidth, found.cache) > 1e6
     assert not known or any(found.bandwidth == pytest.approx(x.global_bandwidth, rel=0.1) for x in known)
     assert all(found.clock == pytest.approx(1e6 * x.boost_mhz, rel=0.2) for x in known)
-    assert best_for((8192, 8192, 8192), found).m_s >= 64 and best_for((64, 4096, 64), found).m_s <= 32
+    assert (
+        fastest_float32_tile((8192, 8192, 8192), found).m_s >= 64
+        and fastest_float32_tile((64, 4096, 64), found).m_s <= 32
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_step_tables_whose_products_update(table: str, leaf: str, dtype: Any) ->
 @pytest.mark.parametrize("scheme", ["strassen", "winograd"])
 def test_the_recursive_codes_of_li_ranka_sahni(scheme: str, leaf: str) -> None:
     for n in (32, 33, 64, 100, 130):
-        check(str(li_thresholds.plan(scheme, n, 32, 64, leaf)), (n, n, n), "CCC", 0, 1.0, 0.0)
+        check(str(li_thresholds.threshold_plan(scheme, n, 32, 64, leaf)), (n, n, n), "CCC", 0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

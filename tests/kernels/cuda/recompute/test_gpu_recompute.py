@@ -158,7 +158,7 @@ def test_without_workspace_our_own_kernel_is_used_where_it_was_measured(
     told(tmp_path / "config.json", tiled=tiled)
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    files.forget_configs()
+    files.clear_config_cache()
     a, b = (library.array(draw((2048, 2048), seed=i), "float32") for i in range(2))
     decision = fmm.explain(a, b, workspace=0)
     assert decision.plan == (Plan.parse(FUSED) if tiled else VENDOR) and decision.workspace == 0
@@ -166,4 +166,4 @@ def test_without_workspace_our_own_kernel_is_used_where_it_was_measured(
     close(library, fmm.matmul(a, b, workspace=0), a, b, "float32")
     a[5, 6] = np.inf
     same_places(library, fmm.matmul(a, b, workspace=0), library.matmul(a, b))
-    files.forget_configs()
+    files.clear_config_cache()

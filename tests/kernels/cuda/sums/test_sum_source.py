@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fmm.hardware.capability import capability_limits
+from fmm.hardware.datasheets import capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names

@@ -7,22 +7,10 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import step_table
 from fmm.kernels.algorithms.table_kernel import kernel_table
-from fmm.perfmodel.papers.li import closed_forms, ratios, tables, texts
-from fmm.perfmodel.papers.li import counts as li_counts
-from fmm.perfmodel.papers.li.cells import METHODS, SIZES, half_away_from_zero
-from fmm.perfmodel.papers.li.closed_forms import CLOSED_FORMS, PERCENTAGES
-from fmm.perfmodel.papers.li.counts import (
-    QUANTITIES,
-    A,
-    Polynomial,
-    Quantity,
-    T,
-    V,
-    levels,
-    polynomial,
-    reduction,
-)
-from fmm.perfmodel.papers.li.curves import reduction_curve
+from fmm.perfmodel.papers import li_counts, li_formulas, li_results
+from fmm.perfmodel.papers.li_counts import QUANTITIES, A, Polynomial, Quantity, T, V, levels, polynomial, reduction
+from fmm.perfmodel.papers.li_formulas import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES, half_away_from_zero
+from fmm.perfmodel.papers.li_results import reduction_curve
 from fmm.perfmodel.papers.table import Table
 from tests.oracles.li import recurrence
 
@@ -108,7 +96,7 @@ def differences(table: Table) -> list[tuple[object, ...]]:
     "make",
     [
         make
-        for make in tables.TABLES
+        for make in li_results.TABLES
         if make.__name__ not in ("li_section6", "li_section7", "li_section8", "li_errors", "li_plans", "li_exchanged")
     ],
     ids=lambda make: make.__name__,
@@ -120,7 +108,7 @@ def test_every_cell_of_the_figures_matches(make: Callable[[], Table]) -> None:
 
 
 def test_figure_11_has_every_kernel_and_quantity() -> None:
-    table = closed_forms.li_fig11()
+    table = li_formulas.li_fig11()
     assert len(table.rows) == 2 * 11
     assert ("mulIncIncInc", "volume", "20m^2", "20m^2", "0") in table.rows
     assert ("mul", "transactions", "17m^3/4096 + m^2/16", "17m^3/4096 + m^2/16", "0") in table.rows
@@ -130,15 +118,15 @@ def test_figure_11_has_every_kernel_and_quantity() -> None:
     ("make", "expected"),
     [
         # "about 12%" for one level: 11.5 in volume at n = 16384
-        (texts.li_section6, {"reduction in volume, percent (about 12)"}),
+        (li_formulas.li_section6, {"reduction in volume, percent (about 12)"}),
         # "about 20%" for two levels is 20.5 to 23.4; 26 for three levels is 26.7 cut off
         (
-            texts.li_section7,
+            li_formulas.li_section7,
             {*(f"two levels, {q} (about 20)" for q in QUANTITIES), "three levels, least of the three percents"},
         ),
         # 200 and 213 for one ratio, 5151.5 cut off, and two that do not follow
         (
-            ratios.li_section8,
+            li_results.li_section8,
             {
                 "maximum error, Strassen, four levels",
                 "average error, Winograd, four levels",

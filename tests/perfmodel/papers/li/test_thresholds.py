@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.papers.li.counts import levels
-from fmm.perfmodel.papers.li.thresholds import plan
+from fmm.perfmodel.papers.li_counts import levels, threshold_plan
 from tests.oracles.li import CALLS_AROUND_PRODUCTS, CALLS_OF_ONE_LEVEL
 
 
@@ -25,17 +24,17 @@ from tests.oracles.li import CALLS_AROUND_PRODUCTS, CALLS_OF_ONE_LEVEL
     ],
 )
 def test_the_plan_of_the_papers_codes(scheme: str, n: int, tau1: int, tau2: int, text: str) -> None:
-    assert str(plan(scheme, n, tau1, tau2)) == text
+    assert str(threshold_plan(scheme, n, tau1, tau2)) == text
 
 
 @pytest.mark.parametrize("n", [2048, 4096, 8192, 16384])
 @pytest.mark.parametrize("tau2", [2048, 4096, 8192])
 def test_as_many_levels_as_the_counts_have(n: int, tau2: int) -> None:
-    assert len(plan("winograd", n, tau2 // 2, tau2).levels) == levels(n, tau2)
+    assert len(threshold_plan("winograd", n, tau2 // 2, tau2).levels) == levels(n, tau2)
 
 
 def test_the_leaf_of_the_texture_codes() -> None:
-    assert str(plan("winograd", 2048, 1024, 2048, "tile.gpu8.texture")) == "li-fig13 > tile.gpu8.texture"
+    assert str(threshold_plan("winograd", 2048, 1024, 2048, "tile.gpu8.texture")) == "li-fig13 > tile.gpu8.texture"
 
 
 @pytest.mark.parametrize("scheme", CALLS_OF_ONE_LEVEL)
@@ -43,7 +42,7 @@ def test_launches_are_the_calls_that_the_figures_print(scheme: str) -> None:
     """Level by level: those of a level, and seven times what is below it."""
     expected = 1
     for n in (64, 128, 256, 512):
-        found = plan(scheme, n, 64, 128)
+        found = threshold_plan(scheme, n, 64, 128)
         assert cost(found, n, n, n, 4).launches == expected
         expected = CALLS_OF_ONE_LEVEL[scheme] if n == 64 else CALLS_AROUND_PRODUCTS[scheme] + 7 * expected
 
@@ -59,4 +58,4 @@ def test_launches_are_the_calls_that_the_figures_print(scheme: str) -> None:
 )
 def test_thresholds_that_cannot_be(scheme: str, n: int, tau1: int, tau2: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(scheme, n, tau1, tau2)
+        threshold_plan(scheme, n, tau1, tau2)

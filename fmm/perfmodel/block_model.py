@@ -1,0 +1,321 @@
+"""Block model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+
+from fmm.hardware.chip import Chip
+from fmm.hardware.datasheets import Capability
+from fmm.hardware.occupancy import WARP, active_blocks, max_registers
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_tiles import TileOp
+from fmm.kernels.cuda.products.split_k import ORDERED_STORE_STEPS, START_STEPS, STORE_STEPS, Part, makespan, split_tail
+from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
+from fmm.kernels.cuda.target import ALIGNED, Alignment, Target
+
+Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
+Alongs = tuple[Along, Along]  # how A and B are contiguous
+Shape = tuple[int, int, int]  # (m, k, n)
+
+GEMM: Operands = (1, 1, 1)
+ROWS: Alongs = ("inner", "outer")
+ITEM, WIDE = 4, 4  # bytes of a float32; numbers of the widest access
+
+# Counted in machine code for sm_90, not fitted.
+COPY = 5  # instructions of one wide copy, its address included
+LOOP = 50  # other instructions of a thread for each tile
+BESIDE = 32  # registers of a thread that Equation 16 does not count
+
+
+# ---- counts of elements per thread block, equations (8) to (17)
+
+
+def tile_loads(s: TileSizes, k: int) -> tuple[int, int]:
+    """Eq. (8): elements of A and of B from global memory to registers, and as many on to shared memory."""
+    return s.m_s * k, s.n_s * k
+
+
+def fragment_loads(s: TileSizes, k: int) -> tuple[int, int]:
+    """Eq. (9): elements of A and of B from shared memory to registers."""
+    return s.threads * s.m_r * k, s.threads * s.n_r * k
+
+
+def write_back(s: TileSizes) -> int:
+    """Eq. (10): elements of C from registers to global memory, for each block of C."""
+    return s.m_s * s.n_s
+
+
+def kernel_flops(s: TileSizes, w: Operands, k: int) -> int:
+    """Eq. (11): the product's flops and the extra additions on A, B and C."""
+    w_a, w_b, w_c = w
+    multiply = 2 * s.m_s * s.n_s * k
+    return multiply + (w_a - 1) * s.m_s * k + (w_b - 1) * s.n_s * k + (w_c - 1) * s.m_s * s.n_s
+
+
+def global_elements(s: TileSizes, w: Operands, k: int) -> int:
+    """Eq. (12): elements moved to and from global memory."""
+    a, b = tile_loads(s, k)
+    return a * w[0] + b * w[1] + write_back(s) * w[2]
+
+
+def shared_elements(s: TileSizes, k: int) -> int:
+    """Eq. (14): elements to and from shared memory (sums are formed on the way in: no W here)."""
+    return sum(tile_loads(s, k)) + sum(fragment_loads(s, k))
+
+
+def registers_needed(s: TileSizes, w: Operands) -> int:
+    """Left side of (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
+    return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
+
+
+def shared_tile(s: TileSizes) -> int:
+    """Left side of (17), in elements: the tiles of A and B."""
+    return (s.m_s + s.n_s) * s.k_s
+
+
+# ---- one operand's way through a tile, where today's kernel differs from Algorithm 1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A or B in one tile: how large it is, how many blocks are added up for it, and how its lines lie.
+
+    Blocks of a sum are copied to shared memory one by one, read again, added, and the sum is written there once more.
+    Lines along the inner dimension stand apart in shared memory, so that writing them takes two passes; a thread reads
+    four steps of such a line at once.
+    """
+
+    tile: int  # elements
+    piece: int  # of a thread
+    blocks: int
+    inner: bool  # do lines run along the inner dimension?
+    turned: bool  # if so, are sums stored transposed, as lines along the outer dimension?
+    threads: int
+
+    @property
+    def copies(self) -> int:
+        """Wide accesses with which a thread does its share of copying one block's tile."""
+        return -(-self.tile // WIDE // self.threads)
+
+    @property
+    def instructions(self) -> int:
+        """Copies, and for sums reads, additions and writes."""
+        stores = WIDE if self.inner and self.turned else 1
+        sums = self.blocks + WIDE * (self.blocks - 1) + stores if self.blocks > 1 else 0
+        return self.copies * (COPY * self.blocks + sums)
+
+    @property
+    def stored(self) -> int:
+        """Elements moved to and from shared memory until the tile can be used; in (8) each is moved once."""
+        passes = 2 if self.inner else 1
+        return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
+
+    @property
+    def bursts(self) -> bool:
+        """Are fragments read four steps at once?"""
+        return self.inner and not (self.turned and self.blocks > 1)
+
+    def reads(self, depth: int) -> int:
+        """A thread's accesses to shared memory for fragments of so many steps: as wide as lines allow."""
+        width = WIDE if self.bursts or self.piece % WIDE == 0 else 2 - self.piece % 2
+        return -(-self.piece * depth // width)
+
+
+def operand_sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
+    (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
+    return (
+        Side(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
+        Side(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
+    )
+
+
+# ---- time of tiles, in cycles of a multiprocessor
+
+
+@lru_cache(maxsize=1024)
+def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
+    """Thread blocks on a multiprocessor at a time: by registers, (16) and BESIDE, and by shared memory, (17) for all
+    stages and copies."""
+    wanted = min(registers_needed(s, w) + BESIDE, limits.max_registers_per_thread)
+    if s.blocks:
+        wanted = min(wanted, max_registers(limits, s.threads, s.blocks))
+    a, b = operand_sides(s, w)
+    copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
+    return active_blocks(limits, s.threads, wanted, ITEM * (s.stages * shared_tile(s) + copies))
+
+
+def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
+    """Cycles of a scheduler for one warp's tile: its instructions, or its multiply-adds where the chip has fewer lanes
+    for them than its schedulers could feed."""
+    adds = s.m_r * s.n_r * s.k_s
+    slots = adds + LOOP + sum(x.reads(s.k_s) + x.instructions for x in operand_sides(s, w, along))
+    return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
+
+
+def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
+    """Cycles that a warp would wait at every tile if it were alone; `touched`: bytes of all operands.
+
+    Where fragments of four steps are read at once, they must all arrive during one step of multiply-adds; what shared
+    memory takes longer than that is waited for.
+    """
+    step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
+    burst = 0.0
+    for side, elements in zip(operand_sides(s, w, along), fragment_loads(s, WIDE), strict=True):
+        if side.bursts:
+            burst += s.k_s / WIDE * max(0.0, elements * ITEM / chip.limits.shared_bytes_per_clock - step)
+    beyond = max(0.0, 1 - chip.near / touched)
+    return chip.fitted.wait + burst + chip.fitted.far * beyond
+
+
+def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
+    """Cycles of shared memory for one thread block's tile: (14), less what is read once for several threads."""
+    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.stored for x in operand_sides(s, w, along))
+    return ITEM * elements / chip.limits.shared_bytes_per_clock
+
+
+def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
+    """Cycles in which a multiprocessor does one tile for each of so many thread blocks: the slowest resource's.
+
+    A scheduler has v warps, each of which waits for a share p of its time; all of them wait at once for p^v of it.
+    """
+    issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
+    warps = ceil(blocks * s.threads / WARP / chip.schedulers)
+    busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
+    return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
+
+
+@lru_cache(maxsize=1024)
+def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
+    """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
+    blocks = resident_blocks(s, GEMM, chip.limits)
+    return blocks * s.m_s * s.n_s * s.k_s / tile_cycles(s, GEMM, ROWS, chip, operand_bytes(GEMM, shape, count), blocks)
+
+
+def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
+    """Bytes of all operands."""
+    m, k, n = shape
+    return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
+
+
+def tiles_made(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -> int:
+    """Of `count` products; `half`: those on and below the diagonal."""
+    m, _, n = shape
+    tiles = -(-m // s.m_s), -(-n // s.n_s)
+    return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
+
+
+@lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
+def launch_seconds(
+    s: TileSizes,
+    w: Operands,
+    shape: Shape,
+    chip: Chip,
+    count: int = 1,
+    along: Alongs = ROWS,
+    half: bool = False,
+) -> float:
+    """Seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
+
+    The multiprocessor with the most tiles decides. It does as many at a time as fit; writing C, (10), comes on top.
+    """
+    most = resident_blocks(s, w, chip.limits)
+    if not most:
+        raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
+    touched = operand_bytes(w, shape, count)
+    steps, tiles = -(-shape[1] // s.k_s), tiles_made(s, shape, count, half)
+    # Several blocks of C are added to, so that they are read before they are written.
+    written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
+
+    def together(blocks: int) -> float:
+        return steps * tile_cycles(s, w, along, chip, touched, blocks) + blocks * written
+
+    rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
+    return chip.fitted.launch + (rounds * together(most) + together(last)) / chip.clock
+
+
+ENOUGH = 256  # threads that are enough to keep a multiprocessor busy in float64
+
+
+@lru_cache(maxsize=4096)  # a plan of four levels asks 2401 times for the same
+def fastest_float32_tile(
+    shape: Shape,
+    chip: Chip,
+    count: int = 1,
+    along: Alongs = ROWS,
+    half: bool = False,
+    of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
+) -> TileSizes:
+    """The fastest for `count` products of float32: what the leaf `tile` takes; `half`: for one half of each."""
+    fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
+    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, half))
+
+
+def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, half: bool = False) -> float:
+    """How many numbers of C the multiprocessor with the most tiles computes; of float64 the model knows no more yet.
+
+    Left out: what tiles cost before and after their multiply-adds, and all memory.
+    """
+    whole, last = divmod(-(-tiles_made(s, shape, count, half) // multiprocessors), s.blocks)
+    alone = max(last, ENOUGH / s.threads) if last else 0  # a few thread blocks take as long as enough of them
+    return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
+
+
+def fastest_float64_tile(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS, half: bool = False) -> TileSizes:
+    """Of the strategies for float64, the one with which `count` products end first."""
+    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, half))
+
+
+BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
+    "float32": fastest_float32_tile,
+    "float64": fastest_float64_tile,
+}
+
+
+# ---- where the copy engine brings the operands
+
+
+def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
+    """Seconds of one product: its tiles at the rate of Square times the strategy's `rate`."""
+    sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
+    if op.kernel.triangle:
+        parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
+    else:
+        parts = split_tail(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
+    edge = (START_STEPS + (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)) / s.k_s
+    groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
+    adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
+    rate = s.rate * full_rate(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    return chip.fitted.launch + adds / rate / chip.clock
+
+
+def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
+    return min(((tma_seconds(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
+
+
+# ---- the choice, as those who record plans ask for it
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """The block model as `fmm.kernels.cuda.target.TileModel`."""
+
+    def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
+        kernel = op.kernel
+        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle))
+
+    def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
+        (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)
+        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.triangle))
+        return s if time < tiled else None
+
+
+BLOCK_MODEL = BlockModel()
+
+
+@lru_cache(maxsize=256)
+def chip_target(chip: Chip, alignment: Alignment = ALIGNED, flagged: bool = False) -> Target:
+    """What a plan is recorded for on this chip, the tiles of open leaves chosen by the block model."""
+    return Target(chip, BLOCK_MODEL, alignment, flagged)

@@ -1,1 +1,0 @@
-"""Work: what the prediction needs of a plan on a problem, counted exactly or estimated in microseconds."""
