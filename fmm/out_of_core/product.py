@@ -18,8 +18,8 @@ import numpy as np
 
 from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import NumpyLibrary
-from fmm.config.environment import emulation_allowed
-from fmm.config.files import circumstances
+from fmm.config.environment import is_emulation_allowed
+from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.side_by_side import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -182,7 +182,7 @@ def _rounded_down(nbytes: int) -> int:
 
 
 def _plan_streaming(size: Shape, dtype: str, machine: Machine, constraints: Wishes, limit: int) -> Streaming:
-    return _cached_streaming(size, dtype, limit, machine.rates, machine.device, constraints, circumstances())
+    return _cached_streaming(size, dtype, limit, machine.rates, machine.device, constraints, current_settings())
 
 
 @lru_cache(maxsize=256)
@@ -248,7 +248,7 @@ def _tile_workspace(constraints: Wishes, free_bytes: int) -> int:
 def _tile_limits(constraints: Wishes, free_bytes: int, device: Device) -> Limits:
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
     workspace = _tile_workspace(constraints, free_bytes)
-    return Limits(workspace, growth, emulation_allowed(), constraints.componentwise)
+    return Limits(workspace, growth, is_emulation_allowed(), constraints.componentwise)
 
 
 def _most_workspace(streaming: Streaming, device: Device, constraints: Wishes) -> int:
