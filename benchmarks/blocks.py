@@ -25,9 +25,9 @@ from benchmarks.this_gpu import environment
 from benchmarks.tile import RIGHT, operands
 from benchmarks.tile_errors import off
 from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plain
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import TileOp
-from fmm.kernels.cuda.products.tiles.tiled_source import TileKernel, adding_epilogue
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes
+from fmm.kernels.cuda.products.simt_kernel import TileKernel, adding_epilogue
+from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.views import Lines, Piece
 
 SQUARES = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)

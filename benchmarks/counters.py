@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import ncu
 from fmm.kernels.algorithms.table_kernel import Kernel, kernel_table
-from fmm.kernels.cuda.products.tiles.tile_sizes import GPU8, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import GPU8, TileSizes, named_strategy
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li_counts import FUSED, LEAVES, Polynomial, kernel_cost

@@ -28,9 +28,9 @@ from benchmarks.clock import elapsed
 from benchmarks.this_gpu import environment
 from benchmarks.tile_errors import checked, off
 from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plain
-from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiles.tiled_source import Access, TileKernel
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
+from fmm.kernels.cuda.products.simt_kernel import Access, TileKernel
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -91,7 +91,7 @@ def strategy(text: str) -> TileSizes:
     block, thread, warp, *rest = text.split(":")
     stages, blocks, deep = (*map(int, rest), 8)[:3]
     (m_s, n_s, k_s), (m_r, n_r), (down, across) = (map(int, part.split("x")) for part in (block, thread, warp))
-    return TileSizes(text, m_s, n_s, k_s, m_r, n_r, down, across, stages, blocks, deep=deep)
+    return TileSizes(text, m_s, n_s, k_s, m_r, n_r, down, across, stages, blocks, mma_depth=deep)
 
 
 DOUBLES = (  # as Solo: other instructions, more stages, longer tiles, larger ones, and small ones
@@ -132,7 +132,7 @@ def scheme_kernels(dtype: str) -> list[TileKernel]:
     case = SCHEME_CASES[0]
     launch_lists = (record_operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
     ops = (op for launches in launch_lists for op in launches.ops if isinstance(op, TileOp | TileGroup))
-    launched = (x for op in ops for x in (op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)))
+    launched = (x for op in ops for x in (op.ops if isinstance(op, TileGroup) and not op.fits_one_launch else (op,)))
     return list({op.kernel: 0 for op in launched})
 
 

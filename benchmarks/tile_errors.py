@@ -10,8 +10,8 @@ import cupy
 import numpy as np
 
 from benchmarks.tile_launch import Case, Scale, Spread, launcher, plain
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled_source import Access
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.simt_kernel import Access
 
 SAMPLED = 64  # rows that are compared with more precise ones
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n

@@ -15,9 +15,9 @@ import numpy as np
 from cupy_backends.cuda.api import driver
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import TileOp, pointer_words
-from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, tiled_source
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, simt_source
+from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words
 from fmm.kernels.cuda.views import Lines, Piece
 
 PROCESSES = 16  # that compile
@@ -72,7 +72,7 @@ def plain(s: TileSizes, case: Case, scale: Scale = PLAIN, spread: Spread = DENSE
 
 @lru_cache(maxsize=256)
 def compiled(kernel: TileKernel, access: Access) -> Any:
-    function = cupy.RawModule(code=tiled_source(kernel, access), options=OPTIONS).get_function(ENTRY)
+    function = cupy.RawModule(code=simt_source(kernel, access), options=COMPILER_OPTIONS).get_function(ENTRY)
     function.max_dynamic_shared_size_bytes = kernel.shared
     return function
 

@@ -21,8 +21,16 @@ from math import sqrt
 from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
-from fmm.kernels.cuda.products.float16.f16_planes import f16x3_scratch, kept_room
-from fmm.kernels.cuda.products.tiles.tile_sizes import LARGEST_SMALL, PRESETS, SMALL_TYPES, STRATEGIES, SUMMING, TUNED
+from fmm.kernels.cuda.products.kernel_sizes import (
+    FUSED_SIZES,
+    LARGEST_SMALL,
+    PRESETS,
+    SMALL_TYPES,
+    STRATEGIES,
+    TUNED,
+    f16x3_workspace,
+    prepared_bytes,
+)
 from fmm.kernels.plans.leaf import Leaf, register_leaf
 from fmm.kernels.plans.leaf_parts import (
     LeafCall,
@@ -42,7 +50,7 @@ LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
 ALL = FLOATS
-TILED = tuple(SUMMING)  # by gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any
+TILED = tuple(FUSED_SIZES)  # by gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any
 WARPGROUPS = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside; what it cannot read: the vendor
 # Strategies of that kernel. A search names Huang, Yu and van de Geijn's and those that fill today's registers; those of
 # the copy engine `tile` takes by itself.
@@ -114,14 +122,14 @@ F16X3 = Leaf(
     ("cuda",),
     LeafTypes(("float32",)),
     LeafHalves(by_kernel=("float32",), mirrors=True),
-    LeafCall("two launches", starts=2, scratch=f16x3_scratch),
+    LeafCall("two launches", starts=2, scratch=f16x3_workspace),
     candidacy=LeafCandidacy(forms=("alone", "one pass", "outer", "in place")),
     error=LeafError(
         emulates=True,
         norm_bound="2^-18 (2^-16 where there are none of Hopper's instructions and the vendor multiplies)",
         checks_entries=True,
     ),
-    preparation=LeafPreparation(kept_room, by_sums=True),
+    preparation=LeafPreparation(prepared_bytes, by_sums=True),
     time=LeafTime(F16X3_RATE, fills_device=True),
 )
 

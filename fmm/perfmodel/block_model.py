@@ -10,10 +10,10 @@ from math import ceil, prod
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import Capability
 from fmm.hardware.occupancy import WARP, active_blocks, max_registers
-from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import TileOp, lower_tiles
-from fmm.kernels.cuda.products.tiles.tiled_source import Along
-from fmm.kernels.cuda.products.tiles.tma_parts import ALONE, BEGIN, IN_TURN, Part, makespan, parts_of
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_tiles import TileOp
+from fmm.kernels.cuda.products.split_k import ORDERED_STORE_STEPS, START_STEPS, STORE_STEPS, Part, makespan, split_tail
+from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
 from fmm.kernels.cuda.target import ALIGNED, Alignment, Target
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
@@ -127,8 +127,8 @@ class Side:
 def operand_sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
     (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
     return (
-        Side(a, s.m_r, w[0], inner[0], s.turned, s.threads),
-        Side(b, s.n_r, w[1], inner[1], s.turned, s.threads),
+        Side(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
+        Side(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
     )
 
 
@@ -204,7 +204,7 @@ def tiles_made(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -
     """Of `count` products; `half`: those on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
-    return count * (lower_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
+    return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
 
 
 @lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
@@ -280,11 +280,11 @@ BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
 def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
     """Seconds of one product: its tiles at the rate of Square times the strategy's `rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
-    if op.kernel.half:
-        parts: tuple[Part, ...] = (Part(0, 0, lower_tiles(sides, s.m_s, s.n_s), 0, steps),)
+    if op.kernel.triangle:
+        parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
     else:
-        parts = parts_of(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
-    edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
+        parts = split_tail(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
+    edge = (START_STEPS + (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
     rate = s.rate * full_rate(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
@@ -304,11 +304,11 @@ class BlockModel:
 
     def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
-        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.half))
+        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle))
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)
-        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.half))
+        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.triangle))
         return s if time < tiled else None
 
 

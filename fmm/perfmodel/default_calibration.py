@@ -11,9 +11,8 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.threads.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.cuda.products.float16.f16_planes import PIECE
-from fmm.kernels.cuda.products.tiles.small import RESIDENT
-from fmm.kernels.cuda.products.tiles.small import TILE as SMALL_TILE
+from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
+from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.levels.residue_room import PRODUCTS
@@ -264,7 +263,7 @@ def own_leaf_rates(gpu: Device, rates: Mapping[str, Rate], stream: float) -> dic
 def _small_halves(gpu: Device, seconds: float) -> Rate:
     """A half by the leaf `small`: tiles on and below the diagonal, each by one thread block, as many at a time as all
     multiprocessors have."""
-    at_once = 2 * RESIDENT * gpu.sms  # of tiles on both sides of the diagonal, of which half is computed
+    at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms  # of tiles on both sides of the diagonal, of which half is computed
     flops = at_once * SMALL_TILE**3 / seconds
     return Rate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 
@@ -291,7 +290,7 @@ def planes_by_vendor(half: Rate, stream: float) -> Rate:
     """The same where the vendor multiplies: all of C is read and written for every piece of the inner dimension, and
     each of its calls fills the device anew. (This way takes an H200 0.61, 1.79 and 2.21 times less than SGEMM at 1024,
     4096 and 8192; the formula says 0.6, 1.7 and 2.0.)"""
-    own, flop = _three_products(half, stream), 3 / half.flops + DTYPES["float32"].itemsize / (PIECE * stream)
+    own, flop = _three_products(half, stream), 3 / half.flops + DTYPES["float32"].itemsize / (VENDOR_PIECE * stream)
     lost = own.rows / (flop * own.flops)
     own = replace(own, half_by_tiles=1.0, half_edge=0.0)
     return replace(own, flops=1 / flop, fill=FILLS_ANEW * half.fill, pipe=PIPE, rows=lost, cols=lost, slots=0.0)

@@ -9,11 +9,11 @@ import pytest
 from benchmarks.block_model import missed_line, read_shapes
 from fmm.hardware.chip import BlockTerms
 from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names, nearest_capability
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands, Side, fastest_float32_tile, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.fit.block_terms import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.blocks import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"

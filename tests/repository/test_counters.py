@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import counters, ncu
 from fmm.kernels.algorithms.table_kernel import kernel_table
-from fmm.kernels.cuda.products.tiles.tile_sizes import GPU8, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import GPU8, named_strategy
 from fmm.perfmodel.papers import li_counts
 
 LONG = """==PROF== Connected to process 4242 (/usr/bin/python3.12)

@@ -12,8 +12,8 @@ from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.operations import OperationList
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiles.tiled_source import Scalar as Given
+from fmm.kernels.cuda.products.simt_kernel import LaunchScalar as Given
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.rescale import ExponentsOp, RescaleOp

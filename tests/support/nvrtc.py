@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fmm.kernels.cuda.products.tiles.tma import SHARED
+from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from tests.support.compiled_cache import cached_file
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -97,7 +97,7 @@ def check_warpgroups(kernels: Sequence[Any], source: Callable[[Any], str], more:
     for kernel, r in zip(kernels, in_parallel(report, jobs), strict=True):
         assert r.local == 0, r
         assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
-        assert kernel.shared <= SHARED
+        assert kernel.shared <= SM90_SHARED_BYTES
 
 
 def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import FLAG, Launch
-from fmm.kernels.cuda.products.float16 import f16_split, f16x3
-from fmm.kernels.cuda.products.float16.f16x3 import F16x3Op, f16x3_launch, f16x3_op, plane_launches
-from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
+from fmm.kernels.cuda.products import f16_planes, f16x3
+from fmm.kernels.cuda.products.f16x3 import F16x3Op, f16x3_launch, f16x3_op, plane_launches
+from fmm.kernels.cuda.products.wgmma_tiles import WgmmaSizes
 from tests.support.host_launch import aligned
 from tests.support.warpgroups_on_host import play, replaced
 
@@ -34,7 +34,7 @@ def alone(source: str) -> str:
 @contextmanager
 def without_clusters(sizes: WgmmaSizes) -> Iterator[None]:
     """Operations that are made here have these sizes, and thread blocks that split are clusters by themselves."""
-    with mock.patch.object(f16_split, "CLUSTER", 1), mock.patch.object(f16x3, "SIZES", (sizes,)):
+    with mock.patch.object(f16_planes, "CLUSTER", 1), mock.patch.object(f16x3, "SIZES", (sizes,)):
         yield
 
 

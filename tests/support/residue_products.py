@@ -12,11 +12,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.bytes.residue_launches import join_launch, join_whole_launch, split_launch
-from fmm.kernels.cuda.products.bytes.residue_numbers import largest_norm
-from fmm.kernels.cuda.products.bytes.residue_op import NOT_KNOWN, ResidueOp, residue_op
-from fmm.kernels.cuda.products.bytes.residue_side import Side
-from fmm.kernels.cuda.products.bytes.residues_source import read_as
+from fmm.kernels.cuda.products.residue_planes import ResidueOperand, max_norm, read_type_cpp, residue_split_launch
+from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, join_integer_launch, join_launch, residue_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan
@@ -29,7 +26,7 @@ SMS = 132
 ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
 
 
-def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> list[ResidueOp]:
+def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMENT) -> list[ResidueOp]:
     """The products by residues that a plan comes to."""
     found = []
     for op in record_operations(Plan.parse(plan), problem).ops:
@@ -40,7 +37,7 @@ def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) 
     return [op for op in found if op is not None]
 
 
-def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
+def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMENT) -> ResidueOp:
     return ops_of(problem, plan, divides)[0]
 
 
@@ -58,7 +55,7 @@ def product_on_host(
     alpha: float = 1,
     beta: float = 0,
     aligned: bool = False,
-    lower: bool = False,
+    lower_only: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
     """C by the kernels on the host, and the first op: where those of a GPU meet, the host does the same in its own
     way. `leaf`: residues with what is below them, or below levels without sums."""
@@ -66,7 +63,7 @@ def product_on_host(
     lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
-    ops = [replace(op, lower=lower) for op in ops_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)]
+    ops = [replace(op, lower_only=lower_only) for op in ops_of(problem, leaf, ALIGNED if aligned else NO_ALIGNMENT)]
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         high = x.shape[0] if o == "C" else x.shape[1]
@@ -95,25 +92,29 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
         measured(side, arrays, memory)
     first, kind = 0, DTYPES[op.dtype]
     for chosen in op.groups:
-        play(split_launch(op, (aligned, aligned), chosen), f"fmm::residues::Split<{read_as(op.dtype)}>", bases)
+        play(
+            residue_split_launch(op.sides, op.dtype, (aligned, aligned), chosen),
+            f"fmm::residues::Split<{read_type_cpp(op.dtype)}>",
+            bases,
+        )
         multiplied(op, first, chosen, memory)
         first += len(chosen)
-    if kind.exact and not op.sends:
-        play(join_whole_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
+    if kind.exact and not op.writes_c:
+        play(join_integer_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
     elif not kind.exact:
         play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
     return bool(flag[0])
 
 
-def measured(side: Side, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
+def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
     """Exponents of lines, and lines turned."""
-    if side.is_ready:
+    if side.is_prepared:
         return
     g, x, work = side.geometry, arrays[side.source.base].reshape(-1), memory["W"]
     steps = (side.source.leading, 1) if side.along == "inner" else (1, side.source.leading)
     begin, shape = x[side.source.offset // x.itemsize :], (side.lines, g.k)
     lines = as_strided(begin, shape, [x.itemsize * step for step in steps])
-    top = largest_norm(g.moduli, g.k)
+    top = max_norm(g.moduli, g.k)
     if not DTYPES[x.dtype.name].exact:
         there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
         there.view(np.int32)[:] = exponents(lines, top)
@@ -126,7 +127,7 @@ def measured(side: Side, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -
 def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
     """Rows and columns scaled and rounded, multiplied as Python's integers; the exponents."""
     k = a.shape[1]
-    e, f = (exponents(x, largest_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
+    e, f = (exponents(x, max_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
     x = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(a, e, strict=True)]
     y = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in col] for col, s in zip(b.T, f, strict=True)]
     return [[sum(p * q for p, q in zip(row, col, strict=True)) for col in y] for row in x], e, f

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.device_code.read import header_text, with_headers
+from fmm.kernels.cuda.device_code.entry_source import header_text, with_headers
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.bytes.residue_numbers import modulus_bytes
-from fmm.kernels.cuda.products.bytes.residue_op import ResidueOp
+from fmm.kernels.cuda.products.residue_planes import modulus_bytes
+from fmm.kernels.cuda.products.residues import ResidueOp
 from fmm.kernels.cuda.tensor_map import TensorMap
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
@@ -168,7 +168,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
     for layer in range(to.layers):
         p = chosen[layer // op.geometry.products]
         c[layer] = reduced((a[layer] @ b[layer].T).astype(np.int32), p)[: to.lines, : to.length]
-        if op.lower:  # tiles above the diagonal keep what was there
+        if op.lower_only:  # tiles above the diagonal keep what was there
             c[layer][~np.tri(to.lines, to.length, dtype=bool)] = 99
 
 

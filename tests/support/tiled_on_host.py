@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, pointer_words
-from fmm.kernels.cuda.products.tiles.tiled_source import Access, TileKernel, tiled_source
+from fmm.kernels.cuda.products.simt_kernel import Access, TileKernel, simt_source
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, pointer_words
 from tests.support.host_compiler import SANITIZER, header, shared_library
 from tests.support.host_launch import aligned, told_words
 
@@ -47,7 +47,7 @@ def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
     told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
     driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
     assert made.shared <= SHARED_BYTES
-    return tiled_library(tiled_source(made, access) + driver)
+    return tiled_library(simt_source(made, access) + driver)
 
 
 def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:

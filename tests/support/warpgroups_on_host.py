@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.device_code.read import header_text
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, header_text
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.tiles.wgmma_source import LINE
+from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
 from fmm.kernels.cuda.tensor_map import TensorMap
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.host_launch import launch_words, told_words
@@ -120,7 +119,7 @@ def play(launch: Launch, memory: Mapping[str, Array]) -> None:
 
 def described(x: TensorMap, start: int) -> list[int]:
     """The words of Map in host_cuda/warpgroups.h."""
-    assert x.swizzle == LINE
-    item = LINE // x.box[0]  # boxes are as wide as lines of shared memory
+    assert x.swizzle == LINE_BYTES
+    item = LINE_BYTES // x.box[0]  # boxes are as wide as lines of shared memory
     lines = x.length * item, x.lines, x.layers, x.leading * item, x.layer * item
     return [start + x.piece.offset, *lines, x.box[0] * item, x.box[1], item, REDUCED[x.dtype]]

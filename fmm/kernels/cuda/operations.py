@@ -8,8 +8,8 @@ from functools import cached_property
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.float16.f16_sums import PlaneSums
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
+from fmm.kernels.cuda.products.f16_sums import PlaneSums
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.rescale import Scaling

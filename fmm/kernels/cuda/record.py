@@ -10,7 +10,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.operations import Operation, OperationList
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_launches
 from fmm.kernels.cuda.recorder import Recorder
 from fmm.kernels.cuda.select import kept_launches, select_launches

@@ -17,9 +17,8 @@ from fmm.kernels.cuda.gemm import NOTHING_READY, GemmOp, ReadyOperands, WantedHa
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.mirrored import mirrored_op
 from fmm.kernels.cuda.operations import Operation
-from fmm.kernels.cuda.products.tiles.fused import Blocks, FusedLaunches
-from fmm.kernels.cuda.products.tiles.tiled import strategy_of
-from fmm.kernels.cuda.products.tiles.tiled_sums import updating_op
+from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, updating_op
+from fmm.kernels.cuda.products.simt_tiles import leaf_strategy
 from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.rescale import scaling_op
@@ -221,7 +220,7 @@ class Recorder:
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         """The products of a fused level, each with its sums inside, and no temporaries."""
-        level, strategy = plan.levels[0].fused_products, strategy_of(plan.leaf_use)
+        level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:
             return False
         if APART in operands:

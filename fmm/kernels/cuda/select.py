@@ -14,8 +14,8 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.float16.f16_sums import PlaneSums, plane_sum_launches
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.selectors.planes import kept_planes, select_f16x3, select_own_f16x3
 from fmm.kernels.cuda.selectors.residues import kept_residues, select_residues

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import BASES
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import TileOp
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.plans.steps.sums import APART
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace

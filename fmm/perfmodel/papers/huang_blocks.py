@@ -20,7 +20,7 @@ from math import ceil, inf, sqrt
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import Capability, Device
 from fmm.hardware.occupancy import active_blocks, max_registers
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.perfmodel.block_model import (
     Operands,
     global_elements,

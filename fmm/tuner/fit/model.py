@@ -15,8 +15,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.formula import cached_work, formula_seconds
+from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.fit.parameters import BY_NAME, LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
 from fmm.tuner.trials.record import Size, Trial
 

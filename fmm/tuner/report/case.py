@@ -16,11 +16,12 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import SHARE
-from fmm.tuner.devices.formula import cached_work, formula_seconds
-from fmm.tuner.findings.conclude import HELD_OUT, paired_samples
+from fmm.tuner.devices.device import cached_work, formula_seconds
+from fmm.tuner.findings.conclude import HELD_OUT
 from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.fit.model import Observation, stage_medians
-from fmm.tuner.report.plan_grid import mapped
+from fmm.tuner.report.maps import mapped
+from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import PRODUCT, Trial, Tuning
 
 NO_LIMIT = 1 << 62

@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import with_headers
 from tests.support.nvrtc import ARCHITECTURES, CPP17, compile_cuda
 
 # Those that need more than the oldest architecture: what a copy engine and warpgroups that multiply are asked.

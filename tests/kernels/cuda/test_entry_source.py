@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, entry_source, whole_source
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, entry_source, whole_source, with_headers
 
 HEADER = "nonfinite_flag.cuh"
 

@@ -21,7 +21,7 @@ from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
-from fmm.kernels.cuda.products.tiles.tiled import TileOp
+from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.recorder import Recorder
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op

@@ -10,7 +10,7 @@ import pytest
 
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
 from fmm.kernels.plans.steps.fused_order import FIGURE_6
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands

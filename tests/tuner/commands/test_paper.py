@@ -33,7 +33,7 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
 from fmm.tuner.cli import main
-from fmm.tuner.commands.paper import NAMES, TABLES, made_table
+from fmm.tuner.commands.paper import TABLES, computed_table
 from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
 from tests.support import ROOT, configs
 from tests.support.devices import H200
@@ -136,21 +136,21 @@ def check_json(found: dict[str, Any], table: Table) -> None:
 
 
 def test_all_as_text(run: Run) -> None:
-    separately = [run("paper", name) for name in NAMES]
+    separately = [run("paper", name) for name in TABLES]
     assert run("paper", "all") == "\n".join(separately)
 
 
 def test_all_as_json_is_one_list(run: Run) -> None:
-    for found, name in zip(json.loads(run("paper", "all", "--json")), NAMES, strict=True):
-        check_json(found, made_table(name, None))
+    for found, name in zip(json.loads(run("paper", "all", "--json")), TABLES, strict=True):
+        check_json(found, computed_table(name))
 
 
 def test_all_as_csv_has_each_name_above_its_table(run: Run) -> None:
     parts = run("paper", "all", "--csv").rstrip("\n").split("\n\n")
-    for part, name in zip(parts, NAMES, strict=True):
+    for part, name in zip(parts, TABLES, strict=True):
         first, rest = part.split("\n", 1)
         assert first == name
-        check_csv(list(csv.reader(StringIO(rest))), made_table(name, None))
+        check_csv(list(csv.reader(StringIO(rest))), computed_table(name))
 
 
 def test_json_before_the_command(run: Run) -> None:

@@ -1,13 +1,19 @@
-"""The CUDA source of a kernel: a header of this folder, and the entry point that calls what the header has."""
+"""CUDA source of a kernel: a header of this folder, and an entry point of a few lines that calls the header.
+
+The compiler gets one text with all headers in place. CuPy's disk cache is keyed by that text, so an edited header is
+compiled anew.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
+from importlib import resources
 
-from fmm.kernels.cuda.device_code.read import with_headers
-
-ENTRY = "fmm_tile"  # the entry point of products, and of what is done before and after them
-Body = str | Sequence[str]  # one call, which stands in the line of its entry point, or lines
+ENTRY = "fmm_tile"  # name of the entry point of products, and of the kernels that run before and after them
+Body = str | Sequence[str]  # one call, written on the line of its entry point, or several lines
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 def entry_source(
@@ -20,10 +26,11 @@ def entry_source(
     before: Iterable[str] = (),
     entry: str = ENTRY,
 ) -> str:
-    """The whole CUDA source of a kernel that is given a struct `p` of the type `parameters`, and calls a header.
+    """Return the whole CUDA source of a kernel with one parameter `p`, a struct of type `parameters`.
 
-    `bounds`: threads of a thread block, and then how many such a multiprocessor must have room for; `clusters`: thread
-    blocks of a cluster, 0 for none; `before`: lines in front of the kernel.
+    `body` is the body of the entry point, and `before` the lines in front of it. `bounds` are the arguments of
+    `__launch_bounds__`: threads of a thread block, then optionally the least number of thread blocks on a
+    multiprocessor. `clusters` is the number of thread blocks in a cluster, 0 for none.
     """
     return whole_source(header, [*before, *entry_lines(parameters, body, bounds, clusters=clusters, entry=entry)])
 
@@ -31,7 +38,7 @@ def entry_source(
 def entry_lines(
     parameters: str, body: Body, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY
 ) -> tuple[str, ...]:
-    """The lines of one entry point."""
+    """Return the lines of one entry point; the arguments are those of `entry_source`."""
     cluster = f"__cluster_dims__({clusters}, 1, 1) " if clusters else ""
     attributes = f'extern "C" __global__ void {cluster}__launch_bounds__({", ".join(map(str, bounds))})'
     signature = f"{entry}(const __grid_constant__ {parameters} p) {{"
@@ -41,5 +48,26 @@ def entry_lines(
 
 
 def whole_source(header: str, lines: Iterable[str]) -> str:
-    """These lines behind a header, which stands in the place of its name, and so do those that it includes."""
+    """Return the text of a header and of all headers that it includes, followed by these lines."""
     return with_headers("\n".join([f'#include "{header}"', "", *lines]) + "\n")
+
+
+@lru_cache(maxsize=512)
+def with_headers(text: str) -> str:
+    """Return a source in which the text of each header replaces the first `#include` of that header."""
+    seen: set[str] = set()
+
+    def header_once(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in seen:
+            return ""
+        seen.add(name)
+        return _INCLUDE.sub(header_once, header_text(name).replace("#pragma once\n", "", 1))
+
+    return _INCLUDE.sub(header_once, text)
+
+
+@cache
+def header_text(name: str) -> str:
+    """Return the text of one header of this folder."""
+    return (resources.files("fmm.kernels.cuda.device_code") / name).read_text(encoding="utf-8")

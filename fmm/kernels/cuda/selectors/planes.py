@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.float16.f16_split import split_launch
-from fmm.kernels.cuda.products.float16.f16_sums import PlaneSums, plane_sums
-from fmm.kernels.cuda.products.float16.f16x3 import f16x3_launch, f16x3_op, plane_launches
-from fmm.kernels.cuda.products.float16.f16x3_vendor import vendor_steps
+from fmm.kernels.cuda.products.f16_planes import plane_split_launch
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sums
+from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches, vendor_f16x3_steps
 from fmm.kernels.cuda.selectors.vendor import Selected, vendor_instead
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.target import Target
@@ -30,7 +29,7 @@ def select_f16x3(op: GemmOp, target: Target) -> Selected:
     elif not target.chip.has_warpgroups and op.extent == "lower":
         selected = "only compute capability 9.0 has its instructions, without which all of C is written"
     elif not target.chip.has_warpgroups:
-        selected = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
+        selected = vendor_f16x3_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
     return vendor_instead(op, selected) if isinstance(selected, str) else selected
 
 
@@ -47,8 +46,8 @@ def select_own_f16x3(op: GemmOp, target: Target) -> tuple[Launch, ...]:
 def kept_planes(op: GemmOp, target: Target) -> tuple[tuple[Launch, ...], int]:
     """The launch that makes the planes which are kept behind an operand. It needs no workspace."""
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
-    kept = [x for x in (product.left, product.right) if x.is_kept] if product else []
-    return ((split_launch(kept, target.divides),) if kept else ()), 0
+    kept = [x for x in (product.left, product.right) if x.is_prepared] if product else []
+    return ((plane_split_launch(kept, target.divides),) if kept else ()), 0
 
 
 def with_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
@@ -57,14 +56,14 @@ def with_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
     Both splits of a level stand right before the one batch that multiplies what they write, and nobody else reads it.
     """
     changed: list[Any] = list(ops)
-    apart = not target.chip.has_warpgroups
+    separate = not target.chip.has_warpgroups
     if not target.chip.rounds_pairs:
         return changed
     for i, op in enumerate(ops):
         if isinstance(op, GemmOp) and op.use.leaf.name == "f16x3":
             for j in range(max(i - 2, 0), i):
                 split = ops[j]
-                sums = plane_sums(split, op, target.divides, apart) if isinstance(split, SumOp) else None
+                sums = plane_sums(split, op, target.divides, separate) if isinstance(split, SumOp) else None
                 if sums is not None:
                     changed[j], changed[i] = sums, _with_ready_side(changed[i], sums)
     return changed

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.bytes.residue_launches import kept_launches, residue_launches
-from fmm.kernels.cuda.products.bytes.residue_op import ResidueOp, residue_op
+from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
 from fmm.kernels.cuda.selectors.vendor import Selected, vendor_instead
 from fmm.kernels.cuda.target import Target
 from fmm.kernels.plans.levels.residues import residue_endings
@@ -27,7 +26,7 @@ def select_residues(op: GemmOp, target: Target) -> Selected:
 def kept_residues(op: GemmOp, target: Target) -> tuple[tuple[Launch, ...], int]:
     """The launches that make the planes which are kept behind an operand, and the bytes of workspace that they need."""
     product = _residue_product(op, target)
-    return kept_launches(product, target.divides) if product else ((), 0)
+    return residue_preparation_launches(product, target.divides) if product else ((), 0)
 
 
 def _residue_product(op: GemmOp, target: Target) -> ResidueOp | None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
-from fmm.kernels.cuda.products.tiles.small import small_launch
-from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TMA_SUMMING, engine_strategy
-from fmm.kernels.cuda.products.tiles.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
-from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op, with_added
-from fmm.kernels.cuda.products.tiles.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
-from fmm.kernels.cuda.products.tiles.wgmma import wgmma_launch, wgmma_op
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES, tma_strategy
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy, tile_launches, tile_op, with_addend
+from fmm.kernels.cuda.products.small_tiles import small_launch
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
+from fmm.kernels.cuda.products.tma_tiles import TmaOp, rows_are_aligned, tma_launch, tma_op
+from fmm.kernels.cuda.products.wgmma_tiles import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.selectors.vendor import Selected, batch_label
 from fmm.kernels.cuda.target import Target
 from fmm.kernels.cuda.views import View
@@ -27,7 +27,7 @@ def select_tile(op: GemmOp, target: Target) -> Selected:
 
     What the tensor cores' kernel cannot do is the vendor's.
     """
-    if op.dtype in SUMMING:
+    if op.dtype in FUSED_SIZES:
         return select_tiled(_tiled(op), target)
     launch = _warpgroup_launch(op, target)
     if isinstance(launch, Launch):
@@ -40,13 +40,13 @@ def select_tile_added(op: GemmOp, added: View, target: Target) -> tuple[Launch, 
 
     Nothing where no kernel can read it there, or one that cannot is faster.
     """
-    if op.dtype not in SUMMING:
+    if op.dtype not in FUSED_SIZES:
         launch = _warpgroup_launch(op, target)
         return (launch,) if isinstance(launch, Launch) else ()
     plain = _with_closed_strategy(_tiled(replace(op, added=None)), target)
     if _by_copy_engine(plain, target) is not None:
         return ()
-    return tile_launches(with_added(plain, added), target.chip, target.divides, target.flagged)
+    return tile_launches(with_addend(plain, added), target.chip, target.divides, target.flagged)
 
 
 def select_tiled(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
@@ -59,23 +59,23 @@ def select_tiled(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
 
 
 def _tiled(op: GemmOp) -> TileOp:
-    return tile_op(op, op.dtype, strategy_of(op.use) or SUMMING[op.dtype])
+    return tile_op(op, op.dtype, leaf_strategy(op.use) or FUSED_SIZES[op.dtype])
 
 
 def _with_closed_strategy(op: TileOp, target: Target) -> TileOp:
     """With the fastest strategy, if the leaf leaves it open."""
-    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open else op
+    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open_strategy else op
 
 
 def _warpgroup_launch(op: GemmOp, target: Target) -> Launch | str:
     """The launch of the tensor cores' kernel, or the reason why there is none."""
     if not target.chip.has_warpgroups:
         return "only compute capability 9.0 has its instructions"
-    if any(target.divides[x.base] % WIDE for x in op.pieces):
-        return f"an operand does not begin at a multiple of {WIDE} bytes"
+    if any(target.divides[x.base] % VECTOR_BYTES for x in op.pieces):
+        return f"an operand does not begin at a multiple of {VECTOR_BYTES} bytes"
     product = wgmma_op(op, op.dtype, target.chip.multiprocessors)
     if product is None:
-        wants = f"lines of whole {WIDE} bytes, alpha and beta real"
+        wants = f"lines of whole {VECTOR_BYTES} bytes, alpha and beta real"
         inner = ", both along the inner dimension" if op.dtype == "tf32" else ""
         return f"its kernel cannot do this product: it wants {wants}{inner}"
     return wgmma_launch(product)
@@ -86,13 +86,13 @@ def _by_copy_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     where the chip has too little shared memory for it."""
     chip = target.chip
     bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
-    aligned = rows_are_aligned(op) and all(target.divides[base] % WIDE == 0 for base in bases)
+    aligned = rows_are_aligned(op) and all(target.divides[base] % VECTOR_BYTES == 0 for base in bases)
     if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
         return None
-    strategy = engine_strategy(op.kernel.strategy.name)
+    strategy = tma_strategy(op.kernel.strategy.name)
     if strategy is None and isinstance(op, TileGroup):
-        strategy = TMA_SUMMING if op.order == "turns" else None
-    elif strategy is None and isinstance(op, TileOp) and op.open:
+        strategy = TMA_FUSED_SIZES if op.order == "turns" else None
+    elif strategy is None and isinstance(op, TileOp) and op.open_strategy:
         strategy = target.tiles.fastest_by_engine(op, chip)
     made = tma_op(op, strategy, chip.multiprocessors) if strategy else None
     return made if made and made.kernel.shared <= chip.shared_per_block else None

@@ -14,11 +14,10 @@ import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
-from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import TileOp, pointer_words
-from fmm.kernels.cuda.products.tiles.tiled_gemm import ADDING, tile_op, with_added
-from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, TileKernel, tiled_source
-from fmm.kernels.cuda.products.tiles.wgmma import wgmma_op
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_source
+from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_words, tile_op, with_addend
+from fmm.kernels.cuda.products.wgmma_tiles import wgmma_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.sums.sum_source import sum_source
@@ -45,7 +44,7 @@ def only_product(problem: Problem, leaf: str = "tile") -> GemmOp:
 def added_tile(problem: Problem) -> TileOp:
     op = only_product(problem)
     assert op.added is not None
-    return with_added(tile_op(replace(op, added=None), problem.dtype, SMALL), op.added)
+    return with_addend(tile_op(replace(op, added=None), problem.dtype, SMALL), op.added)
 
 
 # ---- the tiled kernels, on the host
@@ -63,7 +62,7 @@ def test_tiles_add_what_lies_elsewhere(dtype: str, order: Any, gap: int, rng: np
         steps = (step, 1) if order == "C" else (1, step)
         layouts = Layout("C", k), Layout("C", n), Layout(order, cols + gap)
         op = added_tile(Problem(m, k, n, dtype, layouts, alpha, beta, added=steps))
-        assert op.kernel.epilogue == ADDING and op.access == ("scalar" if gap else "vector")
+        assert op.kernel.epilogue == ADDEND_EPILOGUE and op.access == ("scalar" if gap else "vector")
         sizes = {"A": m * k, "B": k * n, "C": rows * (cols + gap), APART: (1 if broadcast else rows) * (cols + gap)}
         memory = {name: floats(size + 8, dtype) for name, size in sizes.items()}
         for name in ("A", "B", APART):
@@ -94,8 +93,8 @@ def test_tiles_that_add_stay_in_registers(dtype: str, name: str, architecture: s
     """As those that add to what C holds do."""
     nvrtc()
     s = named_strategy(name)
-    plain, adding = (TileKernel(s, dtype, epilogue=e) for e in (TileKernel(s, dtype).epilogue, ADDING))
-    local = [report(name, tiled_source(x, "vector"), architecture, OPTIONS).local for x in (plain, adding)]
+    plain, adding = (TileKernel(s, dtype, epilogue=e) for e in (TileKernel(s, dtype).epilogue, ADDEND_EPILOGUE))
+    local = [report(name, simt_source(x, "vector"), architecture, COMPILER_OPTIONS).local for x in (plain, adding)]
     assert local[1] <= local[0], local
 
 

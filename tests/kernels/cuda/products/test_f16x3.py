@@ -16,14 +16,26 @@ from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, read_calibration
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
-from fmm.kernels.cuda.products.float16.f16_planes import CHUNK, PLANES, f16x3_scratch
-from fmm.kernels.cuda.products.float16.f16_split import RULES, THREADS, Planes, SplitKernel, split_source
-from fmm.kernels.cuda.products.float16.f16_spread import balance_source
-from fmm.kernels.cuda.products.float16.f16x3 import SIZES, F16x3Op, f16x3_op
-from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, f16x3_source
-from fmm.kernels.cuda.products.float16.f16x3_vendor import unscale_source, vendor_steps
-from fmm.kernels.cuda.products.tiles.tiled_source import Along
-from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of
+from fmm.kernels.cuda.products.f16_planes import (
+    SCALING_RULES,
+    SPLIT_THREADS,
+    OperandPlanes,
+    SplitKernel,
+    balance_source,
+    plane_split_source,
+)
+from fmm.kernels.cuda.products.f16x3 import (
+    F16X3_SIZES,
+    F16x3Kernel,
+    F16x3Op,
+    f16x3_op,
+    f16x3_source,
+    unscale_source,
+    vendor_f16x3_steps,
+)
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, f16x3_workspace
+from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -41,11 +53,11 @@ from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvr
 Array = np.ndarray[Any, Any]
 SMS = 132
 ALONGS: tuple[Along, ...] = ("inner", "outer")
-PRODUCTS = [F16x3Kernel(SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
-    F16x3Kernel(SIZES[1], ("inner", "outer")),
-    F16x3Kernel(SIZES[2], ("inner", "outer")),
-    F16x3Kernel(SIZES[0], ("inner", "outer"), checked=True),
-    *(F16x3Kernel(SIZES[0], ("inner", "inner"), half=half) for half in ("lower", "full")),
+PRODUCTS = [F16x3Kernel(F16X3_SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
+    F16x3Kernel(F16X3_SIZES[1], ("inner", "outer")),
+    F16x3Kernel(F16X3_SIZES[2], ("inner", "outer")),
+    F16x3Kernel(F16X3_SIZES[0], ("inner", "outer"), checked=True),
+    *(F16x3Kernel(F16X3_SIZES[0], ("inner", "inner"), triangle=half) for half in ("lower", "full")),
 ]
 NOTHING = dict.fromkeys("ABCW", 256)  # that is known of addresses but their alignment
 SPLITS = [
@@ -85,10 +97,10 @@ def test_splitting_leaves_room_for_many_threads(most: int) -> None:
     assert checked.spread is not None
     both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
     noted = len(checked.spread.parameters(kernels)[0])
-    rules = [rule for rule in RULES if rule != "apart"]  # which is for other chips
-    sizes = {rule: f"static_assert(sizeof(Told) == {both if rule == 'usual' else noted});" for rule in rules}
-    jobs = [(f"{k}{r}", f"{split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
-    jobs += [(str(k), f"{split_source((k[0],), 'usual')}\n") for k in SPLITS[:most]]
+    rules = [rule for rule in SCALING_RULES if rule != "separate"]  # which is for other chips
+    sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'default' else noted});" for rule in rules}
+    jobs = [(f"{k}{r}", f"{plane_split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
+    jobs += [(str(k), f"{plane_split_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
     told = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
     jobs += [(f"{x}{y}", f"{balance_source(x, y)}{told}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
@@ -126,11 +138,11 @@ def test_planes_do_not_meet_and_fit_in_the_workspace(size: tuple[int, int, int],
     op = operation(problem)
     places = []
     for x, outer in ((op.left, m), (op.right, n)):
-        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.room), (x.exponents, x.exponents + 4 * outer)]
-        assert x.room % CHUNK == 0 and x.room >= x.length and x.offset % 256 == 0
+        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.pitch), (x.exponents, x.exponents + 4 * outer)]
+        assert x.pitch % PLANE_CHUNK == 0 and x.pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
-    assert places[-1][1] <= f16x3_scratch(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
+    assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +176,8 @@ def test_what_the_kernels_are_told() -> None:
     assert (m, n, steps) == (300, 100, 4) and units == down * across == op.units
     assert struct.unpack_from("<2f", op.parameters, lines + 3 * 8 + 28) == (2, -1)
     a, b = op.maps
-    assert (a.length, a.lines, a.box) == (PLANES * 256, 300, (64, op.kernel.sizes.m_s))
-    assert (b.length, b.lines, b.box) == (PLANES * 128, 200, (64, 64))
+    assert (a.length, a.lines, a.box) == (PLANES_PER_OPERAND * 256, 300, (64, op.kernel.sizes.m_s))
+    assert (b.length, b.lines, b.box) == (PLANES_PER_OPERAND * 128, 200, (64, 64))
     assert f16x3_op(gemm(Problem(8, 8, 8, "float32", alpha=1j)), SMS) is None
 
 
@@ -176,12 +188,12 @@ def gemm(problem: Problem) -> GemmOp:
 @pytest.mark.parametrize(("lines", "length"), [(1, 1), (7, 5000), (4096, 64), (1000, 1024), (3, 100_000)])
 def test_every_line_has_its_threads(lines: int, length: int) -> None:
     """And what a thread keeps in registers is never more than it reads."""
-    x = Planes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
+    x = OperandPlanes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
-    assert x.blocks(kernel) * (THREADS // kernel.group) >= 3 * lines
-    assert (kernel.kept - 1) * 4 * kernel.group < x.room
-    strips = Planes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.room // CHUNK * 8
+    assert x.blocks(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
+    assert (kernel.register_loads - 1) * 4 * kernel.group < x.pitch
+    strips = OperandPlanes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
+    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.pitch // PLANE_CHUNK * 8
 
 
 # ---- by the vendor's products of planes
@@ -196,16 +208,16 @@ def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> 
     op = gemm(Problem(m, k, n, "float32", (layouts[0], layouts[1], Layout("C", n)), alpha=-2))
     rng = np.random.default_rng(m)
     matrices = {"A": rng.standard_normal((m, k)), "B": rng.standard_normal((k, n))}
-    steps = vendor_steps(op, SMS, NOTHING, True)
+    steps = vendor_f16x3_steps(op, SMS, NOTHING, True)
     assert not isinstance(steps, str)
     split, *calls, end = steps
     assert isinstance(split, Launch) and isinstance(end, Launch) and "__cluster_dims__" not in split.kernel.source
-    memory = np.full(f16x3_scratch(m, k, n, 1) // 2, np.nan, np.float16)
+    memory = np.full(f16x3_workspace(m, k, n, 1) // 2, np.nan, np.float16)
     places = {split.slots[i].base: split.slots[i + 1].offset for i in (0, 3)}  # where the planes of A, of B begin
     for i, (name, x) in enumerate(matrices.items()):
         lies = x if orders[i] == "C" else x.T
         at = places[name]
-        room = -(-lies.shape[1] // CHUNK) * CHUNK
+        room = -(-lies.shape[1] // PLANE_CHUNK) * PLANE_CHUNK
         hi = lies.astype(np.float16)
         for part in (hi, ((lies - hi) * 2048).astype(np.float16)):
             lines = memory[at // 2 : at // 2 + len(lies) * room].reshape(len(lies), room)
@@ -238,7 +250,7 @@ def test_what_the_vendor_cannot_do_alone() -> None:
         Problem(300, 200, 100, "float32", beta=1),
         Problem(300, 200, 100, "float32", componentwise=True),
     ):
-        assert isinstance(vendor_steps(gemm(problem), SMS, NOTHING, True), str)
+        assert isinstance(vendor_f16x3_steps(gemm(problem), SMS, NOTHING, True), str)
     found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), chip_target(A100))
     assert any("not f16x3, because" in line for line in found.describe())
 
@@ -248,12 +260,14 @@ def test_what_the_vendor_cannot_do_alone() -> None:
     ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
 )
 def test_kernels_for_other_chips_compile(architecture: str) -> None:
-    sources = [split_source(k, "apart") for k in SPLITS] + [unscale_source()]
+    sources = [plane_split_source(k, "separate") for k in SPLITS] + [unscale_source()]
     for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
         assert r.local == 0 and r.registers <= 128, r
 
 
-@pytest.mark.parametrize("text", [split_source(SPLITS[0], "apart"), unscale_source()], ids=["split", "unscale"])
+@pytest.mark.parametrize(
+    "text", [plane_split_source(SPLITS[0], "separate"), unscale_source()], ids=["split", "unscale"]
+)
 def test_no_kernel_for_other_chips_takes_tiny_numbers_for_zero(text: str) -> None:
     """CuPy compiles them with -ftz=true, which nothing that we pass undoes: numbers of about 2^-126 would be lost."""
     _, ptx = compile_cuda(text, "compute_80", "--std=c++17", "-ftz=true")
@@ -263,14 +277,14 @@ def test_no_kernel_for_other_chips_takes_tiny_numbers_for_zero(text: str) -> Non
 
 def test_sizes() -> None:
     """The last round of clusters is to end early."""
-    assert sizes_for(8192, 8192, 1, SMS, SIZES) == SIZES[0]
-    assert sizes_for(128, 8192, 1, SMS, SIZES).cluster == 1
+    assert best_wgmma_sizes(8192, 8192, 1, SMS, F16X3_SIZES) == F16X3_SIZES[0]
+    assert best_wgmma_sizes(128, 8192, 1, SMS, F16X3_SIZES).cluster == 1
     for n in (1024, 1536, 3000, 4096):
         ends = {}
-        for s in SIZES:
-            down, across = tiles_of(n, n, s)
+        for s in F16X3_SIZES:
+            down, across = cluster_tiles(n, n, s)
             ends[s] = -(-down * across // (SMS // s.cluster)) * s.n_s
-        assert ends[sizes_for(n, n, 1, SMS, SIZES)] <= 1.2 * min(ends.values())
+        assert ends[best_wgmma_sizes(n, n, 1, SMS, F16X3_SIZES)] <= 1.2 * min(ends.values())
 
 
 # ---- its place

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.device_code.read import header_text
+from fmm.kernels.cuda.device_code.entry_source import header_text
 from tests.support import f16x3_on_host as host
 from tests.support.hard_matrices import BESIDE_NORMS, beside, beside_entries, hard_matrices
 

@@ -12,7 +12,7 @@ import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.float16.f16x3 import SIZES
+from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import APART
@@ -25,7 +25,7 @@ from tests.support.planes_on_host import launches_of, multiplied
 
 Array = np.ndarray[Any, Any]
 WIDE, NARROW, WIDE_PAIR, NARROW_PAIR = (
-    next(s for s in SIZES if (s.n_s, s.cluster) == x) for x in ((128, 1), (64, 1), (128, 2), (64, 2))
+    next(s for s in F16X3_SIZES if (s.n_s, s.cluster) == x) for x in ((128, 1), (64, 1), (128, 2), (64, 2))
 )
 
 

@@ -16,9 +16,8 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
-from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, tile_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
@@ -173,9 +172,9 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     assert Counter(map(type, tape.ops)) == kinds
     assert tape.lanes_used == lanes
     several = [op for op in tape.ops if isinstance(op, TileGroup)]
-    assert all(op.at_once == (op.order != "turns") for op in several)
+    assert all(op.fits_one_launch == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
-    turns = sum(len(op.ops) - 1 for op in several if not op.at_once)
+    turns = sum(len(op.ops) - 1 for op in several if not op.fits_one_launch)
     assert found.launches == sum(kinds.values()) - kinds.get(Turn, 0) + turns
     assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
     assert (tape.workspace == 0) == (len(tape.plan.levels) == 1)
@@ -211,7 +210,7 @@ def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> N
     last: dict[int, Operation] = {}
     for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
         if isinstance(op, TileOp | TileGroup):
-            assert op.follows == isinstance(last.get(lane), TileOp | TileGroup)
+            assert op.may_overlap == isinstance(last.get(lane), TileOp | TileGroup)
         last = {} if isinstance(op, Turn) else last | {lane: op}
 
 
@@ -256,7 +255,7 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
         memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]
         ops = [
-            tile_op(op, "float32", SUMMING["float32"]) if isinstance(op, GemmOp) else op
+            tile_op(op, "float32", FUSED_SIZES["float32"]) if isinstance(op, GemmOp) else op
             for op in in_lane_order(tape, order)
         ]
         assert len(ops) == len(tape.ops)

@@ -11,7 +11,7 @@ import pytest
 
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.products.tiles.tile_sizes import PRESETS
+from fmm.kernels.cuda.products.kernel_sizes import PRESETS
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import fastest_float32_tile
 from fmm.perfmodel.papers import li_counts as li_thresholds

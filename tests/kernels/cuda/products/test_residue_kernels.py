@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.products.bytes.residue_launches import planes_launch
+from fmm.kernels.cuda.products.residues import residue_product_launch
 from fmm.problem import Problem
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
@@ -35,8 +35,8 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
     """As NumPy's, modulo each number; what lies behind the ends of planes is not touched."""
     m, k, n = size
     n = m if lower else n
-    op = replace(op_of(Problem(m, k, n, dtype), plan, ALIGNED), lower=lower)
-    if lower and (op.geometry.levels or op.sends):
+    op = replace(op_of(Problem(m, k, n, dtype), plan, ALIGNED), lower_only=lower)
+    if lower and (op.geometry.levels or op.writes_c):
         pytest.skip("halves have no level below")
     groups = [moduli[:AT_ONCE] for moduli in op.groups]
     maps = [x for moduli in groups for x in op.product(0, len(moduli)).maps]
@@ -54,7 +54,7 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
         for name in names:
             copies[name][:] = found[name]
         before = {name: found[name].copy() for name in names}
-        play(planes_launch(op, first, moduli), found)
+        play(residue_product_launch(op, first, moduli), found)
         multiplied(op, first, moduli, copies)
         ours, theirs = brought(to, found), brought(to, copies)
         wanted: Any = np.tri(to.lines, to.length, dtype=bool) if lower else np.ones((to.lines, to.length), bool)

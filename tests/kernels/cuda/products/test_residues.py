@@ -15,24 +15,27 @@ import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
-from fmm.kernels.cuda.products.bytes.residue_launches import (
-    kept_launches,
-    measure_launch,
-    planes_launch,
-    split_launch,
-)
-from fmm.kernels.cuda.products.bytes.residue_numbers import Pieces, largest_norm, modulus_bytes
-from fmm.kernels.cuda.products.bytes.residue_op import NOT_KNOWN, SIZES
-from fmm.kernels.cuda.products.bytes.residues_source import (
+from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
-    ResidueKernel,
-    join_source,
-    join_whole_source,
+    max_norm,
+    measure_launch,
     measure_source,
-    product_source,
-    split_source,
+    modulus_bytes,
+    residue_split_launch,
+    residue_split_source,
 )
-from fmm.kernels.cuda.products.tiles.tma import SHARED
+from fmm.kernels.cuda.products.residues import (
+    NO_ALIGNMENT,
+    RESIDUE_SIZES,
+    ResidueKernel,
+    WeightPieces,
+    join_integer_source,
+    join_source,
+    residue_preparation_launches,
+    residue_product_launch,
+    residue_product_source,
+)
+from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.levels import residue_room
 from fmm.kernels.plans.levels.residue_room import ResidueRoom, kept_room, whole_moduli
@@ -125,7 +128,7 @@ def test_norms_are_rounded_up_a_little(scale: float) -> None:
 
 
 def test_exponents_are_the_largest_that_are_allowed() -> None:
-    rng, top = np.random.default_rng(2), largest_norm(14, 100)
+    rng, top = np.random.default_rng(2), max_norm(14, 100)
     lines = rng.standard_normal((60, 100)) * np.exp2(rng.integers(-1000, 900, (60, 1)))
     for x, e in zip(lines, exponents(lines, top), strict=True):
         norm = Fraction(root(x))
@@ -138,7 +141,7 @@ def test_exponents_are_the_largest_that_are_allowed() -> None:
 def test_the_bound_that_norms_are_scaled_to() -> None:
     """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
-        top = Fraction(largest_norm(count, k)) + Fraction(sqrt(k)) / 2
+        top = Fraction(max_norm(count, k)) + Fraction(sqrt(k)) / 2
         assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))
 
 
@@ -148,7 +151,7 @@ def test_the_bound_that_norms_are_scaled_to() -> None:
 @pytest.mark.parametrize(("name", "counts"), LEAVES.items())
 def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
     count, levels = counts
-    pieces, numbers = Pieces(count, levels), remainder_weights(count)
+    pieces, numbers = WeightPieces(count, levels), remainder_weights(count)
     for x in (numbers.product, *numbers.weights):
         cut = pieces.cut(x)[: pieces.count]
         assert all(0 <= c < 2**pieces.bits and c == int(c) for c in cut)
@@ -213,10 +216,10 @@ def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: floa
     for n, k in ((1, 3), (18, 21), (35, 9)):
         a = rng.standard_normal((n, k))
         below = np.tri(n, dtype=bool)
-        c, op = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta, lower=True)
+        c, op = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta, lower_only=True)
         whole, _ = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta)
         np.testing.assert_array_equal(c[below], whole[below])
-        assert (c[~below] == 7).all() and op.lower
+        assert (c[~below] == 7).all() and op.lower_only
 
 
 def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
@@ -227,8 +230,8 @@ def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
         products = [x for x in found.launches if x.label.startswith("gemm_residues")]
         assert products and all(("lower half" in x.label) == (share < 1) for x in products)
         assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
-    op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NOT_KNOWN)
-    half, whole = replace(op, lower=True).product(0, 14), op.product(0, 14)
+    op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
+    half, whole = replace(op, lower_only=True).product(0, 14), op.product(0, 14)
     assert 0.5 < half.units / whole.units < 0.6
 
 
@@ -327,15 +330,15 @@ def test_products_of_kept_planes(base: Any, order: Any) -> None:
     held[...] = x if order == "C" else x.T
     one = (m, k, 1) if base == "A" else (1, k, n)
     made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), kept=base), ONE)
-    (_, split), turning = kept_launches(made, ALIGNED)
+    (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
-    (side,) = (replace(x, is_ready=False) for x in made.sides if x.is_ready)
+    (side,) = (replace(x, is_prepared=False) for x in made.sides if x.is_prepared)
     measured(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
     problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), kept=base)
     op = op_of(problem, ONE)
-    assert [x.is_ready for x in op.sides] == [base == "A", base == "B"]
+    assert [x.is_prepared for x in op.sides] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
     assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
@@ -354,14 +357,17 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
 
 def test_planes_are_kept_for_one_leaf_and_on_their_own_side() -> None:
     problem = Problem(512, 512, 512, kept="B")
-    assert [x.is_ready for x in op_of(problem, ONE).sides] == [False, True]
-    assert not any(x.is_ready for x in op_of(problem, FAST).sides)
+    assert [x.is_prepared for x in op_of(problem, ONE).sides] == [False, True]
+    assert not any(x.is_prepared for x in op_of(problem, FAST).sides)
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), kept="B")
-    assert not any(x.is_ready for x in op_of(turned, ONE).sides)
+    assert not any(x.is_prepared for x in op_of(turned, ONE).sides)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4
     both = op_of(problem, ONE)
-    splits = [split_launch(op, (True, True), moduli(14)).grid[0] for op in (both, op_of(Problem(512, 512, 512), ONE))]
+    splits = [
+        residue_split_launch(op.sides, op.dtype, (True, True), moduli(14)).grid[0]
+        for op in (both, op_of(Problem(512, 512, 512), ONE))
+    ]
     assert 2 * splits[0] == splits[1]
 
 
@@ -402,10 +408,10 @@ def test_bytes_are_multiplied_as_they_lie(dtype: str, layouts: str) -> None:
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
         c, op = product_on_host(a, b, "residues > bytes", layouts, aligned=True)
         assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
-        assert op.sends == (m == 16)
+        assert op.writes_c == (m == 16)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
         updated, op = product_on_host(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
-        assert not op.sends
+        assert not op.writes_c
         np.testing.assert_array_equal(updated, 3 * wrapped_product(a, b) + np.full((m, n), 14, dtype))
 
 
@@ -520,20 +526,22 @@ def test_no_number_leaves_the_registers() -> None:
     """Only sm_90a has the products' instructions. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    told = len(planes_launch(made, 0, moduli(14)).parameters)
+    told = len(residue_product_launch(made, 0, moduli(14)).parameters)
     size = f"static_assert(sizeof(fmm::ResidueProduct) == {told});"
-    jobs = [(str(s), f"{product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",)) for s in SIZES]
-    for s, r in zip(SIZES, in_parallel(report, jobs), strict=True):
+    jobs = [
+        (str(s), f"{residue_product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
+        for s in RESIDUE_SIZES
+    ]
+    for s, r in zip(RESIDUE_SIZES, in_parallel(report, jobs), strict=True):
         assert r.local == 0 and r.registers == 65536 // s.threads // 8 * 8, r
-        assert ResidueKernel(s).shared <= SHARED
+        assert ResidueKernel(s).shared <= SM90_SHARED_BYTES
 
 
 def test_measuring_and_turning_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    size = (
-        f"static_assert(sizeof(fmm::residues::Both<double>) == {len(measure_launch(made, (True, True)).parameters)});"
-    )
+    parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
+    size = f"static_assert(sizeof(fmm::residues::Both<double>) == {len(parameters)});"
     given = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
@@ -549,12 +557,12 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     """For the one architecture that they are launched on."""
     nvrtc()
     jobs = [
-        ("split", split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
+        ("split", residue_split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
         ("join", join_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
     ]
     if levels < 2:
         jobs += [
-            ("split", split_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
+            ("split", residue_split_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
             ("join", join_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
         ]
     for r in in_parallel(report, jobs):
@@ -567,8 +575,8 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     turns, wide = MeasureKernel("outer", 0, False), MeasureKernel("outer", 0, True)
     jobs = [
         ("turn", measure_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
-        ("split", split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", join_whole_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+        ("split", residue_split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
+        ("join", join_integer_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way

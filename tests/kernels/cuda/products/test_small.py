@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp, WantedHalf, gemm_op
-from fmm.kernels.cuda.products.tiles.small import ENTRY, THREADS, small_launch, small_source
+from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_launch, small_source
 from fmm.kernels.cuda.views import View
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -23,8 +23,8 @@ extern "C" double fma(double, double, double);
 """
 DRIVER = f"""
 extern "C" int launch(const void* parameters, int blocks, int products) {{
-    auto entry = [](const void* p) {{ {ENTRY}(*static_cast<const fmm::SmallProduct*>(p)); }};
-    run(entry, parameters, blocks, products, {THREADS});
+    auto entry = [](const void* p) {{ {SMALL_ENTRY}(*static_cast<const fmm::SmallProduct*>(p)); }};
+    run(entry, parameters, blocks, products, {SMALL_THREADS});
     return sizeof(fmm::SmallProduct);
 }}
 """

@@ -13,17 +13,17 @@ import pytest
 from fmm.hardware.datasheets import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fitted_to_chip
-from fmm.kernels.cuda.products.tiles.tiled_source import (
-    OPTIONS,
+from fmm.kernels.cuda.products.fused import fused_op
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, STRATEGIES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_kernel import (
+    COMPILER_OPTIONS,
     Access,
     TileKernel,
     Update,
     adding_epilogue,
-    tiled_source,
+    simt_source,
 )
-from fmm.kernels.cuda.products.tiles.tiled_sums import fused_op
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -70,7 +70,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
     nvrtc()
     made = kernel(s, *operands)
     needed, summed, on = registers_needed(s, operands), operands[:2] != (1, 1), limits(architecture)
-    r = report(f"{s.name} {architecture}", tiled_source(made, "vector"), architecture, OPTIONS)
+    r = report(f"{s.name} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS)
     blocks = active_blocks(on, s.threads, r.registers, made.shared)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
@@ -87,7 +87,7 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     jobs: list[tuple[Any, ...]] = []
     for i, w in enumerate(variants, TUNED.index(s)):
         made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
-        jobs.append((f"{s.name} {w} {architecture}", tiled_source(made, "vector"), architecture, OPTIONS))
+        jobs.append((f"{s.name} {w} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS))
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
@@ -100,7 +100,7 @@ def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: s
     left, right, dest = operands
     made = kernel(s, left, right, dest, dtype="float64")
     x = fits(made, architecture)
-    r = report(f"{x.strategy.name} {architecture}", tiled_source(x, "vector"), architecture, OPTIONS)
+    r = report(f"{x.strategy.name} {architecture}", simt_source(x, "vector"), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
     assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
     if architecture in ("sm_90", "sm_100"):
@@ -111,7 +111,7 @@ def fits(made: TileKernel, architecture: str) -> TileKernel:
     """What is launched there."""
     digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
     op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
-    return fitted_to_chip(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
+    return fit_to_chip(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
 
 
 def test_a_strategy_that_does_not_fit_is_replaced() -> None:
@@ -200,7 +200,7 @@ def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None
     """Launches of several products of unequal blocks, into blocks of their own or added to what others write too."""
     ops = check(f"strassen.fused.{options} > tile.medium", whole_problem(33, 18, 37, "CCC", 4, 0.5, 1.0), host, 0)
     assert [len(op.ops) if isinstance(op, TileGroup) else 1 for op in ops] == [1, 2, 2, 2]
-    assert all(op.at_once for op in ops if isinstance(op, TileGroup))
+    assert all(op.fits_one_launch for op in ops if isinstance(op, TileGroup))
 
 
 @pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
@@ -210,7 +210,7 @@ def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host:
     sizes = ((68, 22, 50), (33, 18, 37), (5, 1, 7))
     for (m, k, n), (alpha, beta) in zip(sizes, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
         ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta, "float64"), host, shift)
-        assert all(op.kernel.deep for op in ops)
+        assert all(op.kernel.mma_depth for op in ops)
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
         whole["C"][:m, dest[0][1].offset // 4 :][:, :n] += found
         whole["C"][32 : 31 + m, 32 * i :][:, : n - 1] -= 0.5 * found[:-1, :-1]
     several = TileGroup(tuple(ops), "free" if update == "keep" else "atomic")
-    assert several.at_once and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
-    assert not replace(several, order="turns").at_once
-    assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).at_once
+    assert several.fits_one_launch and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
+    assert not replace(several, order="turns").fits_one_launch
+    assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).fits_one_launch
     host(several, memory, "scalar")
     np.testing.assert_array_equal(memory["C"].reshape(64, 64), whole["C"])
 
@@ -299,7 +299,7 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     assert [op.kernel.operands for op in ops] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip
-    assert {op.kernel.strategy for op in ops} == {replace(SUMMING["float32"], stages=2)}
+    assert {op.kernel.strategy for op in ops} == {replace(FUSED_SIZES["float32"], stages=2)}
     written = [(x.offset, x.keep) for op in ops for x in op.dest]
     stored = [offset for offset, keep in written if not keep]
     assert {keep for _, keep in written} == {0, 1}
@@ -342,4 +342,4 @@ def test_each_type_has_its_strategies(dtype: str) -> None:
     assert len(made) == 1 + 1 + 7
     for op in made:
         assert dtype in op.kernel.strategy.types and op.kernel.element == dtype
-        assert (op.kernel.deep > 0) == (dtype == "float64")
+        assert (op.kernel.mma_depth > 0) == (dtype == "float64")

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.device_code.entry_source import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.float16.f16x3 import SIZES
-from fmm.kernels.cuda.products.tiles.tiled import GROUP, TileOp, lower_tiles
-from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, group_of
+from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
+from fmm.kernels.cuda.products.simt_tiles import TileOp
+from fmm.kernels.cuda.products.tiling import RASTER_ROWS, count_triangle_tiles
+from fmm.kernels.cuda.products.wgmma_tiles import TRIANGLE_SIZES, raster_rows
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Fill, Layout, Operation, Problem
@@ -26,8 +27,14 @@ from tests.support.tiled_on_host import compiled_for_the_host, floats, tile_word
 from tests.support.tiles import tiled_product
 
 # Rows and columns of a tile, and how many rows of tiles are a group: of all strategies, and of the tensor cores.
-TILES = [(64, 128, GROUP), (128, 128, GROUP), (96, 64, GROUP), (128, 32, GROUP), (16, 128, GROUP)]
-TILES += [(s.m_s * s.cluster, s.n_s, group_of(s)) for s in (*HALF_SIZES, *SIZES)]
+TILES = [
+    (64, 128, RASTER_ROWS),
+    (128, 128, RASTER_ROWS),
+    (96, 64, RASTER_ROWS),
+    (128, 32, RASTER_ROWS),
+    (16, 128, RASTER_ROWS),
+]
+TILES += [(s.m_s * s.cluster, s.n_s, raster_rows(s)) for s in (*TRIANGLE_SIZES, *F16X3_SIZES)]
 DRIVER = """
 struct Params {{ int down, across, group; }};
 extern "C" void tile(int down, int across, int group, int number, int* found) {{
@@ -45,7 +52,7 @@ def test_every_tile_of_the_lower_half_is_made_once(high: int, wide: int, group: 
     library, found = tiled_library(text), (ctypes.c_int * 3)()
     for n in (1, 200, 257, 2048, 2049, 4000):
         down, across = -(-n // high), -(-n // wide)
-        made, layers = lower_tiles((down, across), high, wide), 2
+        made, layers = count_triangle_tiles((down, across), high, wide), 2
         numbered = []
         for number in range(layers * made):
             library.tile(down, across, group, number, found)
@@ -88,7 +95,7 @@ def played(problem: Problem, leaf: str) -> None:
     gemm = op.whole if isinstance(op, MirroredOp) else op
     assert isinstance(gemm, GemmOp) and gemm.extent == problem.fill
     made = tiled_product(gemm, dtype)
-    assert made.kernel.half == problem.fill
+    assert made.kernel.triangle == problem.fill
     launched(made, memory)
     below = np.tri(n, dtype=bool)
     lower = np.where(below, problem.alpha * (a @ b) + problem.beta * c, 0).real
@@ -115,8 +122,8 @@ def test_a_batch_of_halves_is_one_launch() -> None:
     op = record_operations(Plan.parse("gram^2.tile > vendor"), problem).ops[-2]
     assert isinstance(op, GemmOp) and (op.extent, op.count, op.use.leaf.name) == ("loose", 4, "tile")
     made = tiled_product(op, "float64")
-    one = lower_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
-    assert made.kernel.half == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
+    one = count_triangle_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
+    assert made.kernel.triangle == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
     assert replace(made, count=1).grid == (one, 1, 1)
 
 
@@ -140,7 +147,7 @@ def test_halves_of_a_turned_copy_on_the_host(order: Literal["C", "F"], op: Opera
             made = tiled_product(step, "float32")
             words = tile_words(made, memory)
             launch_words(compiled_for_the_host(made.kernel, made.access).launch, words, made.grid[0], made.grid[2])
-            seen.append((made.kernel.half, made.count, made.kernel.along))
+            seen.append((made.kernel.triangle, made.count, made.kernel.along))
         else:
             play(replace(tape, ops=(step,), lanes=(0,)), memory)
     inner = op == "symmetric" and order == "C"

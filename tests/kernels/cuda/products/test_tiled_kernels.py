@@ -13,11 +13,11 @@ import pytest
 from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tiles.tile_sizes import GPU8, PRESETS, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiles.tiled import PATHS, TileOp, paths_of, strategy_of
-from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
-from fmm.kernels.cuda.products.tiles.tiled_source import Path as Way
-from fmm.kernels.cuda.products.tiles.tiled_sums import updating_op
+from fmm.kernels.cuda.products.fused import updating_op
+from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
+from fmm.kernels.cuda.products.simt_kernel import CopyPath as Way
+from fmm.kernels.cuda.products.simt_tiles import LEAF_PATHS, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.leaf import leaf_use
@@ -35,7 +35,7 @@ from tests.support.tiles import tiled_product
 PRODUCTS = {name: kernel for name, kernel in kernel_table().items() if kernel.product}
 SMALL = TileSizes("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
 SIZES = ((21, 11, 35), (16, 8, 32), (3, 0, 5), (1, 9, 1))  # m, k, n
-WAYS: tuple[tuple[Way, Way], ...] = (("async", "async"), *PATHS.values())
+WAYS: tuple[tuple[Way, Way], ...] = (("async", "async"), *LEAF_PATHS.values())
 
 
 # ---- on the host
@@ -46,12 +46,12 @@ class Host:
 
     def __init__(self, kernels: list[tuple[TileKernel, Access]]) -> None:
         required_compiler()
-        template = tiled_source(*kernels[0]).partition("struct Product {")[0]
+        template = simt_source(*kernels[0]).partition("struct Product {")[0]
         parts = [template, *(self._part(i, *kernel) for i, kernel in enumerate(kernels))]
         self.library, self.numbers = tiled_library("".join(parts)), {k: i for i, k in enumerate(kernels)}
 
     def _part(self, number: int, made: TileKernel, access: Access) -> str:
-        stub = "struct Product {" + tiled_source(made, access).partition("struct Product {")[2]
+        stub = "struct Product {" + simt_source(made, access).partition("struct Product {")[2]
         counts = ", ".join(map(str, (*made.operands, made.products)))
         driver = DRIVER.format(told=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY)
         return re.sub(rf"\b(Product|Number|{ENTRY}|launch)\b", rf"\g<1>{number}", stub + driver)
@@ -72,7 +72,7 @@ def operation(
     views = {f: View(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
     op = updating_op(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
-    return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open=False)
+    return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 
 def expected(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
@@ -159,12 +159,12 @@ def test_product_kernels_stay_in_registers(architecture: str) -> None:
     """The most demanding one: everywhere by GPU8 as in the paper's texture codes, and once by a tuned strategy."""
     nvrtc()
     op = operation(PRODUCTS["mulIncIncInc"], SIZES[1], 0)
-    kernels = [replace(op.kernel, strategy=GPU8, paths=PATHS["texture"])]
+    kernels = [replace(op.kernel, strategy=GPU8, paths=LEAF_PATHS["texture"])]
     if architecture == "sm_90":
         kernels.append(replace(op.kernel, strategy=named_strategy("Square")))
     for kernel in kernels:
         s = kernel.strategy
-        r = report(s.name, tiled_source(kernel, "vector"), architecture, OPTIONS)
+        r = report(s.name, simt_source(kernel, "vector"), architecture, COMPILER_OPTIONS)
         assert r.local == 0 and r.registers >= s.m_r * s.n_r, r
 
 
@@ -172,7 +172,7 @@ def test_product_kernels_stay_in_registers(architecture: str) -> None:
 def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
     """And only what is staged through registers is loaded there: all else is copied past them."""
     made = TileKernel(SMALL, "float32", paths=(way, way))
-    _, ptx = compile_cuda(tiled_source(made, "vector"), "compute_90", *OPTIONS)
+    _, ptx = compile_cuda(simt_source(made, "vector"), "compute_90", *COMPILER_OPTIONS)
     assert ("ld.global.nc.v4" in ptx) == bool(loads) and ("cp.async.cg" in ptx) == (way == "async")
 
 
@@ -185,7 +185,7 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
         ("tile.plain", None, ("plain", "plain")),
         ("tile.gpu8", GPU8, WAYS[0]),
     ):
-        assert (strategy_of(leaf_use(leaf)), paths_of(leaf_use(leaf))) == (s, paths)
+        assert (leaf_strategy(leaf_use(leaf)), leaf_paths(leaf_use(leaf))) == (s, paths)
         (gemm,) = record_operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
         assert isinstance(gemm, GemmOp) and tiled_product(gemm, "float32").kernel.paths == paths
         ops = record_operations(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
@@ -201,9 +201,9 @@ def test_an_open_strategy_is_the_devices() -> None:
         if isinstance(x, TileOp)
     )
     for chip in (H200, replace(H200, multiprocessors=1)):
-        assert op.open and BLOCK_MODEL.fastest(op, chip) == fastest_float32_tile((4096, 4096, 4096), chip)
-    fixed = replace(op, open=False)
-    assert not fixed.open
+        assert op.open_strategy and BLOCK_MODEL.fastest(op, chip) == fastest_float32_tile((4096, 4096, 4096), chip)
+    fixed = replace(op, open_strategy=False)
+    assert not fixed.open_strategy
 
 
 @pytest.mark.parametrize(

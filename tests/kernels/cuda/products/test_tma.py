@@ -15,12 +15,18 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.tiles.tile_sizes import TMA_SIZES, TMA_SUMMING, TileSizes
-from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS
-from fmm.kernels.cuda.products.tiles.tma import SHARED, TmaOp, rows_are_aligned, tma_op
-from fmm.kernels.cuda.products.tiles.tma_parts import makespan, parts_of
-from fmm.kernels.cuda.products.tiles.tma_source import TmaKernel, tma_source
+from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
+from fmm.kernels.cuda.products.split_k import makespan, split_tail
+from fmm.kernels.cuda.products.tma_tiles import (
+    SM90_SHARED_BYTES,
+    TmaKernel,
+    TmaOp,
+    rows_are_aligned,
+    tma_op,
+    tma_source,
+)
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
@@ -42,7 +48,7 @@ DEEPER = TileSizes("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, 
 
 @pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_100"]))
 @pytest.mark.parametrize(
-    ("plan", "s"), [("strassen.fused > tile", TMA_SUMMING), ("tile", TMA_SIZES[1])], ids=["sums in it", "plain"]
+    ("plan", "s"), [("strassen.fused > tile", TMA_FUSED_SIZES), ("tile", TMA_SIZES[1])], ids=["sums in it", "plain"]
 )
 def test_no_number_leaves_the_registers(plan: str, s: TileSizes, architecture: str) -> None:
     """Where there is a copy engine; elsewhere gemm_simt.cuh does the same. Registers: Huang's Eq. 16 at least."""
@@ -64,15 +70,15 @@ def half_launch(problem: Problem, s: TileSizes) -> TmaOp:
     gemm = op.whole if isinstance(op, MirroredOp) else op
     assert isinstance(gemm, GemmOp)
     made = tma_op(tiled_product(gemm, "float32"), s, SMS)
-    assert made is not None and made.kernel.half == problem.fill
+    assert made is not None and made.kernel.triangle == problem.fill
     return made
 
 
 def stays_in_registers(made: TmaKernel, s: TileSizes, architecture: str) -> None:
-    r = report(f"{made.half} {architecture}", tma_source(made), architecture, OPTIONS)
+    r = report(f"{made.triangle} {architecture}", tma_source(made), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
     assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
-    assert made.shared <= SHARED
+    assert made.shared <= SM90_SHARED_BYTES
 
 
 # ---- on the host: the threads of a block take turns, and the copy engine is a loop
@@ -192,7 +198,7 @@ def test_batches_on_the_host(host: Any) -> None:
 @pytest.mark.parametrize("n", [256, 1536, 2048, 2560, 3072, 3584, 4096, 8192, 16384])
 def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
     tiles, steps, edge = -(-n // 512) * -(-n // 256), n // 16, 13
-    parts = parts_of(7, tiles, 1, steps, TMA_SUMMING.k_s, 12 / 7, SMS)
+    parts = split_tail(7, tiles, 1, steps, TMA_FUSED_SIZES.k_s, 12 / 7, SMS)
     for product_, tile in product(range(7), range(tiles)):
         own = [x for x in parts if x.product == product_ and x.first <= tile < x.first + x.tiles]
         assert own[0].start == 0
@@ -212,10 +218,10 @@ def test_jobs_go_to_whatever_machine_is_free() -> None:
 
 def test_launches_fit_what_a_driver_passes_on() -> None:
     for n, plan in product((1536, 2560, 8192), ("tile", "strassen.fused > tile")):
-        for s in TMA_SIZES if plan == "tile" else (TMA_SUMMING,):
+        for s in TMA_SIZES if plan == "tile" else (TMA_FUSED_SIZES,):
             op = launch_of(plan, Problem(n, n, n, "float32"), s)
             assert len(op.parameters) <= PARAMETER_BYTES
-            assert op.kernel.shared <= SHARED
+            assert op.kernel.shared <= SM90_SHARED_BYTES
             assert op.grid[0] == sum(part.tiles for part in op.parts)
 
 
@@ -228,8 +234,8 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     assert not rows_are_aligned(op("tile", 257))
     assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
     assert rows_are_aligned(op("strassen.fused > tile", 264))
-    assert tma_op(op("winograd.fused > tile", 256), TMA_SUMMING, SMS) is None  # sums of two, three and four blocks
-    assert tma_op(op("strassen^2.fused > tile", 256), TMA_SUMMING, SMS) is None  # no room for four copies
+    assert tma_op(op("winograd.fused > tile", 256), TMA_FUSED_SIZES, SMS) is None  # sums of two, three and four blocks
+    assert tma_op(op("strassen^2.fused > tile", 256), TMA_FUSED_SIZES, SMS) is None  # no room for four copies
 
 
 @pytest.mark.parametrize(("side", "faster"), [(256, False), (512, False), (1536, False), (2048, True), (4096, True)])
@@ -239,7 +245,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     assert isinstance(op, GemmOp)
     tiled = tiled_product(op, "float32")
     time, s = fastest_tma_tile(tiled, H200)
-    assert s in TMA_SIZES and tiled.open
+    assert s in TMA_SIZES and tiled.open_strategy
     assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
 
 

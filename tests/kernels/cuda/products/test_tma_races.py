@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.products.tiles.tma import TmaOp
-from fmm.kernels.cuda.products.tiles.tma_source import TmaKernel
+from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp
 from tests.support.host_compiler import COMPILER, compiled_file, header
 from tests.support.tma_on_host import SMALL, check, described, for_the_host
 

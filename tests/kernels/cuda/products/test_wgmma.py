@@ -10,9 +10,19 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.tiles.tiled_source import Along
-from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, SIZES, WgmmaOp, sizes_for, tiles_of, wgmma_op
-from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaKernel, WgmmaSizes, wgmma_instruction, wgmma_source
+from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.wgmma_tiles import (
+    TRIANGLE_SIZES,
+    WGMMA_SIZES,
+    WgmmaKernel,
+    WgmmaOp,
+    WgmmaSizes,
+    best_wgmma_sizes,
+    cluster_tiles,
+    wgmma_instruction,
+    wgmma_op,
+    wgmma_source,
+)
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUPS
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -29,12 +39,12 @@ ALONGS: tuple[tuple[Along, Along], ...] = (
     ("outer", "inner"),
 )
 KERNELS = [
-    *(WgmmaKernel(x, SIZES[0], along) for x, along in product(("float16", "bfloat16"), ALONGS)),
-    WgmmaKernel("bfloat16", SIZES[1], ("inner", "outer")),
-    *(WgmmaKernel("tf32", s, ("inner", "inner")) for s in SIZES),
-    WgmmaKernel("tf32", SIZES[1], ("inner", "inner"), half="loose"),
-    *(WgmmaKernel("bfloat16", s, ("inner", "inner"), half="full") for s in HALF_SIZES),
-    WgmmaKernel("float16", HALF_SIZES[-1], ("outer", "outer"), half="full"),
+    *(WgmmaKernel(x, WGMMA_SIZES[0], along) for x, along in product(("float16", "bfloat16"), ALONGS)),
+    WgmmaKernel("bfloat16", WGMMA_SIZES[1], ("inner", "outer")),
+    *(WgmmaKernel("tf32", s, ("inner", "inner")) for s in WGMMA_SIZES),
+    WgmmaKernel("tf32", WGMMA_SIZES[1], ("inner", "inner"), triangle="loose"),
+    *(WgmmaKernel("bfloat16", s, ("inner", "inner"), triangle="full") for s in TRIANGLE_SIZES),
+    WgmmaKernel("float16", TRIANGLE_SIZES[-1], ("outer", "outer"), triangle="full"),
 ]
 
 
@@ -156,14 +166,14 @@ def test_tf32_along_the_inner_dimension() -> None:
 
 def test_sizes() -> None:
     """The last round of clusters is to end early."""
-    assert sizes_for(8192, 8192, 1, SMS) == SIZES[0]
+    assert best_wgmma_sizes(8192, 8192, 1, SMS) == WGMMA_SIZES[0]
     for n, count in ((1024, 1), (2048, 7), (3072, 1), (4096, 1)):
         ends = {}
-        for s in SIZES:
-            down, across = tiles_of(n, n, s)
+        for s in WGMMA_SIZES:
+            down, across = cluster_tiles(n, n, s)
             ends[s] = -(-down * across * count // 66) * s.n_s
-        assert ends[sizes_for(n, n, count, SMS)] <= 1.13 * min(ends.values())
-    assert sizes_for(1, 1, 1, SMS) == WgmmaSizes(128, 128)
+        assert ends[best_wgmma_sizes(n, n, count, SMS)] <= 1.13 * min(ends.values())
+    assert best_wgmma_sizes(1, 1, 1, SMS) == WgmmaSizes(128, 128)
 
 
 def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
@@ -210,7 +220,7 @@ def test_one_half_of_a_product() -> None:
     labels = launch_labels(Problem(2048, 512, 2048, "bfloat16", columns, op="symmetric"))
     assert [x.split()[0].strip(":") for x in labels] == ["gemm_wgmma", "mirror_half"] and "diagonal" not in labels[0]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
-    assert made.kernel.half is None and made.units == made.tiles[0] * made.tiles[1]
+    assert made.kernel.triangle is None and made.units == made.tiles[0] * made.tiles[1]
 
 
 def launch_labels(problem: Problem) -> list[str]:

@@ -13,9 +13,15 @@ import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp, HalfExtent, WantedHalf
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.tiles import wgmma
-from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, SIZES, WgmmaOp, wgmma_launch, wgmma_op
-from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
+from fmm.kernels.cuda.products import wgmma_tiles
+from fmm.kernels.cuda.products.wgmma_tiles import (
+    TRIANGLE_SIZES,
+    WGMMA_SIZES,
+    WgmmaOp,
+    WgmmaSizes,
+    wgmma_launch,
+    wgmma_op,
+)
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import APART
@@ -25,7 +31,7 @@ from tests.support.marks import quick_and_slow
 from tests.support.warpgroups_on_host import play
 
 Array = np.ndarray[Any, Any]
-TOGETHER, WIDE = SIZES[1], SIZES[0]
+TOGETHER, WIDE = WGMMA_SIZES[1], WGMMA_SIZES[0]
 ALONE = WgmmaSizes(128, 128, cluster=1)
 MULTIPROCESSORS = 4
 POISON = {"float16": 0x7E01, "bfloat16": 0x7FC1, "tf32": 0x7FC00001}
@@ -62,7 +68,7 @@ def made_op(problem: Problem, sizes: WgmmaSizes, plan: str = "tile", **changed: 
     found = [op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp | MirroredOp)]
     op = found[0].whole if isinstance(found[0], MirroredOp) else found[0]
     wgmma_op.cache_clear()
-    with mock.patch.object(wgmma, "SIZES", (sizes,)), mock.patch.object(wgmma, "HALF_SIZES", (sizes,)):
+    with mock.patch.object(wgmma_tiles, "SIZES", (sizes,)), mock.patch.object(wgmma_tiles, "HALF_SIZES", (sizes,)):
         made = wgmma_op(replace(op, **changed), problem.dtype, MULTIPROCESSORS)
     wgmma_op.cache_clear()
     assert made is not None
@@ -155,10 +161,15 @@ def made_half(
 @pytest.mark.parametrize(
     ("dtype", "sizes", "half"),
     quick_and_slow(
-        [("bfloat16", TOGETHER, "full"), ("float16", HALF_SIZES[2], "full"), ("tf32", TOGETHER, "loose")],
+        [("bfloat16", TOGETHER, "full"), ("float16", TRIANGLE_SIZES[2], "full"), ("tf32", TOGETHER, "loose")],
         [
-            *((dtype, s, half) for dtype in ("bfloat16", "float16") for s in HALF_SIZES for half in ("loose", "full")),
-            *(("tf32", s, "loose") for s in SIZES),
+            *(
+                (dtype, s, half)
+                for dtype in ("bfloat16", "float16")
+                for s in TRIANGLE_SIZES
+                for half in ("loose", "full")
+            ),
+            *(("tf32", s, "loose") for s in WGMMA_SIZES),
             *(("bfloat16", ALONE, half) for half in ("loose", "full")),
         ],
     ),

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch
-from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiles.tiled import TileOp, pointer_words
-from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
+from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words
 from fmm.kernels.cuda.recompute.recompute import TILED_AGAIN, may_differ, product_again, recompute_launches
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan
@@ -228,22 +228,22 @@ def test_rescues_stay_in_registers(architecture: str) -> None:
     if architecture == "sm_90":
         wanted += [(rows, "scalar"), (columns, "vector")]
     for kernel, access in wanted:
-        r = report(f"{access} {architecture}", tiled_source(kernel, access), architecture, OPTIONS)
+        r = report(f"{access} {architecture}", simt_source(kernel, access), architecture, COMPILER_OPTIONS)
         assert r.local == 0, r
 
 
 @pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_80"]))
 def test_products_that_raise_the_flag_stay_in_registers(architecture: str) -> None:
     nvrtc()
-    kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, adding_epilogue(2), flag="raises")
-    r = report(architecture, tiled_source(kernel, "vector"), architecture, OPTIONS)
+    kernel = TileKernel(replace(FUSED_SIZES["float32"], stages=2), "float32", 2, 2, adding_epilogue(2), flag="raises")
+    r = report(architecture, simt_source(kernel, "vector"), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
 
 
 @pytest.mark.parametrize("dtype", TILED_AGAIN)
 def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
-    text = tiled_source(product_again(Problem(64, 64, 64, dtype)).kernel, "vector")
+    text = simt_source(product_again(Problem(64, 64, 64, dtype)).kernel, "vector")
     _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

@@ -1,1 +1,0 @@
-"""Products by residues, which are products of bytes: planes, sources, launches."""

@@ -1,1 +1,0 @@
-"""float32 products by three of float16: planes, splits, sums that write planes, launches."""

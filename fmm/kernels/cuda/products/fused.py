@@ -1,0 +1,146 @@
+"""Products with sums inside: the blocks of A, B and C of a fused level, or of a step table's kernel, in one TileOp.
+
+The sums of blocks are formed inside the tiled kernel, so a fused level needs no temporaries. `FusedLaunches` turns the
+products of a scheme into launches; `fused_op` and `updating_op` describe one product each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fmm.kernels.algorithms.additions import AdditionProgram, Matrix
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_strategy
+from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, Update, adding_epilogue, as_adding_epilogue
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
+from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.views import Lines, Piece, View
+from fmm.kernels.plans.leaf import LeafUse
+from fmm.kernels.plans.level import FusedProducts
+from fmm.kernels.plans.steps.fused_order import Lane, launch_stages
+
+Terms = Sequence[tuple[float, View]]  # a linear combination of blocks: coefficients and blocks
+
+
+class Blocks(NamedTuple):
+    """The blocks of A, B and C, row by row."""
+
+    a: Sequence[View]
+    b: Sequence[View]
+    c: Sequence[View]
+
+
+class FusedLaunches:
+    """The launches of a fused level; `written` are the numbers of the blocks of C that launches so far write."""
+
+    def __init__(
+        self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: Blocks, alpha: float, beta: float
+    ) -> None:
+        # Without a strategy, or with one of the copy engine's kernel, one launch does all products if the device can.
+        self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
+        self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
+        self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
+        self.written: set[int] = set()
+
+    @property
+    def atomic(self) -> bool:
+        """True if launches add atomically, so that C must hold beta times its old value before the first launch."""
+        return "atomic" in self.tasks
+
+    def stages(self) -> Iterator[list[list[TileOp | TileGroup]]]:
+        """Yield the launches of one stage after the other, as a list of launches for each stream."""
+        if self.one_launch and not self.tasks:
+            products = [op for p in range(self.scheme.rank) if (op := self._product(p)) is not None]
+            group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
+            yield [[group]] if products else []
+            return
+        for stage in launch_stages(self.scheme, self.tasks):
+            yield [ops for stream in stage if (ops := list(self._stream(stream)))]
+
+    def _stream(self, stream: Lane) -> Iterator[TileOp | TileGroup]:
+        """Yield the launches of one stream, one for each task."""
+        may_overlap = False
+        for task in stream:
+            ops: list[TileOp] = []
+            for product in task:
+                if (op := self._product(product)) is not None:
+                    ops.append(replace(op, may_overlap=may_overlap))
+                    may_overlap = True
+            if ops:
+                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
+
+    def _product(self, product: int) -> TileOp | None:
+        """Return one product of the scheme; None if it has no factor or no destination."""
+        left = _block_terms(self.scheme.u, product, self.blocks.a)
+        right = _block_terms(self.scheme.v, product, self.blocks.b)
+        dest = _block_terms(self.scheme.w, product, self.blocks.c)
+        if not (left and right and dest):
+            return None
+        into = [(self.alpha * c, x) for _, c, x in dest]
+        update: Update = "atomic" if self.atomic else "keep"
+        op = fused_op(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
+        keeps = [1.0 if i in self.written else self.beta for i, *_ in dest]
+        self.written.update(i for i, *_ in dest)
+        return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, keeps, strict=True)))
+
+
+def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[int, float, View]]:
+    """Return number, coefficient and view of each nonempty block that a product uses."""
+    pairs = enumerate(zip(matrix, blocks, strict=True))
+    return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
+
+
+def fused_op(s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+    """Return one product of sums, added to its destinations; of a column-major C, the transpose is computed."""
+    m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
+    k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
+    transposed = dest[0][1].right != 1
+    if transposed:
+        left, right, m, n = right, left, n, m
+    along: tuple[Along, Along] = _operand_along(left[0][1], 0, transposed), _operand_along(right[0][1], 1, transposed)
+    # Sums are formed one tile ahead, so that more than two stages gain nothing.
+    epilogue = adding_epilogue(len(dest), update)
+    kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
+    # The kernel takes the first block of a sum with coefficient 1, so its coefficient moves to the product.
+    own = left[0][0] * right[0][0]
+    a, b = (tuple(_row_major_piece(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
+    into = tuple(_row_major_piece(x, transposed, own * c, 1) for c, x in dest)
+    u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
+    return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
+
+
+def updating_op(
+    leaf: LeafUse,
+    dtype: str,
+    left: View,
+    right: View,
+    update: AdditionProgram,
+    reads: Sequence[View],
+    writes: Sequence[View],
+) -> TileOp:
+    """Return one product with the update of a step table's kernel: a program of the product and the blocks `reads`."""
+    s, transposed, k = leaf_strategy(leaf), writes[0].right != 1, min(left.cols, right.rows)
+    m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
+    if transposed:
+        left, right, m, n = right, left, n, m
+    blocks = list(dict.fromkeys((*writes, *reads)))
+    read, written = (tuple(blocks.index(x) for x in side) for side in (reads, writes))
+    epilogue, coefficients = as_adding_epilogue(Epilogue(update, read, written))
+    along: tuple[Along, Along] = _operand_along(left, 0, transposed), _operand_along(right, 1, transposed)
+    kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
+    a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
+    dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
+    lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *blocks))
+    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
+
+
+def _operand_along(x: View, inner: int, transposed: bool) -> Along:
+    """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A and 1 for its B."""
+    by_rows = (x.right == 1) != transposed
+    return "inner" if by_rows == (inner == 0) else "outer"
+
+
+def _row_major_piece(x: View, transposed: bool, factor: float, keep: float = 0) -> Piece:
+    """Return a block as the kernel sees it: the transpose of a column-major one."""
+    return Piece(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

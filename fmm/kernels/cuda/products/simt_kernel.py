@@ -1,0 +1,272 @@
+"""CUDA source of a tiled product with fused sums: a stub for the kernel of gemm_simt.cuh or gemm_mma_f64.cuh.
+
+The stub holds all that depends on a scheme: the number of blocks of A, B and C in a product, and the epilogue of each
+number of C. The blocks and their coefficients come with the launch, so each variant of Figure 6 of Huang, Yu and van de
+Geijn is one compiled kernel. The update of a step table's kernel is code in the stub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.additions import AdditionProgram, Terms
+from fmm.kernels.cuda.device_code.entry_source import entry_source
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.tiling import (
+    VECTOR_BYTES,
+    Along,
+    TriangleTiles,
+    along_cpp,
+    comma_list,
+    strategy_cpp,
+    triangle_cpp,
+)
+
+Access = Literal["vector", "scalar"]  # 16 bytes at a time, or one number at a time
+CopyPath = Literal["async", "plain", "texture"]  # how a tile gets to shared memory: enum Path of gemm_simt.cuh
+# How a product is added to a destination. "keep": read, scaled by `keep`, and written, by the only kernel that writes
+# the block. "atomic": by atomic additions, while other thread blocks may add to the same block.
+Update = Literal["keep", "atomic"]
+# How a kernel uses the device's flag for inf and NaN. "raises": the flag is raised where an inf or NaN is stored.
+# "obeys": the kernel does nothing unless the flag is up.
+FlagUse = Literal["raises", "obeys"]
+ASYNC: tuple[CopyPath, CopyPath] = ("async", "async")
+# -O1, because ptxas's higher levels reorder the multiply-adds. The order chosen in the source reads registers without
+# bank conflicts; without that order each multiply-add takes a third of a cycle more.
+COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
+# The float64 mma instruction: rows and columns of C, and its smallest depth along the inner dimension (4, 8 or 16).
+MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
+
+
+class LaunchScalar(NamedTuple):
+    """A coefficient of a destination that comes with the launch: the product's factor, or the share of old C kept."""
+
+    name: Literal["factor", "keep"]
+    dest: int
+
+    def __str__(self) -> str:
+        return f"dest[{self.dest}].{self.name}"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The update of every number of the destinations, given the product's number.
+
+    The program's inputs are the product and the old values of the destinations `reads`. Its outputs are stored to the
+    destinations `writes`, or added to them atomically. A destination may be read only.
+    """
+
+    program: AdditionProgram  # coefficients may be LaunchScalars
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    atomic: bool = False
+
+    def __post_init__(self) -> None:
+        inputs, outputs = self.program.inputs, len(self.program.outputs)
+        if (len(self.reads) + 1, len(self.writes)) != (inputs, outputs) or len(set(self.writes)) < outputs:
+            raise ValueError(f"{inputs} inputs and {outputs} outputs for reads {self.reads}, writes {self.writes}")
+
+    @property
+    def destinations(self) -> int:
+        return max((*self.reads, *self.writes)) + 1
+
+
+@lru_cache(maxsize=256)
+def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
+    """Return the epilogue C_d = keep_d C_d + factor_d product, with coefficients that come with the launch.
+
+    A destination with keep = 0 is not read.
+    """
+    every = tuple(range(destinations))
+    reads = every if update == "keep" else ()
+    lines: list[Terms] = []
+    for d in every:
+        old = ((LaunchScalar("keep", d), d + 1),) if reads else ()
+        lines.append((*old, (LaunchScalar("factor", d), 0)))  # type: ignore[arg-type]
+    program = AdditionProgram(len(reads) + 1, tuple(lines), tuple(len(reads) + 1 + d for d in every))
+    return Epilogue(program, reads, every, update == "atomic")
+
+
+DEFAULT_EPILOGUE = adding_epilogue(1)
+
+
+@lru_cache(maxsize=256)
+def as_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
+    """Return an equivalent `adding_epilogue` and its pairs (factor, keep), or `e` itself if there is no equivalent.
+
+    An equivalent exists if no destination's new value depends on the old value of another. Most kernels of the step
+    tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients of the launch.
+    """
+    every = range(e.destinations)
+    rows = dict(zip(e.writes, e.program.matrix(), strict=True))
+    old = {d: i for i, d in enumerate(e.reads, 1)}
+    separate = set(rows) == set(every) and all(
+        not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d])
+    )
+    if e.atomic or len(old) < len(e.reads) or not separate:
+        return e, ((1.0, 0.0),) * e.destinations
+    pairs = tuple((float(rows[d][0]), float(rows[d][old[d]]) if d in old else 0.0) for d in every)  # type: ignore[arg-type]
+    return adding_epilogue(e.destinations), pairs
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """A compiled variant: `products` products in one launch, each (sum of blocks of A)(sum of blocks of B).
+
+    `left` and `right` are the blocks in these sums. A kernel that uses the flag gets its address in the parameters; a
+    kernel that obeys the flag also gets the address of the host's count (recompute_tiled.cuh).
+    """
+
+    strategy: TileSizes
+    element: str
+    left: int = 1
+    right: int = 1
+    epilogue: Epilogue = DEFAULT_EPILOGUE
+    along: tuple[Along, Along] = ("inner", "outer")  # dimensions along which A and B are contiguous; here: both by rows
+    products: int = 1
+    flag: FlagUse | None = None
+    paths: tuple[CopyPath, CopyPath] = ASYNC  # of A's tiles and of B's
+    triangle: TriangleTiles | None = None
+
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
+        return self.left, self.right, self.epilogue.destinations
+
+    @property
+    def mma_depth(self) -> int:
+        """Depth of the float64 mma instruction along the inner dimension; 0 if threads multiply alone."""
+        s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
+        if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
+            return 0
+        # Sums and copies through registers need registers too, so the instruction of the smallest depth is used.
+        return min(s.mma_depth, MMA_DEPTH) if self.sums or self.paths != ASYNC else s.mma_depth
+
+    @property
+    def sums(self) -> bool:
+        """True if blocks of A or of B are added up."""
+        return self.left + self.right > 2
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides."""
+        return 1 if self.sums and self.mma_depth else self.strategy.blocks  # shared memory suffices for one
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the pipeline's tiles, and copies of the blocks of a sum."""
+        s, item = self.strategy, DTYPES[self.element].itemsize
+        vector = VECTOR_BYTES // item  # numbers in a vector access
+        numbers = 0
+        for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
+            lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
+            # Lines are padded, so that equal places of neighbouring lines are in different banks.
+            padding = 2 * vector if self.mma_depth else vector if along == "inner" else 0
+            copied = lines * (length + padding)
+            transposed = along == "inner" and s.transposed_sums and not self.mma_depth
+            summed = (out + vector) * s.k_s if transposed else copied
+            numbers += s.stages * copied if blocks == 1 else s.stages * summed + blocks * copied
+        return item * numbers
+
+
+@lru_cache(maxsize=512)
+def simt_source(kernel: TileKernel, access: Access) -> str:
+    """Return the whole CUDA source of a kernel, entry point `ENTRY`."""
+    s, element = kernel.strategy, DTYPES[kernel.element].cpp
+    counts = *kernel.operands, kernel.products
+    paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
+    obeys = kernel.flag == "obeys"
+    parameters, number, call, tile = (
+        f"fmm::Parameters<Number, {comma_list(counts)}>",
+        element,
+        "multiply",
+        ", blockIdx.x",
+    )
+    if obeys:
+        parameters, number = f"fmm::Again<{parameters}>", f"fmm::Exactly<{element}>::Type"
+        call, tile = "multiply_again", ""
+    header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.mma_depth else "gemm_simt"
+    before = [
+        "struct Product {",
+        "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
+        f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
+        f"    static constexpr fmm::Half HALF = {triangle_cpp(kernel.triangle)};",
+        "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
+        *_epilogue_struct(kernel.epilogue),
+        "};",
+        f"using Number = {number};",
+        "",
+    ]
+    variant = f"{', '.join(along_cpp(kernel.along))}, fmm::Access::{access.upper()}"
+    body = [
+        f"using Sizes = {strategy_cpp(s)};",
+        "extern __shared__ float4 memory[];",
+        *_product_call(kernel, call, variant, tile),
+    ]
+    bounds = (s.threads, kernel.blocks) if kernel.blocks else (s.threads,)
+    return entry_source(parameters, body, f"{header}.cuh", bounds, before=before)
+
+
+def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
+    """Return the call of the kernel: of mma instructions if the device has float64 ones, else of threads alone.
+
+    Both use the same shared memory.
+    """
+    arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
+    by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]
+    if not kernel.mma_depth:
+        return by_threads
+    by_warps = [f"fmm::multiply_by_warps<Product, Number, Sizes, {kernel.mma_depth}, {variant}>(", arguments]
+    return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *by_threads, "#else", *by_warps, "#endif"]
+
+
+def _epilogue_struct(e: Epilogue) -> Iterator[str]:
+    """Yield the members of `Product` that say which destinations are read and written, and compute their update."""
+    dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
+    yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
+    yield "    template <class Element>"
+    yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
+    yield f"        return {_select_text('d', [_read_condition(e, d) for d in range(e.destinations)])};"
+    yield "    }"
+    yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
+    yield f"        return {_select_text('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield "    }"
+    yield "    template <class Element>"
+    yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
+    yield f"                                                  Element (&value)[{e.destinations}]) {{"
+    yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
+    names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
+    for number, terms in enumerate(e.program.lines):
+        yield f"        const Element sum{number} = {_sum_text(terms, names)};"
+        names.append(f"sum{number}")
+    yield from (f"        value[{d}] = {names[v]};" for d, v in zip(e.writes, e.program.outputs, strict=True))
+    yield "    }"
+
+
+def _read_condition(e: Epilogue, dest: int) -> str:
+    """Return the C++ condition for reading a destination: false if the launch sets all its coefficients to zero."""
+    values = {i for i, d in enumerate(e.reads, 1) if d == dest}
+    factors = {c for terms in e.program.lines for c, v in terms if v in values}
+    conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, LaunchScalar))
+    is_output = any(v in values for v in e.program.outputs)
+    return "true" if is_output or len(conditions) < len(factors) else " || ".join(conditions) or "false"
+
+
+def _sum_text(terms: Terms, names: Sequence[str]) -> str:
+    """Return the C++ expression of a sum, for example `old0 - product`; zero for an empty sum."""
+    words = []
+    for c, v in terms:
+        factor = str(c) if isinstance(c, LaunchScalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
+        sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{factor} * ")
+        words.append(f"{sign} {size}{names[v]}")
+    return " ".join(words).removeprefix("+ ") or "Element(0)"
+
+
+def _select_text(name: str, values: Sequence[str]) -> str:
+    """Return the C++ expression for the value whose number is in the variable `name`."""
+    *first, last = values
+    return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last

@@ -1,0 +1,51 @@
+"""Small products by gemm_small.cuh: one launch for any real type and any layout."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.entry_source import entry_source
+from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.products.tiling import row_major_operands
+from fmm.kernels.cuda.views import Factor
+
+SMALL_TILE, SMALL_THREADS = 32, 256  # of gemm_small.cuh: rows and columns of a tile, threads of a thread block
+SMALL_BLOCKS_PER_SM = 2  # thread blocks on a multiprocessor that registers must suffice for
+SMALL_ENTRY = "fmm_small"
+# The enumerator of fmm::Part for each extent, and the end of its label.
+PARTS: Mapping[HalfExtent | None, str] = {None: "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
+PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": ", the lower triangle and its mirror"}
+
+
+def small_launch(op: GemmOp, dtype: str) -> Launch:
+    """Return the one launch of a product of any size."""
+    left, right, along = row_major_operands(op)
+    part, (m, n) = PARTS[op.extent], (op.n, op.m)
+    alpha, beta = complex(op.alpha).real, complex(op.beta).real
+    steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
+    numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k
+    parameters = struct.pack("<15q2d", *numbers, alpha, beta)  # struct SmallProduct of gemm_small.cuh
+    slots = tuple(Slot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
+    kernel = Kernel(small_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
+    rows, columns = -(-m // SMALL_TILE), -(-n // SMALL_TILE)
+    tiles = rows * columns if part == "ALL" else rows * (rows + 1) // 2
+    label = f"gemm_small, tiles of {SMALL_TILE} x {SMALL_TILE}{PART_LABELS[part]}"
+    return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
+
+
+def _steps(x: Factor, inner: bool) -> tuple[int, int, int]:
+    """Return the strides of an operand: between lines, along the inner dimension, and between matrices of a batch."""
+    return (x.leading, 1, x.stride) if inner else (1, x.leading, x.stride)
+
+
+@lru_cache(maxsize=32)
+def small_source(dtype: str, part: str) -> str:
+    """Return the whole CUDA source, entry point `SMALL_ENTRY`."""
+    body = (f"fmm::small_product<{DTYPES[dtype].cpp}, fmm::Part::{part}>(p);",)
+    bounds = SMALL_THREADS, SMALL_BLOCKS_PER_SM
+    return entry_source("fmm::SmallProduct", body, "gemm_small.cuh", bounds, entry=SMALL_ENTRY)

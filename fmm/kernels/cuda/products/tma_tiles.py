@@ -1,0 +1,316 @@
+"""Products by gemm_tma.cuh, whose tiles the copy engine (TMA) loads: several products in one launch, whole or in parts.
+
+`tma_op` turns TileOps into one launch. The last tiles may be split along the inner dimension (split_k.py); each part is
+then a task, and the tasks that write one tile take turns.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
+from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
+from fmm.kernels.cuda.products.kernel_sizes import TileSizes
+from fmm.kernels.cuda.products.simt_kernel import ASYNC, COMPILER_OPTIONS, adding_epilogue
+from fmm.kernels.cuda.products.simt_tiles import BLOCK, TileGroup, TileOp
+from fmm.kernels.cuda.products.split_k import TASK_COUNTS, Part, split_tail
+from fmm.kernels.cuda.products.tiling import (
+    RASTER_ROWS,
+    TRIANGLE_LABELS,
+    VECTOR_BYTES,
+    Along,
+    TriangleTiles,
+    along_cpp,
+    comma_list,
+    count_triangle_tiles,
+    strategy_cpp,
+    triangle_cpp,
+)
+from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
+from fmm.kernels.cuda.views import Lines, Piece
+
+SM90_SHARED_BYTES = 227 << 10  # shared memory that a thread block can have on compute capability 9.0
+Counts = tuple[int, int, int]  # of A, B, C
+
+
+@dataclass(frozen=True)
+class TmaKernel:
+    """A compiled variant: up to `tasks` tasks, each a product of sums of at most `terms` blocks.
+
+    `blocks` counts the distinct blocks of A, B and C. `shapes` are the pairs (A is a sum, B is a sum) that occur.
+    """
+
+    strategy: TileSizes
+    element: str
+    terms: Counts
+    blocks: Counts
+    tasks: int
+    shapes: frozenset[tuple[bool, bool]]
+    order: str
+    along: tuple[Along, Along]
+    triangle: TriangleTiles | None = None
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory.
+
+        Each stage holds a tile of every term, and of the sum where there is one; a tile of C uses the same memory
+        later. Each stage has two barriers of 8 bytes.
+        """
+        s = self.strategy
+        left, right = (terms + (terms > 1) for terms in self.terms[:2])
+        numbers = max(s.stages * s.k_s * (s.m_s * left + s.n_s * right), s.m_s * s.n_s)
+        return numbers * DTYPES[self.element].itemsize + 16 * s.stages
+
+
+@lru_cache(maxsize=256)
+def tma_source(kernel: TmaKernel) -> str:
+    """Return the whole CUDA source of a kernel, entry point `ENTRY`."""
+    s, element = kernel.strategy, DTYPES[kernel.element].cpp
+    left, right = along_cpp(kernel.along)
+    shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
+    order, triangle = f"fmm::Order::{kernel.order.upper()}", triangle_cpp(kernel.triangle)
+    before = (
+        f"using Task = fmm::Task<{element}, {comma_list(kernel.terms)}>;",
+        f"using Launch = fmm::Launch<{element}, Task, {comma_list((*kernel.blocks, kernel.tasks))}>;",
+        "",
+    )
+    body = (
+        f"using Sizes = {strategy_cpp(s)};",
+        f"extern __shared__ __align__(1024) {element} memory[];",
+        f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {comma_list(kernel.terms[:2])}, {shapes},",
+        f"                  {order}, {triangle}>(p, memory);",
+    )
+    return entry_source("Launch", body, "gemm_tma.cuh", (s.threads, s.blocks), before=before)
+
+
+@dataclass(frozen=True)
+class TmaOp:
+    """One launch: tasks, which are parts of products, all described in its parameters."""
+
+    kernel: TmaKernel
+    maps: tuple[TensorMap, ...]  # of all blocks of A, then of B
+    dest: tuple[Piece, ...]  # all blocks of C
+    parts: tuple[Part, ...]
+    tasks: bytes  # struct Task of gemm_tma.cuh for every part
+    lines: Lines  # of C's blocks
+    tiles: tuple[int, int]  # rows and columns of tiles in a block of C
+    count: int  # products in the batch
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.blocks * self.count, 1, 1
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks for one product of the batch."""
+        return sum(part.tiles for part in self.parts)
+
+    @property
+    def turns(self) -> int:
+        """Counters of 4 bytes that order the writes of tiles; they are zero before and after the launch."""
+        return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
+
+    @property
+    def parameters(self) -> bytes:
+        """The parameters if C is aligned."""
+        return self.packed(True)
+
+    def packed(self, aligned_result: bool) -> bytes:
+        """Return struct Launch of gemm_tma.cuh; maps and pointers are zero."""
+        item = DTYPES[self.kernel.element].itemsize
+        blocks = b"".join(struct.pack(BLOCK[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
+        vector = aligned_result and all(x * item % VECTOR_BYTES == 0 for x in self.lines)
+        vector = vector and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
+        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.blocks)
+        unused = bytes(len(self.tasks) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
+        parameters = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
+        return parameters + bytes(-len(parameters) % 64)
+
+    @property
+    def map_words(self) -> range:
+        """The 8-byte words of the parameters at which the maps begin."""
+        return range(0, MAP_WORDS * len(self.maps), MAP_WORDS)
+
+    @property
+    def dest_words(self) -> range:
+        """The words that hold the pointers of C's blocks."""
+        words = struct.calcsize(BLOCK[DTYPES[self.kernel.element].itemsize]) // 8
+        first = MAP_WORDS * len(self.maps)
+        return range(first, first + words * len(self.dest), words)
+
+    @property
+    def turns_word(self) -> int:
+        """The word that holds the address of the counters."""
+        return self.dest_words.stop
+
+    @property
+    def flag_word(self) -> int:
+        """The word that holds the address of the flag."""
+        return self.turns_word + 1
+
+
+# ---- from products to one launch
+
+
+@lru_cache(maxsize=4096)
+def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp | None:
+    """Return the launch of these products, for aligned operands.
+
+    None if the kernel cannot compute them, or if parameters or shared memory are too small for them.
+    """
+    ops, largest = op.ops, op.largest
+    if not _is_supported(ops):
+        return None
+    lefts, rights, dests = (
+        tuple(dict.fromkeys(_without_factors(x) for side in sides for x in side))  # each block once
+        for sides in zip(*((o.left, o.right, o.dest) for o in ops), strict=True)
+    )
+    tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
+    steps, triangle = -(-largest.k // s.k_s), largest.kernel.triangle
+    writes = sum(len(o.dest) for o in ops) / len(ops)
+    if triangle:  # one thread block computes a tile that is written twice, so nothing is split
+        parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
+    else:
+        parts = split_tail(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
+    tasks = next((x for x in TASK_COUNTS if x >= len(parts)), len(parts))
+    terms = max(len(o.left) for o in ops), max(len(o.right) for o in ops), max(len(o.dest) for o in ops)
+    order = "turns" if len(parts) > 1 else "free"
+    shapes = frozenset((len(o.left) > 1, len(o.right) > 1) for o in ops)
+    blocks = len(lefts), len(rights), len(dests)
+    kernel = TmaKernel(s, largest.kernel.element, terms, blocks, tasks, shapes, order, largest.kernel.along, triangle)
+    u, v, w, *_ = largest.lines
+    maps = (
+        *(_operand_map(x, True, kernel, u, largest.count) for x in lefts),
+        *(_operand_map(x, False, kernel, v, largest.count) for x in rights),
+    )
+    task_words = b"".join(_task_words(ops, parts, kernel, (lefts, rights, dests)))
+    # The first product to write a block of C keeps its share of the old value.
+    into = tuple(x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x)) for x in dests)
+    launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
+    fits = kernel.shared <= SM90_SHARED_BYTES and len(launch.parameters) <= PARAMETER_BYTES
+    return launch if fits else None
+
+
+def rows_are_aligned(op: TileOp | TileGroup) -> bool:
+    """Return True if the copy engine can read A and B whenever their bases are aligned."""
+    ops, item = op.ops, DTYPES[op.kernel.element].itemsize
+    steps = (step for o in ops for lines in o.lines[:2] for step in lines)
+    return all(step * item % VECTOR_BYTES == 0 for step in steps) and all(
+        x.offset % VECTOR_BYTES == 0 for o in ops for x in (*o.left, *o.right)
+    )
+
+
+def _is_supported(ops: Sequence[TileOp]) -> bool:
+    """Return True if the kernel can compute these products in one launch.
+
+    The products must be float32, with one layout for all destinations and an adding epilogue. All sums of an operand
+    must have the same number of blocks; single blocks are allowed among them.
+    """
+    layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
+    alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
+    plain = all(o.kernel == replace(o.kernel, epilogue=adding_epilogue(len(o.dest)), paths=ASYNC) for o in ops)
+    lengths = [{len(terms) for terms in side} - {1} for side in zip(*((o.left, o.right) for o in ops), strict=True)]
+    return alike and plain and all(len(x) <= 1 for x in lengths)
+
+
+def _without_factors(x: Piece) -> Piece:
+    """Return a block without its coefficients, so that equal blocks compare equal."""
+    return x._replace(factor=1, keep=0)
+
+
+def _operand_map(x: Piece, left: bool, kernel: TmaKernel, lines: Lines, count: int) -> TensorMap:
+    """Return the tensor map of a block of A (`left`) or of B."""
+    s, along = kernel.strategy, kernel.along[0 if left else 1]
+    out = s.m_s if left else s.n_s
+    length, number = (x.cols, x.rows) if left == (along == "inner") else (x.rows, x.cols)
+    inner = s.k_s * DTYPES[kernel.element].itemsize
+    box, swizzle = ((s.k_s, out), inner) if along == "inner" else ((out, s.k_s), 0)
+    return TensorMap(x, kernel.element, length, number, count, lines.leading, lines.layer, box, swizzle)
+
+
+def _task_words(
+    ops: Sequence[TileOp], parts: Sequence[Part], kernel: TmaKernel, blocks: tuple[Sequence[Piece], ...]
+) -> Iterator[bytes]:
+    """Yield struct Task of gemm_tma.cuh for each part; `blocks` are the distinct blocks of A, B and C.
+
+    A task that writes a tile with others holds the number of tasks that write before it, and whether it is the last.
+    """
+    # Where a product is cut, the tiles before the cut and behind it have different writers.
+    cut = max(part.first for part in parts)
+    all_writers = Counter(
+        (_without_factors(x), behind)
+        for part in parts
+        for behind in _tile_ranges(part, cut)
+        for x in ops[part.product].dest
+    )
+    remaining = Counter(all_writers)
+    for part in parts:
+        op, ranges = ops[part.product], _tile_ranges(part, cut)
+        sides = op.left, op.right, op.dest
+        block_numbers = [
+            [distinct.index(_without_factors(x)) for x in side] for distinct, side in zip(blocks, sides, strict=True)
+        ]
+        written = [(_without_factors(x), ranges[0]) for x in op.dest]
+        turns = [all_writers[tiles] - remaining[tiles] for tiles in written]
+        remaining.subtract((_without_factors(x), behind) for behind in ranges for x in op.dest)
+        is_last = [int(not remaining[tiles]) for tiles in written]
+        fields = (*block_numbers, turns, is_last)
+        lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
+        numbers = [x for values, length in zip(fields, lengths, strict=True) for x in _zero_filled(values, length)]
+        factors = [
+            x for side, n in zip(sides, kernel.terms, strict=True) for x in _zero_filled([y.factor for y in side], n)
+        ]
+        counts = [len(side) for side in sides]
+        head = *counts, part.first, part.tiles, part.start * kernel.strategy.k_s, part.steps
+        yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
+
+
+def _tile_ranges(part: Part, cut: int) -> list[bool]:
+    """Return the sides of the cut on which the part has tiles: False for before it, True for behind it."""
+    return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
+
+
+def _zero_filled(values: Sequence[float], length: int) -> list[float]:
+    return [*values, *([0] * (length - len(values)))]
+
+
+# ---- the launch for a chip
+
+
+def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
+    """Return the launch; `alignment` maps a base to the largest power of two that divides its address.
+
+    The addresses of A and B must be multiples of 16 bytes. If `flagged`, the kernel raises the flag where it stores an
+    inf or NaN to C.
+    """
+    vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
+    slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
+    slots += [Slot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
+    if op.turns:
+        slots.append(Slot(op.turns_word, COUNTERS))
+    if flagged and any(x.base == "C" for x in op.dest):
+        slots.append(Slot(op.flag_word, FLAG))
+    s = op.kernel.strategy
+    kernel = Kernel(tma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    maps = tuple(zip(op.map_words, op.maps, strict=True))
+    return Launch("product", _tma_label(op), kernel, op.grid, op.packed(vector_writes), tuple(slots), maps, op.turns)
+
+
+def _tma_label(op: TmaOp) -> str:
+    s, products = op.kernel.strategy, len({part.product for part in op.parts})
+    parts = [f"gemm_tma {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
+    parts += [f"{products} products in one launch, sums inside"] if products > 1 else []
+    parts += [f"{len(op.parts)} parts in turns"] if len(op.parts) > products else []
+    parts += [f"a batch of {op.count}"] if op.count > 1 else []
+    return ", ".join([*parts, *([TRIANGLE_LABELS[op.kernel.triangle]] if op.kernel.triangle else [])])

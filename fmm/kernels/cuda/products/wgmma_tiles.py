@@ -1,0 +1,307 @@
+"""Products by the tensor cores of Hopper's warpgroups (gemm_wgmma.cuh): float16, bfloat16, TF32 and bytes.
+
+In order: the compiled variant and its source; `wgmma_op`, the launch of a GEMM with its tensor maps; the choice of tile
+sizes; `wgmma_launch`. gemm_f16x3.cuh and gemm_residues.cuh use the same tiles and instructions (f16x3.py, residues.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Generic, Protocol, TypeVar
+
+from fmm.dtypes import DTYPES, DType
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
+from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.products.tiling import (
+    RASTER_ROWS,
+    TRIANGLE_LABELS,
+    VECTOR_BYTES,
+    Along,
+    along_cpp,
+    count_triangle_tiles,
+    row_major_operands,
+    triangle_tiles,
+)
+from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
+from fmm.kernels.cuda.views import Factor, Lines, Piece, View
+
+LINE_BYTES = 128  # of a line of a tile along the inner dimension
+MMA_K_BYTES = 32  # of a row of A that one wgmma instruction multiplies
+BARRIER_BYTES = 8  # of an mbarrier in shared memory
+
+
+@dataclass(frozen=True)
+class WgmmaSizes:
+    """A thread block's tile of C; the `cluster` thread blocks below each other share their loads of B."""
+
+    m_s: int
+    n_s: int
+    cluster: int = 2
+    stages: int = 3
+
+    @property
+    def groups(self) -> int:
+        """Consumer warpgroups, which multiply; one more warpgroup copies tiles in and out."""
+        return self.m_s // 64
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.groups + 1)
+
+
+WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
+# For a triangle of C also 192 columns: with 256, most of the last round would be idle, as at 4096 rows on an H200.
+TRIANGLE_SIZES = (*WGMMA_SIZES, WgmmaSizes(128, 192, stages=4))
+MAX_BETA_RATIO = 2.0**60  # of |beta / alpha|
+UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, over that of one that shares loads
+TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile take as long as computing this many columns
+
+
+@dataclass(frozen=True)
+class WgmmaKernel:
+    """A compiled variant of the product by warpgroups."""
+
+    element: str
+    sizes: WgmmaSizes
+    along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
+    triangle: HalfExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+
+    @property
+    def passes(self) -> int:
+        """Parts in which a tile of C leaves through shared memory; a part has the same bytes in all types."""
+        return max(DTYPES[self.element].itemsize // 2, 1)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: tiles of A and B, a part of the tile of C, barriers."""
+        s = self.sizes
+        staged = s.m_s * s.n_s // self.passes * DTYPES[self.element].itemsize
+        return s.stages * (s.m_s + s.n_s) * LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.groups)
+
+
+@lru_cache(maxsize=64)
+def wgmma_source(kernel: WgmmaKernel) -> str:
+    """Return the whole CUDA source of a kernel, entry point `ENTRY`."""
+    s, element = kernel.sizes, DTYPES[kernel.element]
+    left, right = along_cpp(kernel.along)
+    sizes = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
+    mirrors = str(kernel.triangle == "full").lower()
+    body = (
+        f"using Element = {element.cpp};",
+        f"using Sizes = fmm::{f'LowerSizes<{sizes}, {mirrors}>' if kernel.triangle else f'Sizes<{sizes}>'};",
+        "extern __shared__ __align__(1024) Element memory[];",
+        f"fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
+    )
+    before = [*wgmma_instruction(element, s.n_s), ""]
+    return entry_source("fmm::Product", body, "gemm_wgmma.cuh", (s.threads, 1), clusters=s.cluster, before=before)
+
+
+def wgmma_instruction(element: DType, width: int) -> list[str]:
+    """Return `struct Step`, whose `multiply` is one wgmma instruction: 64 rows of A times `width` columns of B.
+
+    With `keeps` = 0 the instruction overwrites the accumulators, else it adds to them. 16-bit operands may be
+    transposed, that is, contiguous along the outer dimension. Bytes accumulate as integers. The instruction must name
+    all its registers, so its text depends on the width.
+    """
+    count, is_integer = width // 2, element.itemsize == 1
+    sums, number, register = ("s32", "int", "r") if is_integer else ("f32", "float", "f")
+    names = ", ".join(f"%{i}" for i in range(count))
+    accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(count))
+    depth = MMA_K_BYTES // element.itemsize
+    signs = "" if is_integer else ", 1, 1"
+    transposes = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
+    inputs = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if transposes else "")
+    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
+    return [
+        "struct Step {",
+        f"    using Sum = {number};",
+        "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
+        f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
+        "                                                    unsigned long long b, int keeps) {",
+        '        asm volatile("{.reg .pred keeps; "',
+        f'                     "setp.ne.b32 keeps, %{count + 2}, 0; "',
+        f'                     "{name} "',
+        f'                     "{{{names}}}, "',
+        f'                     "%{count}, %{count + 1}, keeps{signs}{transposes};}}"',
+        f"                     : {accumulators}",
+        f"                     : {inputs});",
+        "    }",
+        "};",
+    ]
+
+
+# ---- a GEMM as one launch
+
+
+class GroupKernel(Protocol):
+    """What a launch reads of any kernel by warpgroups."""
+
+    @property
+    def sizes(self) -> WgmmaSizes: ...
+    @property
+    def triangle(self) -> HalfExtent | None: ...
+
+
+Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
+
+
+@dataclass(frozen=True)
+class WgmmaOp(Generic[Kind]):
+    """One launch: C = factor (A B + keep C) for each product of a batch."""
+
+    kernel: Kind
+    maps: tuple[TensorMap, TensorMap, TensorMap]  # of A, B and C
+    steps: int  # of the inner dimension
+    tiles: tuple[int, int]  # rows and columns of clusters' tiles in C
+    count: int  # products in the batch
+    adds: bool  # True if the copy engine adds to C's old value; `keep` is then zero
+    factor: float
+    keep: float
+    sides: tuple[int, int]  # rows and columns of C
+    clusters: int  # clusters that fit the device at a time
+    addend: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def units(self) -> int:
+        """Clusters' tiles in all; the resident clusters take them one after the other."""
+        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return min(self.units, self.clusters) * self.kernel.sizes.cluster, 1, 1
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """struct Product of gemm_wgmma.cuh; tensor maps and pointers are zero."""
+        dest = self.maps[2]
+        lines = (self.addend.right, 0) if self.addend else (dest.leading, dest.layer)
+        old_values = 0, *lines, *self.sides, self.keep
+        product = self.steps, *self.tiles, raster_rows(self.kernel.sizes), self.units, self.adds, self.factor
+        numbers = struct.pack("<3q2if6if", *old_values, *product)
+        parameters = bytes(MAP_BYTES * len(self.maps)) + numbers
+        return parameters + bytes(-len(parameters) % 64)
+
+
+@lru_cache(maxsize=4096)
+def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
+    """Return the launch of a GEMM whose bases are aligned; None if the kernel cannot compute it."""
+    if not _can_multiply(op, dtype) or not _can_write(op, dtype):
+        return None
+    m, n, k = op.n, op.m, op.k
+    left, right, along = row_major_operands(op)
+    alpha, beta = complex(op.alpha), complex(op.beta)
+    # The copy engine can add to C, but not where a tile is mirrored, and not to a separate addend.
+    adds = beta == 1 and op.half is None and op.added is None
+    sizes = TRIANGLE_SIZES if op.half else WGMMA_SIZES
+    s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.half is not None)
+    line = LINE_BYTES // DTYPES[dtype].itemsize
+
+    def map_of(x: Factor, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
+        """Return the map of a matrix as lines, which are its rows or columns; one copy loads at most `most` lines."""
+        length, lines = (cols, rows) if by_rows else (rows, cols)
+        piece, steps = Piece(x.base, x.offset, rows, cols), Lines(x.leading, x.stride)
+        return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), LINE_BYTES)
+
+    maps = (
+        map_of(left, m, k, along[0] == "inner", s.m_s if along[0] == "inner" else line),
+        map_of(right, k, n, along[1] != "inner", s.n_s // s.cluster if along[1] == "inner" else line),
+        map_of(op.dest, m, n, True, 64),
+    )
+    tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
+    kernel = WgmmaKernel(dtype, s, along, op.extent)
+    keep = 0.0 if adds else beta.real / alpha.real
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.added)
+
+
+def _can_multiply(op: GemmOp, dtype: str) -> bool:
+    """Return True if the kernel can read these operands, and scale by alpha and beta."""
+    itemsize, (_, _, along) = DTYPES[dtype].itemsize, row_major_operands(op)
+    alpha, beta = complex(op.alpha), complex(op.beta)
+    # The instructions read operands that are contiguous along the outer dimension in 16-bit types only.
+    readable = itemsize <= 2 or along == ("inner", "inner")
+    aligned = all(_is_aligned(x, itemsize) for x in op.pieces)
+    small_enough = not abs(beta) > MAX_BETA_RATIO * abs(alpha)
+    return readable and aligned and not alpha.imag and not beta.imag and small_enough
+
+
+def _can_write(op: GemmOp, dtype: str) -> bool:
+    """Return True if the kernel can write this result, and read its addend."""
+    itemsize, added = DTYPES[dtype].itemsize, op.added
+    # The copy engine writes 16 bytes at a time, so zeros would follow a row of C that ends within 16 bytes.
+    if op.m * itemsize % VECTOR_BYTES:
+        return False
+    # An instruction transposes tiles of 16-bit numbers only.
+    if op.extent == "lower" or (op.extent == "full" and itemsize > 2):
+        return False
+    # The addend is read in pairs of numbers.
+    return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
+
+
+def _is_aligned(x: Factor, itemsize: int) -> bool:
+    """Return True if the copy engine can read or write the matrix whenever its base is aligned."""
+    return all(step * itemsize % VECTOR_BYTES == 0 for step in (x.leading, x.stride)) and x.offset % VECTOR_BYTES == 0
+
+
+# ---- tiles of clusters, and the choice of their sizes
+
+
+def cluster_tiles(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
+    """Return the rows and columns of clusters' tiles in C."""
+    return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
+
+
+def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -> int:
+    """Return the number of clusters' tiles of one product, or of a triangle of C."""
+    return count_triangle_tiles(tiles, s.m_s * s.cluster, s.n_s) if triangle else prod(tiles)
+
+
+def raster_rows(s: WgmmaSizes) -> int:
+    """Return the rows of clusters' tiles computed together; their height is a multiple of a tile's width."""
+    return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
+
+
+@lru_cache(maxsize=4096)
+def best_wgmma_sizes(
+    m: int,
+    n: int,
+    count: int,
+    multiprocessors: int,
+    among: tuple[WgmmaSizes, ...] = WGMMA_SIZES,
+    triangle: bool = False,
+) -> WgmmaSizes:
+    """Return the sizes with which the last cluster ends first."""
+
+    def end(s: WgmmaSizes) -> float:
+        units, slowdown = (
+            count_cluster_tiles(cluster_tiles(m, n, s), s, triangle),
+            1.0 if s.cluster > 1 else UNSHARED_SLOWDOWN,
+        )
+        return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS) * slowdown
+
+    return min(among, key=end)
+
+
+# ---- the launch for a chip
+
+
+def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
+    """Return the launch; the addresses of all three bases must be multiples of 16 bytes."""
+    words = [i * MAP_WORDS for i in range(len(op.maps))]
+    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
+    dest = op.addend or op.maps[2].piece
+    slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
+    s = op.kernel.sizes
+    kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
+    extra = f", a batch of {op.count}" if op.count > 1 else ""
+    triangle = triangle_tiles(op.kernel.triangle)
+    extra += f", {TRIANGLE_LABELS[triangle]}" if triangle else ""
+    label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
+    return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))

@@ -1,0 +1,125 @@
+"""The map of one type: which plan the model chooses for which sides, and what was measured to be the fastest there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
+from fmm.tuner.report.case import Case
+from fmm.tuner.report.figures import (
+    BLACK,
+    LIGHT,
+    PALE,
+    PLAN_COLOURS,
+    legend_below,
+    legend_name,
+    new_figure,
+    plain_sides,
+)
+
+FAR = 2.0  # m over n, or n over m, of products that are not almost square
+
+
+def winning_plans(case: Case) -> Any:
+    """The plan that the model chooses for A of m x k and B of k x m: areas, whose colours are plans, as below the
+    picture. Points are shapes that were measured, in the colour of the plan that was the fastest of those that were
+    tried there."""
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    made, axes = new_figure()
+    sides, chosen = case.map
+    met = Counter(chosen.values())
+    coloured = _coloured(met)
+    plans = list(coloured)
+    every = range(len(sides))
+    index = np.array([[plans.index(_shown(chosen[i, j], coloured)) for i in every] for j in every])
+    cells = ListedColormap(list(coloured.values())), BoundaryNorm(np.arange(len(plans) + 1) - 0.5, len(plans))
+    axes.pcolormesh(sides, sides, index, cmap=cells[0], norm=cells[1], shading="nearest", rasterized=True)
+    for plan, colour in coloured.items():
+        name = f"{len(met.keys() - coloured.keys())} other plans" if plan is None else legend_name(plan)
+        axes.plot([], [], "s", ms=8, color=colour, label=name)
+    best = {p: plan for p, plan in fastest_measured(case).items() if 1 / FAR < p.m / p.n < FAR}
+    points = _points_coloured(Counter(best.values()), coloured)
+    for problem, plan in best.items():
+        where = (problem.m * problem.n) ** 0.5, problem.k
+        axes.plot(*where, "o", ms=5, mfc=points.get(plan, coloured.get(plan, "white")), mec=BLACK, mew=0.7)
+    for plan, colour in points.items():
+        axes.plot([], [], "o", ms=5, mfc=colour, mec=BLACK, mew=0.7, label=f"measured: {legend_name(plan)}")
+    if set(best.values()) - points.keys() - coloured.keys():
+        axes.plot([], [], "o", ms=5, mfc="white", mec=BLACK, mew=0.7, label="measured: another plan")
+    axes.set(xscale="log", yscale="log", xlabel="m = n", ylabel="k")
+    axes.set_title("The fastest plan: predicted and measured")
+    legend_below(made, axes)
+    plain_sides(axes)
+    return made
+
+
+def fastest_measured(case: Case) -> dict[Problem, Plan]:
+    """The measured winner of every shape, the vendor if no plan beat it."""
+    found: dict[Problem, tuple[float, Plan]] = {}
+    for problem, plan, speedup, *_ in case.speedups:
+        found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
+    return {problem: plan for problem, (_, plan) in found.items()}
+
+
+def _coloured(met: Counter[Plan]) -> dict[Plan | None, str]:
+    """Colours of the plans with the largest areas, no two alike; None is all others."""
+    often = [plan for plan, _ in met.most_common() if plan != VENDOR]
+    own = sorted(often[: len(PLAN_COLOURS)], key=str)
+    known: dict[Plan | None, str] = {VENDOR: LIGHT}
+    known.update(zip(own, PLAN_COLOURS, strict=False))
+    return known | ({None: PALE} if len(often) > len(own) else {})
+
+
+def _points_coloured(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
+    """Colours that are left for the plans that were measured to be the fastest, but are no area's."""
+    often = [plan for plan, _ in best.most_common() if plan not in coloured]
+    free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
+    return dict(zip(often, free, strict=False))
+
+
+def _shown(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
+    return plan if plan in coloured else None
+
+
+BLOCK = 8  # points of a block that is taken for one if its corners agree
+
+
+def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
+    """What is chosen at each of count x count points. A block whose corners agree is taken to be all alike, any other
+    is cut into four, down to single points; so borders are exact, and only islands smaller than a block may be missed.
+    """
+    found: dict[tuple[int, int], Any] = {}
+
+    def at(i: int, j: int) -> Any:
+        if (i, j) not in found:
+            found[i, j] = chosen(i, j)
+        return found[i, j]
+
+    def fill(i: range, j: range) -> None:
+        corners = {at(x, y) for x in (i[0], i[-1]) for y in (j[0], j[-1])}
+        if len(corners) == 1:
+            found.update({(x, y): found[i[0], j[0]] for x in i for y in j if (x, y) not in found})
+        elif max(len(i), len(j)) > 2:
+            for x in _halves(i):
+                for y in _halves(j):
+                    fill(x, y)
+
+    edges = sorted({*range(0, count, BLOCK), count - 1})
+    blocks = [range(low, high + 1) for low, high in pairwise(edges)] or [range(count)]
+    for i in blocks:
+        for j in blocks:
+            fill(i, j)
+    return found
+
+
+def _halves(points: range) -> Sequence[range]:
+    """Two that share the middle point; one where there is none between."""
+    middle = len(points) // 2
+    return (points[: middle + 1], points[middle:]) if len(points) > 2 else (points,)
