@@ -30,10 +30,9 @@ from math import ceil, log2, sqrt
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
-from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
-from fmm.kernels.cuda.products.float16.f16x3 import SIZES
-from fmm.kernels.cuda.products.tiles.tile_sizes import TMA_SUMMING
-from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of, units_of
+from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, TMA_FUSED_SIZES
+from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -324,7 +323,7 @@ def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, toget
     start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + WRITING / k
     # Where the tiles of one product leave multiprocessors free, the next product begins beside it; of products that add
     # to the same block of C one waits for the other.
-    fewer = ceil(m / TMA_SUMMING.m_s) * ceil(n / TMA_SUMMING.n_s) <= rate.sms
+    fewer = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s) <= rate.sms
     waiting = WAITING if tiles.dest > 1 and fewer else 1.0
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
 
@@ -332,7 +331,7 @@ def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, toget
 # ---- s of the kernel of three float16 products (f16x3): whole rounds of its own tiles, one after the other in each
 # thread block, so that nothing hides the beginning and end of a tile. Left out: clocks that fall under load.
 
-WIDE = SIZES[0]
+WIDE = F16X3_SIZES[0]
 # The time of a tile of half the width as a share of a wide tile's: along the inner dimension, and to begin and end.
 # (Settled with SINGLY, ALONE and the rate of `f16x3` on 289 products of an H200: off by 2.7 % at the median and 7.6 % at
 # nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
@@ -352,10 +351,12 @@ FAR, NEAR = 0.065, 8192.0
 def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, singly: bool) -> float:
     """Return how many times as long as flops / rate the products take together, without preparing their planes."""
     rows, cols, count = ceil(m), ceil(n), ceil(together)
-    s = sizes_for(rows, cols, count, int(rate.blocks), SIZES)
-    rounds = ceil(units_of(tiles_of(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1))
+    s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
+    rounds = ceil(
+        count_cluster_tiles(cluster_tiles(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
+    )
     narrow, alone = s.n_s < WIDE.n_s, ALONE if s.cluster == 1 else 1.0
-    steps = ceil(k / CHUNK) * CHUNK * (NARROW if narrow else 1.0)
+    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW if narrow else 1.0)
     end = rate.pipe * (SINGLY if singly else 1.0) * (NARROW_END if narrow else 1.0)
     far = 1 + FAR * max(log2(m * n / NEAR**2) / 2, 0.0)
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE.m_s * WIDE.n_s / (m * k * n * together)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, SUMMING, TUNED
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, PRESETS, TUNED
 from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.level_with_steps import Footprint, Sides, with_steps
 from fmm.kernels.plans.lower import lower_level
@@ -310,7 +310,7 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     scheme = products.scheme if products else None
-    usual = DOUBLE[0] if dtype == "float64" else SUMMING["float32"] if scheme else TUNED[0]
+    usual = DOUBLE[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else TUNED[0]
     sizes = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
     if scheme is None:
         return Tiles(sizes.m_s, sizes.n_s)
