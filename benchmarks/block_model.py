@@ -19,14 +19,7 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED
 from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.fit.block_terms import (
-    Measured,
-    Row,
-    alternate_halves,
-    compared_rows,
-    fitted_constants,
-    root_mean_square,
-)
+from fmm.tuner.fit.blocks import Measured, Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
 
 SUMS: Operands = (2, 2, 2)  # of the table `fused`
 OPERANDS = {"plain": GEMM, "fused": SUMS}

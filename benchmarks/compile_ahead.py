@@ -31,6 +31,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.papers.experiment import Results, has_results, read_results
+from benchmarks.papers.figures import EXPERIMENTS
+from benchmarks.papers.measuring import planned_parts
 from fmm.dtypes import STORED
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
@@ -41,9 +44,6 @@ from fmm.kernels.plans.plan_error import PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.tuner.laboratory.experiment import Results, has_results, read_results
-from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import planned_parts
 
 FOLDER = Path(".cupy-cache")
 PAPER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"  # what is missing there is compiled

@@ -35,8 +35,7 @@ from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
-from fmm.tuner.devices.cuda import event_milliseconds
-from fmm.tuner.devices.cuda_operands import Operands, random_normal
+from fmm.tuner.devices.cuda import Operands, event_milliseconds, random_normal
 
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
 LONG = 1 << 43  # multiply-adds from which only the first few candidates are tried

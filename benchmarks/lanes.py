@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import write_result
 from fmm.config.certify import median_interval, paired_ratios
 from fmm.kernels.cpu import side_by_side
 from fmm.kernels.cpu.arena import Arena, Array, aligned_block
@@ -34,7 +35,6 @@ from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_flops, workspace
 from fmm.perfmodel.cost import cost
-from fmm.tuner.commands.measure import write_result
 from fmm.tuner.trials.environment import device_folder, environment, typed_command
 
 RESULTS = Path(__file__).parents[1] / "results"

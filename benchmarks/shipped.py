@@ -39,12 +39,11 @@ from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
-from fmm.tuner.findings.doubts import largest_pair, noise_floor
-from fmm.tuner.findings.threshold_intervals import with_intervals
-from fmm.tuner.findings.thresholds import thresholds
-from fmm.tuner.fit.admitted import admitted_models
+from fmm.tuner.findings.diagnostics import largest_pair, noise_floor
+from fmm.tuner.findings.thresholds import thresholds, with_intervals
 from fmm.tuner.fit.blocks import DTYPE, chosen_strategies, judged_blocks
 from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
+from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.trials.record import Trials, Tuning
 
 # By which shares of the vendor's time a plan may have to be predicted to win: one for the vendor's products, one for
@@ -210,7 +209,7 @@ def todays_thresholds(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], seen: Sequence[Observation]
 ) -> Thresholds:
     """Those of the model, with the intervals that what it was fitted to leaves."""
-    admitted = admitted_models(calibration, dtype, intervals, seen)
+    admitted = sample_calibrations(calibration, dtype, intervals, seen)
     return with_intervals(thresholds(calibration, dtype), calibration, dtype, admitted)
 
 

@@ -30,12 +30,10 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, default_error_growth, rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.commands.tune import output_path
-from fmm.tuner.devices.choose import chosen_devices
-from fmm.tuner.devices.device import Device, Run
-from fmm.tuner.devices.effort import Effort
-from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.findings.conclude import paired_samples
+from fmm.tuner.device_registry import chosen_devices
+from fmm.tuner.devices.device import Device, Effort, Run
+from fmm.tuner.devices.simulated import SimulatedDevice
+from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.search.race import explored_plans, within_limits
 from fmm.tuner.search.space import choices_of_plans, device_space
 from fmm.tuner.stages import shapes
@@ -43,6 +41,7 @@ from fmm.tuner.stages.probes import find_scale
 from fmm.tuner.trials.environment import environment, source_commit, typed_command
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Header, Size, Trial, Trials
+from fmm.tuner.tune import output_path
 
 ROOT = Path(__file__).parents[1]
 STAGE, SEED, CLOSE = "exhaustive", 29, 1.01
@@ -302,7 +301,7 @@ def _judged(options: argparse.Namespace) -> Judged:
     section = types[options.dtype]
     identity = Identity(key, section["conditions"]["device"], section["versions"])
     calibration = _calibration(options, identity)
-    device = FakeDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
+    device = SimulatedDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
     tunings = Trials(options.recorded / f"exhaustive-{options.dtype}.jsonl").tunings()
     trials = [t for tuning in tunings for t in tuning.trials]
     found = list(recalled(trials, options.dtype, calibration, device))

@@ -91,7 +91,7 @@ def strategy(text: str) -> TileSizes:
     block, thread, warp, *rest = text.split(":")
     stages, blocks, deep = (*map(int, rest), 8)[:3]
     (m_s, n_s, k_s), (m_r, n_r), (down, across) = (map(int, part.split("x")) for part in (block, thread, warp))
-    return TileSizes(text, m_s, n_s, k_s, m_r, n_r, down, across, stages, blocks, deep=deep)
+    return TileSizes(text, m_s, n_s, k_s, m_r, n_r, down, across, stages, blocks, mma_depth=deep)
 
 
 DOUBLES = (  # as Solo: other instructions, more stages, longer tiles, larger ones, and small ones
@@ -132,7 +132,7 @@ def scheme_kernels(dtype: str) -> list[TileKernel]:
     case = SCHEME_CASES[0]
     launch_lists = (record_operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
     ops = (op for launches in launch_lists for op in launches.ops if isinstance(op, TileOp | TileGroup))
-    launched = (x for op in ops for x in (op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)))
+    launched = (x for op in ops for x in (op.ops if isinstance(op, TileGroup) and not op.fits_one_launch else (op,)))
     return list({op.kernel: 0 for op in launched})
 
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import fmm
-from fmm.tuner.commands import compare, conclude, config, measure, paper, predict, report, show, tune
+from fmm.tuner import tune
+from fmm.tuner.commands import config_file, measure, paper, predict, refit, report, show
 
 CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
 
@@ -46,9 +47,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argp
     )
     parser.add_argument("--version", action="version", version=f"fmm-tune {fmm.__version__}")
     tune.add_options(parser)
-    parser.set_defaults(run=tune.run)
+    parser.set_defaults(run=tune.run_tune)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for group in (show, config, conclude, compare, measure, predict, report, paper):
+    for group in (show, config_file, refit, measure, predict, report, paper):
         group.add_parser(commands)
     return parser, commands
 

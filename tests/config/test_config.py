@@ -30,7 +30,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices, matmul
 from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import Wishes
-from fmm.tuner.commands.tune import output_path
+from fmm.tuner.tune import output_path
 from tests.support import configs as tuned
 from tests.support.interrupts import AtStep
 

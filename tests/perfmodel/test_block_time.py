@@ -13,7 +13,7 @@ from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes,
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands, Side, fastest_float32_tile, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.fit.block_terms import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.blocks import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"

@@ -18,7 +18,7 @@ from tests.support import ROOT
 OWN_NAMES = ("np", "numpy", "cupy", "torch")
 REPLACED = ("matmul", "dot")
 # Modules that say which functions are the libraries' own, or replace them; and what runs in processes of its own.
-WHO_MAY = ("fmm/arrays/cupy_library.py", "fmm/integrations/cupy_functions.py", "fmm/tuner/commands/suites.py")
+WHO_MAY = ("fmm/arrays/cupy_library.py", "fmm/integrations/cupy_functions.py", "benchmarks/cpu.py")
 
 NUMPY = """
 import numpy as np, fmm

@@ -20,7 +20,7 @@ from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import certified_entry, model_choice
 from fmm.tuner.devices.device import BEST, TRIES, Run
-from fmm.tuner.devices.fake import FakeDevice, FakeSession
+from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import Size
 
 UNKNOWN = 0.015  # what no model knows of a plan on a shape, and of the vendor's product: a standard deviation
@@ -41,7 +41,7 @@ class Load:
 
 
 @dataclass
-class BusyDevice(FakeDevice):
+class BusyDevice(SimulatedDevice):
     """A fake device beside others' work."""
 
     load: Load = field(default_factory=Load)
@@ -62,12 +62,12 @@ class BusyDevice(FakeDevice):
         return self.true_seconds(VENDOR, problem) / self.true_seconds(plan, problem)
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
+    def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
         yield BusySession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed, self.now))))
 
 
 @dataclass
-class BusySession(FakeSession):
+class BusySession(SimulatedSession):
     """Samples that take their time by the device's clock."""
 
     def prepare(self, run: Run) -> None:

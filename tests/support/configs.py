@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.config import reader, schema
 from fmm.config.schema import Entry, Raw
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Effort
 
 SMALL = Effort(seconds=4, most=60, rounds=3, held_out=3, trials=2, enqueued=1, certify=6)
 VERSIONS = {"numpy": "1", "blas": "test 1"}

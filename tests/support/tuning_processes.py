@@ -22,14 +22,14 @@ import scipy.stats
 
 from fmm.config import files
 from fmm.tuner import cli
-from fmm.tuner.commands import tune as commands_tune
-from fmm.tuner.commands.config import checked_fully, config_sections
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FAKE, FakeDevice
-from fmm.tuner.stages import tuning as tune_module
-from fmm.tuner.stages.tuning import tune_type
+from fmm.tuner import tune as commands_tune
+from fmm.tuner import tune_type as tune_module
+from fmm.tuner.commands.config_file import checked_fully, config_sections
+from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trials
+from fmm.tuner.tune_type import tune_type
 from tests.support.configs import SMALL
 
 CONFIGS = 5  # so many different ones must have been seen, or more tunings are started, up to MOST times the kills
@@ -48,7 +48,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def tuned(arguments: Sequence[str], seed: int) -> int:
-    vars(commands_tune)["chosen_devices"] = lambda name: [FakeDevice(seed=seed)]
+    vars(commands_tune)["chosen_devices"] = lambda name: [SimulatedDevice(seed=seed)]
     return cli.main(["--effort", "quick", "--quiet", *arguments])
 
 
@@ -107,7 +107,7 @@ def replayed(folder: Path) -> int:
     count = 0
     for recorded in Trials(folder / "trials.jsonl").tunings():
         if recorded.finished:
-            journal = Journal(recorded.header.run, FakeDevice(), recorded.trials, live=False)
+            journal = Journal(recorded.header.run, SimulatedDevice(), recorded.trials, live=False)
             tune_type(journal, recorded.header.settings["dtype"], SMALL)
             assert not any(journal._past.values()), "a trial was recorded that nobody asked for"
             count += 1
@@ -126,7 +126,9 @@ def together(folder: Path) -> None:
         os.waitpid(child, 0)
     whole(path)
     sizes = sorted(
-        [dtype, *entry["size"]] for dtype, raw in files.read_config(path)[FAKE.key].items() for entry in raw["entries"]
+        [dtype, *entry["size"]]
+        for dtype, raw in files.read_config(path)[SIMULATED.key].items()
+        for entry in raw["entries"]
     )
     print(json.dumps({"entries": sizes, "tunings": len(Trials(folder / "trials.jsonl").tunings())}))
 

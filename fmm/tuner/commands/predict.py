@@ -34,23 +34,22 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, tuned_choice
 from fmm.runtime.decisions.limits import limits_without_arrays, share_of
-from fmm.tuner.commands.known_devices import (
-    calibration_of,
-    identity_of,
-    is_cpu,
-    is_gpu_here,
-    meant_name,
+from fmm.tuner.commands.config_file import add_json
+from fmm.tuner.device_registry import (
+    config_tuning,
+    device_key,
+    find_calibration,
+    find_datasheet,
+    find_identity,
+    is_local_cpu,
+    is_local_gpu,
     memory_in_config,
     names_in_words,
-    not_used,
-    sheet_of,
+    rejected_because,
     trusted_calibration,
     tuned_keys,
-    tuning_of,
 )
-from fmm.tuner.commands.options import add_json
-from fmm.tuner.findings.answers import passed_over
-from fmm.tuner.findings.model_in_use import guess_of
+from fmm.tuner.findings.model_in_use import guess_of, passed_over
 from fmm.tuner.findings.outcome import spelled_growth, vendors_name
 
 NO_LIMIT = 1 << 62
@@ -100,10 +99,10 @@ def _whole_number(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print the choice; exit code 2 and one line if the arguments are off."""
-    name = "cpu" if options.device is None else meant_name(options.device)
+    name = "cpu" if options.device is None else device_key(options.device)
     try:
         problem = _problem(options)
-        calibration = calibration_of(name, problem.dtype)
+        calibration = find_calibration(name, problem.dtype)
         calibration.rate(problem.dtype)
         limits = _limits(options, name, problem, default_error_growth(calibration.batches))
     except ValueError as error:
@@ -111,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     choice, notes = _by_tuning(name, _choice(problem, calibration, limits), problem, calibration, limits)
     found = printed_fields(choice, calibration, limits) | notes
-    found["not_used"] = not_used(name, problem.dtype)
+    found["not_used"] = rejected_because(name, problem.dtype)
     found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
     found["probed"] = _probed(name, problem, choice)
     print(json.dumps(found, indent=1) if options.json else _text(found))
@@ -147,7 +146,7 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     choice = choose(problem, calibration, limits)
     if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_EXACT_SIDE:
         return choice
-    numpys = next(candidate for candidate in choice.considered if candidate.plan == VENDOR)
+    numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
     why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
@@ -157,7 +156,7 @@ def _by_tuning(
 ) -> tuple[Choice, dict[str, str]]:
     """What fmm.matmul does instead of the model's choice by what was measured of exactly this product, as it decides
     itself; and what was measured, by which it goes or which it passes over, and why."""
-    tuned = None if problem.type.exact else tuning_of(name, problem.dtype)
+    tuned = None if problem.type.exact else config_tuning(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
     known = tuned_choice(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
@@ -178,7 +177,7 @@ def _entry_of(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
 
 def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
     """The plan as the model sees it, which may not have compared it."""
-    if (known := next((x for x in choice.considered if x.plan == plan), None)) is not None:
+    if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
     own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
@@ -188,10 +187,10 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
 
 def _tuned_elsewhere(name: str, problem: Problem) -> str:
     """Under which key the configs in force know cards of that name, by which fmm goes on them."""
-    gpu = None if is_gpu_here(name) else sheet_of(name)
+    gpu = None if is_local_gpu(name) else find_datasheet(name)
     if gpu is None:
         return ""
-    for known in map(identity_of, tuned_keys()):
+    for known in map(find_identity, tuned_keys()):
         named = guess_of(known.key, known.name)
         if named and named.name == gpu.name and trusted_calibration(known.key, problem.dtype) is not None:
             goes = f"{_function(problem)} goes by a tuning of such a card"
@@ -201,7 +200,7 @@ def _tuned_elsewhere(name: str, problem: Problem) -> str:
 
 def _probed(name: str, problem: Problem, choice: Choice) -> str:
     """That a plan for this processor, which is not tuned, is not yet what a call does."""
-    asked = is_cpu(name) and problem.op == PRODUCT and choice.best.plan != VENDOR
+    asked = is_local_cpu(name) and problem.op == PRODUCT and choice.best.plan != VENDOR
     if not asked or trusted_calibration(name, problem.dtype) is not None:
         return ""
     m, k, n = problem.size
@@ -220,7 +219,7 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
     if not growth > 0:  # nan too
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _left(name, problem)
-    if options.workspace is None and left != NO_LIMIT and sheet_of(name) is None:
+    if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
         left = share_of(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
@@ -228,7 +227,7 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
 def _left(name: str, problem: Problem) -> int:
     """Bytes of the memory of a datasheet, or of a config's device, beside the matrices, of which a gram has one factor
     alone."""
-    gpu = sheet_of(name)
+    gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
     if memory is None:
         return NO_LIMIT
@@ -249,7 +248,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
     """All that is printed. Times are of exact counts, like the vendor's to which they are compared."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).seconds
-    rest = [candidate for candidate in choice.considered if candidate is not choice.best]
+    rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
     return {
         "device": calibration.name,
         "source": calibration.source,

@@ -14,18 +14,16 @@ from typing import Any
 
 from fmm.config import schema
 from fmm.kernels.plans.plan import PlanError
-from fmm.tuner.commands.config import by_device, checked_fully, config_sections
-from fmm.tuner.commands.known_devices import not_used_here
-from fmm.tuner.commands.options import add_json, add_output
-from fmm.tuner.commands.tune import output_path, trials_path
+from fmm.tuner.commands.config_file import add_json, add_output, by_device, checked_fully, config_sections
+from fmm.tuner.device_registry import rejected_here
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.figures import STYLE, saved_picture
-from fmm.tuner.report.overview import shown_gains
-from fmm.tuner.report.overview_picture import NARROW, WIDE, speedup_of_all_types
+from fmm.tuner.report.overview import NARROW, WIDE, shown_gains, speedup_of_all_types
 from fmm.tuner.report.page import report_page
-from fmm.tuner.report.pictures import PICTURES, case_pictures, draw_roofline
+from fmm.tuner.report.type_figures import PICTURES, case_pictures, draw_roofline
 from fmm.tuner.trials.record import Trials, first_look_before, tuning_of
+from fmm.tuner.tune import output_path, trials_path
 
 __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
@@ -66,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"fmm-tune report: {error}", file=sys.stderr)
         return 1
     for key, sections in {case.device: case.sections for case in found}.items():
-        for line in not_used_here(sections, key):
+        for line in rejected_here(sections, key):
             print(line, file=sys.stderr)
     print(
         json.dumps([str(p) for p in written])

@@ -12,15 +12,21 @@ from textwrap import wrap
 
 from fmm.config import environment, files
 from fmm.config.schema import ConfigError, Raw, read_thresholds
-from fmm.tuner.commands.config import checked_fully, one_line_errors, some_sections, takes_config, tuned_how
-from fmm.tuner.commands.known_devices import not_used_here
-from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.tune import output_path
+from fmm.tuner.commands.config_file import (
+    add_json,
+    checked_fully,
+    one_line_errors,
+    some_sections,
+    takes_config,
+    tuned_how,
+)
+from fmm.tuner.device_registry import rejected_here
 from fmm.tuner.findings.described import described
 from fmm.tuner.findings.model_in_use import device_name, model_in_use
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 from fmm.tuner.report.plan_words import plan_words, plans_in
 from fmm.tuner.report.recursion_table import recursion_lines
+from fmm.tuner.tune import output_path
 
 LEGEND = "How a plan is read: levels, then behind the last > who multiplies what is left. fmm.explain(a, b) tells more."
 WIDE = 116  # letters of a line
@@ -71,7 +77,7 @@ def _fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Ra
 def _not_used(key: str, dtype: str, raw: Raw) -> str:
     """Why not, as fmm is installed here; empty where it is, or would be if it were read, or is damaged."""
     with suppress(ConfigError):
-        return " ".join(not_used_here({dtype: raw}, key))
+        return " ".join(rejected_here({dtype: raw}, key))
     return ""
 
 
@@ -88,7 +94,7 @@ def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
     types = [TypeInShort(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
-    yield from not_used_here(sections, key)
+    yield from rejected_here(sections, key)
     yield from in_short(types)
     yield from recursion_lines(sections.items())
     short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT]
@@ -96,7 +102,7 @@ def shown_device(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
     for dtype, raw in sections.items():
         yield ""
         yield f"{key}, {dtype} ({device_name(key, raw)}; {tuned_how(raw)})"
-        yield from (f"  {why}" for why in not_used_here({dtype: raw}, key))
+        yield from (f"  {why}" for why in rejected_here({dtype: raw}, key))
         yield from described(raw, dtype, key, sections)
     yield ""
 

@@ -34,8 +34,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import memory_share
 from fmm.runtime.running.overflow import may_overflow
-from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS, Effort
+from fmm.tuner.devices.device import BEST, EFFORTS, TRIES, Effort, FailedError, Run
 
 LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
 ROWS = 8  # rows of a result that are checked

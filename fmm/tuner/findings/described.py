@@ -13,11 +13,18 @@ from fmm.config.schema import Entry, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.findings.advice import tuning_advice
-from fmm.tuner.findings.answers import CANARY, set_aside
-from fmm.tuner.findings.doubts import is_disturbed
+from fmm.tuner.findings.diagnostics import is_disturbed
 from fmm.tuner.findings.kept_parameters import described_kept
-from fmm.tuner.findings.model_in_use import ModelInUse, guess_of, model_in_use
-from fmm.tuner.findings.outcome import chosen_square, outcome, unmeasured_in_use, vendors_name
+from fmm.tuner.findings.model_in_use import (
+    CANARY,
+    ModelInUse,
+    chosen_square,
+    guess_of,
+    model_in_use,
+    set_aside,
+    unmeasured_in_use,
+)
+from fmm.tuner.findings.outcome import outcome, vendors_name
 from fmm.tuner.findings.parts import Part, labelled_rows, table_of, told_lines
 from fmm.tuner.findings.threshold_words import NEVER as NEVER
 from fmm.tuner.findings.threshold_words import TOO_DISTURBED, described_blocks, described_levels, described_recursion

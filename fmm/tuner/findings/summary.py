@@ -11,10 +11,8 @@ from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import default_error_growth
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_command
-from fmm.tuner.findings.answers import Answer, answers_for
 from fmm.tuner.findings.described import instead
-from fmm.tuner.findings.model_in_use import ModelInUse
-from fmm.tuner.findings.outcome import best_told, gains_from, unmeasured_in_use
+from fmm.tuner.findings.model_in_use import Answer, ModelInUse, answers_for, best_told, gains_from, unmeasured_in_use
 from fmm.tuner.findings.parts import table_of
 from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite
 

@@ -12,9 +12,8 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.papers.huang import FIGURE_3_THREADS
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-from fmm.tuner.findings.answers import answers_for
-from fmm.tuner.findings.model_in_use import ModelInUse
-from fmm.tuner.findings.outcome import LARGE, by_sides, chosen_square, vendors_name
+from fmm.tuner.findings.model_in_use import LARGE, ModelInUse, answers_for, chosen_square
+from fmm.tuner.findings.outcome import by_sides, vendors_name
 from fmm.tuner.findings.parts import Part, table_of
 from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite, levels_of
 

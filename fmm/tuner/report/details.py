@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from fmm.tuner.findings.described import NOT_MEASURED, described_parts
-from fmm.tuner.findings.doubts import is_disturbed
+from fmm.tuner.findings.diagnostics import is_disturbed
 from fmm.tuner.findings.parameter_words import meaning_of, spelled, unit_of
 from fmm.tuner.findings.parts import Table
 from fmm.tuner.findings.threshold_words import TOO_DISTURBED
 from fmm.tuner.fit.parameters import is_determined
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.pictures import caption
+from fmm.tuner.report.type_figures import caption
 
 BREAK = "<br>"
 NARROW, LONG = 14, ' class="whole"'  # letters of a cell that on a phone stands beside others

@@ -11,8 +11,17 @@ from fmm.tuner.findings.summary import TypeInShort
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.details import case_details, numbers_table
 from fmm.tuner.report.meaning import meaning, not_used, notes_of_cases
-from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, largest_timed, library, starts_at, won_by
-from fmm.tuner.report.overview_picture import caption_of_all_types
+from fmm.tuner.report.overview import (
+    LEFT,
+    MEASURED,
+    Gain,
+    caption_of_all_types,
+    gains_frame,
+    largest_timed,
+    library,
+    starts_at,
+    won_by,
+)
 from fmm.tuner.report.plan_words import plan_words, plans_in
 from fmm.tuner.report.recursion_table import ABOUT, HEAD, recursion_rows
 from fmm.tuner.report.template import PAGE, STYLE

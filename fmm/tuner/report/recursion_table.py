@@ -10,7 +10,7 @@ from functools import partial
 from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON, Interval, Raw, Thresholds, read_thresholds
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.described import AGAIN, EARLIER, NEVER
-from fmm.tuner.findings.doubts import is_disturbed
+from fmm.tuner.findings.diagnostics import is_disturbed
 from fmm.tuner.findings.parts import table_of
 from fmm.tuner.findings.threshold_words import TOO_DISTURBED, UNDETERMINED, spelled
 

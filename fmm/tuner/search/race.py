@@ -14,8 +14,7 @@ from fmm.perfmodel.choose import Limits, default_error_growth, rank_candidates
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
-from fmm.tuner.devices.device import Device, Run
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Device, Effort, Run
 from fmm.tuner.search.space import built_plan, choices_of_plans, device_space, space_of_type
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
 

@@ -14,19 +14,18 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import FAR_BETTER
 from fmm.tuner.devices.compile_ahead import needed_first
-from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT, model_so_far, starting_calibration
-from fmm.tuner.findings.doubts import noise_floor
+from fmm.tuner.findings.diagnostics import noise_floor
+from fmm.tuner.search.certify import confirm_best
 from fmm.tuner.search.race import race_plans, within_limits
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.confirm import confirm_best
-from fmm.tuner.stages.probed_plans import light_candidates
 from fmm.tuner.stages.probes import (
     SEEDS,
     SHARES,
     TWINS,
     find_scale,
+    light_candidates,
     measure_runs,
     time_undisturbed,
 )

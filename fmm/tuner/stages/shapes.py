@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fmm.dtypes import FLOATS
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device
-from fmm.tuner.devices.effort import Effort
+from fmm.tuner.devices.device import Device, Effort
 
 Size = tuple[int, int, int]
 

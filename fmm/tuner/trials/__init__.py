@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fmm.tuner.trials.data_frame import frame
+from fmm.tuner.trials.record import frame
 
 __all__ = ["frame"]

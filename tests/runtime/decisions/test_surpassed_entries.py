@@ -15,8 +15,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide
 from fmm.tuner.cli import main
-from fmm.tuner.findings.answers import CANARY, ROOM, UNTIMED, answer_for
-from fmm.tuner.findings.model_in_use import model_in_use
+from fmm.tuner.findings.model_in_use import CANARY, ROOM, UNTIMED, answer_for, model_in_use
 from tests.support import configs
 from tests.support.devices import H200
 

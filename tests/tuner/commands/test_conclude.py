@@ -13,10 +13,10 @@ from benchmarks import shipped
 from fmm.config import files
 from fmm.config.files import SHIPPED
 from fmm.config.schema import read_thresholds
+from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.commands import tune
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FAKE, FakeDevice
+from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("tuning")
     (found / "shapes").write_text("6000 6000 6000\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "chosen_devices", lambda name: [FakeDevice()])
+        patch.setattr(tune, "chosen_devices", lambda name: [SimulatedDevice()])
         patch.setitem(EFFORTS, "quick", tuned.SMALL)
         arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
         assert main([*arguments, "--output", str(found)]) == 0
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def section(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = files.read_config(path)[FAKE.key]["float64"]
+    found: dict[str, Any] = files.read_config(path)[SIMULATED.key]["float64"]
     return found
 
 
@@ -45,7 +45,7 @@ def older(folder: Path, into: Path) -> Path:
     """The same tuning with thresholds of an earlier form, its trials beside it."""
     (into / "trials.jsonl").write_bytes((folder / "trials.jsonl").read_bytes())
     known = {**section(folder / "config.json"), "thresholds": OLD}
-    return tuned.write(into / "config.json", FAKE.key, found=known)
+    return tuned.write(into / "config.json", SIMULATED.key, found=known)
 
 
 def test_a_tuning_is_concluded_again_from_its_trials(folder: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_what_concluding_changed_is_told(folder: Path, tmp_path: Path, capsys: p
     lost = tuned.entry((96, 96, 96), "dps > vendor")
     entries = [lost.fields | {"size": list(lost.size)}, *(x for x in known["entries"] if x["lean"])]
     stale = {**section(path), "calibration": {**known["calibration"], "margin": 0.5}, "entries": entries}
-    tuned.write(path, FAKE.key, found=stale)
+    tuned.write(path, SIMULATED.key, found=stale)
     into = tmp_path / "other" / "config.json"
     assert main(["conclude", str(path), "--output", str(into)]) == 0
     said = capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_what_concluding_changed_is_told(folder: Path, tmp_path: Path, capsys: p
     assert main(["conclude", str(path), "--json", "--output", str(tmp_path / "third.json")]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     changes = {row["name"]: (row["before"], row["after"]) for row in found["changes"]}
-    assert (found["device"], found["dtype"], found["written"]) == (FAKE.key, "float64", True)
+    assert (found["device"], found["dtype"], found["written"]) == (SIMULATED.key, "float64", True)
     assert changes["margin"] == (0.5, margin) and changes["entry 96"] == (f"dps > vendor: {lost.text}", None)
     assert "calibration" in found["other_changes"] and "noise" not in found["other_changes"]
 
@@ -91,7 +91,7 @@ def test_thresholds_alone_leave_the_model_as_it_is(
 ) -> None:
     path, other = older(folder, tmp_path), tmp_path / "other" / "config.json"
     slow = {**section(path), "noise": 0.5}
-    tuned.write(path, FAKE.key, found=slow)
+    tuned.write(path, SIMULATED.key, found=slow)
     assert main(["export", "--thresholds", str(path)]) == 1
     assert main(["conclude", "--thresholds", str(path), "--output", str(other)]) == 0
     assert section(path) == slow
@@ -126,7 +126,7 @@ def test_tiles_alone_leave_all_else_as_it_is(folder: Path, tmp_path: Path) -> No
         "noise": 0.5,
         "thresholds": {**known["thresholds"], "alpha": 1.0, "block_strategy": {"512": "Huge"}},
     }
-    tuned.write(path, FAKE.key, found=stale)
+    tuned.write(path, SIMULATED.key, found=stale)
     assert main(["conclude", "--blocks", str(path), "--output", str(other)]) == 0
     found = section(other)
     assert found.pop("thresholds") == {**stale.pop("thresholds"), "block_strategy": {}}
@@ -134,7 +134,9 @@ def test_tiles_alone_leave_all_else_as_it_is(folder: Path, tmp_path: Path) -> No
 
 
 def test_without_trials_nothing_is_made_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tuned.write(tmp_path / "config.json", FAKE.key, found={**section(folder / "config.json"), "thresholds": OLD})
+    path = tuned.write(
+        tmp_path / "config.json", SIMULATED.key, found={**section(folder / "config.json"), "thresholds": OLD}
+    )
     before = path.read_text(encoding="utf-8")
     assert main(["conclude", str(path)]) == 1
     assert "left as it is: no trials of it" in capsys.readouterr().out and path.read_text(encoding="utf-8") == before

@@ -21,17 +21,16 @@ import pytest
 from fmm.config import files, identity, schema, store
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.tuner import device_registry, tune
+from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main
-from fmm.tuner.commands import measure, one_type
-from fmm.tuner.commands import tune as commands_tune
-from fmm.tuner.commands.one_type import End, Job
+from fmm.tuner.commands import measure
 from fmm.tuner.commands.show import told_plans
-from fmm.tuner.devices import choose
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FAKE, FakeDevice
-from fmm.tuner.trials.data_frame import frame
+from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trials
+from fmm.tuner.trials.record import Trials, frame
+from fmm.tuner.tune import End, Job
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice
@@ -40,9 +39,9 @@ from tests.support.threads import at_once
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+def fake(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """The command tunes this device, with little effort."""
-    device = FakeDevice()
+    device = SimulatedDevice()
     monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
     for name in EFFORTS:
         first = name == "coarse"  # which is another effort than those that refine it
@@ -60,7 +59,7 @@ def nursery(kind: str, folder: Path, *more: str) -> dict[str, Any]:
 
 
 def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
-    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--effort", "quick", "--dtype", "float32,float32", "--output", str(tmp_path), "--quiet"]
     assert main(arguments) == 0
@@ -125,17 +124,17 @@ def wait_until(ready: Any) -> None:
         time.sleep(0.005)
 
 
-def test_ctrl_c_then_resume(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, original = 0, FakeDevice.open
+def test_ctrl_c_then_resume(fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, original = 0, SimulatedDevice.open
 
-    def interrupted(self: FakeDevice, problem: Any, seed: int) -> Any:
+    def interrupted(self: SimulatedDevice, problem: Any, seed: int) -> Any:
         nonlocal asked
         asked += 1
         if asked == 12:
             raise KeyboardInterrupt
         return original(self, problem, seed)
 
-    monkeypatch.setattr(FakeDevice, "open", interrupted)
+    monkeypatch.setattr(SimulatedDevice, "open", interrupted)
     arguments = ["--dtype", "float64", "--quiet", "--output", str(tmp_path)]
     assert main(arguments) == 130
     (first,) = Trials(tmp_path / "trials.jsonl").tunings()
@@ -150,21 +149,21 @@ def test_ctrl_c_then_resume(fake: FakeDevice, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
-    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.json"
     arguments = ["--dtype", "float64", "--output", str(path)]
     assert main(arguments) == 0
-    old, original, asked, last = path.read_text(), FakeDevice.open, 0, 8
+    old, original, asked, last = path.read_text(), SimulatedDevice.open, 0, 8
 
-    def interrupted(self: FakeDevice, problem: Any, seed: int) -> Any:
+    def interrupted(self: SimulatedDevice, problem: Any, seed: int) -> Any:
         nonlocal asked
         asked += 1
         if asked == last:
             raise KeyboardInterrupt
         return original(self, problem, seed)
 
-    monkeypatch.setattr(FakeDevice, "open", interrupted)
+    monkeypatch.setattr(SimulatedDevice, "open", interrupted)
     capsys.readouterr()
     assert main(arguments) == 130
     told = f"float64: interrupted; what was in {path} before stands; --resume goes on from the trials"
@@ -175,11 +174,11 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     assert "interrupted; nothing was written; --resume goes on" in capsys.readouterr().err
     asked, last = 0, 20
     assert main([*arguments, "--fresh"]) == 130  # where there is nothing better, it is the best so far
-    assert files.read_config(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
+    assert files.read_config(path)[SIMULATED.key]["float64"]["error"]["speedup"]["count"] == 0
 
 
 @pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
-def test_only_the_same_tuning_is_resumed(more: list[str], fake: FakeDevice, tmp_path: Path) -> None:
+def test_only_the_same_tuning_is_resumed(more: list[str], fake: SimulatedDevice, tmp_path: Path) -> None:
     assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 1
     resume = [] if "--fresh" in more else ["--resume"] if more else []
     assert main(["--dtype", "float64", "--quiet", *resume, *more, "--output", str(tmp_path)]) == 0
@@ -196,7 +195,7 @@ def unwritable() -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
-    fake: FakeDevice, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--output", unwritable()]) == 1
     printed = capsys.readouterr()
@@ -207,7 +206,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_home_that_cannot_be_written(
-    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FMM_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", unwritable())
@@ -215,7 +214,9 @@ def test_a_home_that_cannot_be_written(
     assert "cannot write /proc/self/fmm/config.json" in capsys.readouterr().err
 
 
-def test_no_home_at_all(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_home_at_all(
+    fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -226,9 +227,9 @@ def test_no_home_at_all(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_disk_that_fills_up_under_the_config(
-    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = tuned.write(tmp_path / "config.json", FAKE.key).read_text()
+    old = tuned.write(tmp_path / "config.json", SIMULATED.key).read_text()
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -249,7 +250,7 @@ def test_a_disk_that_fills_up_under_the_config(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_disk_that_fills_up_under_the_trials(
-    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "trials.jsonl").symlink_to("/dev/full")
     assert main(["--dtype", "float64", "--quiet", "--output", str(tmp_path)]) == 1
@@ -270,7 +271,7 @@ def test_a_damaged_config_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_config_of_a_later_fmm_is_not_touched(
-    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"schema": 9, "devices": {}}')
@@ -371,7 +372,7 @@ def test_bad_arguments_exit_with_2_and_say_what_is_valid(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(choose, "gpu_count", lambda: 0)
+    monkeypatch.setattr(device_registry, "gpu_count", lambda: 0)
     (tmp_path / "SHAPES").write_text("1 2\n")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
@@ -382,15 +383,15 @@ def test_bad_arguments_exit_with_2_and_say_what_is_valid(
 def test_without_a_device_the_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def make(name: str) -> FakeDevice:
+    def make(name: str) -> SimulatedDevice:
         made.append(name)
-        return FakeDevice()
+        return SimulatedDevice()
 
-    monkeypatch.setattr(choose, "_device", make)
+    monkeypatch.setattr(device_registry, "_device", make)
     for count, name, expected in ((0, None, ["cpu"]), (2, None, ["0"]), (2, "all", ["0", "1", "cpu"]), (2, "1", ["1"])):
         made.clear()
-        monkeypatch.setattr(choose, "gpu_count", lambda count=count: count)
-        choose.chosen_devices(name)
+        monkeypatch.setattr(device_registry, "gpu_count", lambda count=count: count)
+        device_registry.chosen_devices(name)
         assert made == expected
 
 
@@ -398,7 +399,7 @@ def test_without_a_device_the_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_dry_run_measures_and_writes_nothing(
-    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--dry-run", "--output", str(tmp_path / "c.json")]) == 0
     assert "a fake CPU (cpu-fake-2t), float32, effort default: about 4 s" in capsys.readouterr().out
@@ -410,7 +411,7 @@ def test_a_dry_run_measures_and_writes_nothing(
     assert fake.asked == 0 and not list(tmp_path.iterdir())
 
 
-def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = tmp_path / "shapes"
     shapes.write_text("6000 6000 6000\n")
     arguments = ["--shapes", str(shapes), "--output", str(tmp_path)]
@@ -435,11 +436,11 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
 
 
 @pytest.fixture
-def clocked(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevice:
+def clocked(fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevice:
     """Tuned instead, by a clock of its own, which its samples move on."""
     device = BusyDevice()
     monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
-    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
+    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     return device
 
 
@@ -502,7 +503,9 @@ WHAT_THE_PAPERS_ASK = (
 )
 
 
-def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_validate_export_and_merge(
+    fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shapes = tmp_path / "shapes"
     shapes.write_text("6000 6000 6000\n")
     assert main(["--shapes", str(shapes), "--quiet", "--output", str(tmp_path)]) == 0
@@ -546,7 +549,7 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
         assert files.read_config(tmp_path / copy) == files.read_config(tmp_path / "config.json")
 
 
-def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_share_the_time_limit(fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one leaves is the next one's."""
     limits = []
 
@@ -575,14 +578,14 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
         seen.append((job.effort, job.dtype))
         return End(0, "", 2.0)
 
-    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [FakeDevice(gpu=gpu) for gpu in gpus])
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [SimulatedDevice(gpu=gpu) for gpu in gpus])
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--effort", "quick", "--output", str(tmp_path)]) == 0
     assert seen == [(effort, dtype) for effort in efforts for dtype in ("float32", "float64")]
 
 
 def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
-    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the other types' first passes, before anything is refined, and going on where it was."""
     seen: list[tuple[str, str, bool]] = []
@@ -603,7 +606,11 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
 
 @pytest.mark.parametrize("missing", commands_tune.NEEDED)
 def test_a_package_that_is_missing_is_named_before_anything_is_measured(
-    missing: str, fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str,
+    fake: SimulatedDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(commands_tune, "find_spec", lambda name: None if name == missing else name)
     assert main(["--output", str(tmp_path)]) == 1
@@ -614,13 +621,13 @@ def test_a_package_that_is_missing_is_named_before_anything_is_measured(
 def test_a_canary_that_has_nothing_to_measure_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [SimulatedDevice()])
     path = tmp_path / "config.json"
     assert main(["canary", "--output", str(path)]) == 1
     assert "there is no config" in capsys.readouterr().err
     tuned.write(path, "cpu-other")
     assert main(["canary", "--output", str(path)]) == 1
-    assert f"says nothing of {FAKE.key}" in capsys.readouterr().err
+    assert f"says nothing of {SIMULATED.key}" in capsys.readouterr().err
     path.write_text("{")
     assert main(["canary", "--output", str(path)]) == 1
     assert "it is not JSON" in capsys.readouterr().err
@@ -631,12 +638,12 @@ def test_thresholds_of_an_earlier_fmm_are_said_to_be_left_out(
 ) -> None:
     """As in configs that were tuned when they meant something else."""
     old = {"tau1": 2569.0, "tau2": 5138.1, "recursion_points": [5138.1], "epsilon": 190.3, "ratio": 152.2}
-    path = tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds=old))
+    path = tuned.write(tmp_path / "config.json", SIMULATED.key, found=tuned.section(thresholds=old))
     for command, line in (("show", "  levels     the thresholds are of an earlier fmm"), ("validate", "valid, 0 entr")):
         assert main([command, str(path)]) == 0
         printed = capsys.readouterr().out
         assert line in printed and "of an earlier fmm, which meant something else" in printed
-    assert main(["show", str(tuned.write(path, FAKE.key))]) == 0
+    assert main(["show", str(tuned.write(path, SIMULATED.key))]) == 0
     assert "earlier fmm" not in capsys.readouterr().out
 
 
@@ -726,20 +733,20 @@ def test_damaged_thresholds_are_not_of_an_earlier_fmm(
 ) -> None:
     """Each field is named, beside what else is wrong; no product fails by it."""
     whole = tuned.section(thresholds=THRESHOLDS)
-    assert main(["validate", str(tuned.write(tmp_path / "config.json", FAKE.key, found=whole))]) == 0
+    assert main(["validate", str(tuned.write(tmp_path / "config.json", SIMULATED.key, found=whole))]) == 0
     bad = {**whole, "thresholds": {**THRESHOLDS, **damage}}
-    assert schema.read_section(bad, "", FAKE, "float64").thresholds is None
-    path = str(tuned.write(tmp_path / "config.json", FAKE.key, found=bad))
+    assert schema.read_section(bad, "", SIMULATED, "float64").thresholds is None
+    path = str(tuned.write(tmp_path / "config.json", SIMULATED.key, found=bad))
     for command in ("validate", "show"):
         assert main([command, path]) == 1
         assert f"float64.thresholds.{named}" in capsys.readouterr().err
     bad["calibration"] = {**bad["calibration"], "margin": -3}
-    assert main(["validate", str(tuned.write(tmp_path / "config.json", FAKE.key, found=bad))]) == 1
+    assert main(["validate", str(tuned.write(tmp_path / "config.json", SIMULATED.key, found=bad))]) == 1
     assert re.search(rf"margin must be .*, not -3; .*{re.escape(named)}", capsys.readouterr().err)
 
 
 def test_thresholds_that_are_no_object_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds="fast"))
+    path = tuned.write(tmp_path / "config.json", SIMULATED.key, found=tuned.section(thresholds="fast"))
     assert main(["validate", str(path)]) == 1
     assert "float64.thresholds must be an object, not 'fast'" in capsys.readouterr().err
 
@@ -780,7 +787,7 @@ def test_a_canary_restores_trust_or_takes_it(
     slower: float, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After an update of the library, by measuring one entry again."""
-    device = FakeDevice()
+    device = SimulatedDevice()
     monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
     monkeypatch.setattr(measure, "chosen_devices", lambda name: [device])
     monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
@@ -788,11 +795,11 @@ def test_a_canary_restores_trust_or_takes_it(
     path = tmp_path / "config.json"
     tune = ["--effort", "quick", "--dtype", "float64", "--shapes", str(tmp_path / "shapes"), "--quiet"]
     assert main([*tune, "--output", str(path)]) == 0
-    device.identity = Identity(FAKE.key, FAKE.name, {"numpy": "1", "blas": "fake 1"})
+    device.identity = Identity(SIMULATED.key, SIMULATED.name, {"numpy": "1", "blas": "fake 1"})
     device.truth = replace(device.truth, stream=device.truth.stream / slower**4)
     assert main(["canary", "--output", str(path)]) == int(not holds)
     assert ("all entries are trusted" if holds else "entries stay set aside") in capsys.readouterr().out
-    raw = files.read_config(path)[FAKE.key]["float64"]
+    raw = files.read_config(path)[SIMULATED.key]["float64"]
     assert raw["versions"] == {"numpy": "1", "blas": "fake 1"}
     assert [e["verified"] for e in raw["entries"]] == [holds]
 
@@ -812,8 +819,8 @@ def test_li_s_codes_are_timed_with_the_tuned_thresholds(
     }
     found |= {"tau1": spread, "tau2": {**spread, "value": 4000.0}, "tau3": dict.fromkeys(spread)}
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])
-    tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds=found))
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [SimulatedDevice()])
+    tuned.write(tmp_path / "config.json", SIMULATED.key, found=tuned.section(thresholds=found))
     files.clear_config_cache()
     arguments = ["bench", "1500", "1500", "1500", "--json", "--plan"]
     assert main([*arguments, "winograd(tau1, tau2)"]) == 0

@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 import pytest
 
-from fmm.tuner.commands.one_type import Job, tune_job
-from fmm.tuner.commands.progress import Bar, best_gain, shown_progress, spelled_seconds
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
+from fmm.tuner.progress import Bar, best_gain, shown_progress, spelled_seconds
+from fmm.tuner.tune import Job, tune_job
 from tests.support import configs as tuned
 from tests.support.configs import SMALL
 
@@ -82,7 +82,7 @@ def test_where_nothing_was_certified_the_model_says_what_is_gained() -> None:
     assert best_gain(tuned.section(), "float64") == "from 256 on"
 
 
-class SmallEffort(FakeDevice):
+class SmallEffort(SimulatedDevice):
     """A tuning of it is over in a moment."""
 
     efforts = MappingProxyType({"small": SMALL})

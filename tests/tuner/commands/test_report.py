@@ -13,27 +13,31 @@ from typing import Any
 
 import pytest
 
+from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.commands import tune
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
 from fmm.tuner.findings.summary import TypeInShort, in_short, most_gained
+from fmm.tuner.report.case import mapped
 from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
-from fmm.tuner.report.overview import LEFT, PREDICTED, gains_frame, largest_timed, shown_gains
-from fmm.tuner.report.overview_picture import (
+from fmm.tuner.report.overview import (
+    LEFT,
     NARROW,
+    PREDICTED,
     WIDE,
     caption_of_all_types,
     certified_squares,
+    gains_frame,
+    largest_timed,
+    shown_gains,
     speedup_of_all_types,
 )
 from fmm.tuner.report.page import _meaning, _start_text, gains_table, tunings_left
-from fmm.tuner.report.pictures import caption
-from fmm.tuner.report.plan_grid import mapped
 from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
+from fmm.tuner.report.type_figures import caption
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -47,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "shapes").write_text("6000 6000 6000\n6000 3000 6000\n")
     arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "chosen_devices", lambda name: [FakeDevice()])
+        patch.setattr(tune, "chosen_devices", lambda name: [SimulatedDevice()])
         patch.setitem(EFFORTS, "quick", tuned.SMALL)
         assert main([*arguments, "--output", str(found)]) == 0
     return found

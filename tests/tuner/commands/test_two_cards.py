@@ -12,11 +12,11 @@ import pytest
 from fmm.config import files, reader
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
+from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main
-from fmm.tuner.commands import tune as commands_tune
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.findings.tables import with_predictions
+from fmm.tuner.commands.export import with_predictions
+from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.trials.record import Header, Trials, Tuning, tuning_of
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -117,7 +117,7 @@ def test_a_tuning_of_an_older_key_is_resumed(
     recorded: int | None, tunings: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the card that it was of: one with other memory begins anew. Its section has today's key."""
-    device = FakeDevice(identity=Identity(LARGE, NAMES[LARGE], {"numpy": "0"}), conditions={"memory": 80})
+    device = SimulatedDevice(identity=Identity(LARGE, NAMES[LARGE], {"numpy": "0"}), conditions={"memory": 80})
     monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
     monkeypatch.setitem(EFFORTS, "quick", replace(tuned.SMALL, most=60))
     arguments = ["--dtype", "float64", "--effort", "quick", "--quiet", "--output", str(tmp_path)]
@@ -137,7 +137,7 @@ def test_trials_of_an_older_key_are_predicted_where_one_card_has_it() -> None:
     pandas = pytest.importorskip("pandas")
     columns = ("device", "dtype", "m", "k", "n", "plan", "part", "twin", "op")
     row = (OLDER, "float64", 4096, 4096, 4096, "vendor", "whole", 0, "product")
-    trials, truth = pandas.DataFrame([row], columns=columns), FakeDevice().truth
+    trials, truth = pandas.DataFrame([row], columns=columns), SimulatedDevice().truth
     sections = {(key, "float64"): Tuned(Identity(key, name), "float64", truth, {}) for key, name in NAMES.items()}
     one = {(SMALL, "float64"): sections[SMALL, "float64"]}
     assert with_predictions(trials, one)["predicted"][0] > 0

@@ -19,7 +19,6 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions import decide
 from fmm.tuner.cli import main
-from fmm.tuner.commands.suites import fast_plan
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
 from fmm.tuner.devices.device import FailedError, Run
 from fmm.tuner.trials.journal import Journal, RoundLimits
@@ -119,10 +118,6 @@ def test_a_real_tuning_is_obeyed(
     key = found["device"]
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32", "--device", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] == found["section"]["conditions"]["device"]
-
-
-def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:
-    assert fast_plan(decide.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
 
 
 def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:

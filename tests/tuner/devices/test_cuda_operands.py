@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-MODULE = "fmm.tuner.devices.cuda_operands"
+MODULE = "fmm.tuner.devices.cuda"
 SIZE = 37, 50, 41
 EPSILON = {"float32": 2.0**-24, "tf32": 2.0**-24, "complex64": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 TYPES = (*EPSILON, "float64", "complex128")

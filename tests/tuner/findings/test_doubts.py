@@ -21,12 +21,10 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import Device
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import BEST, Run
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FAKE, TRUTH, FakeDevice
-from fmm.tuner.devices.formula import formula_seconds
+from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
+from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
 from fmm.tuner.findings.conclude import checked_model
-from fmm.tuner.findings.doubts import (
+from fmm.tuner.findings.diagnostics import (
     DISTANT,
     ENOUGH,
     MARGIN,
@@ -39,9 +37,9 @@ from fmm.tuner.findings.doubts import (
     unexplained_share,
 )
 from fmm.tuner.fit.model import Observation
-from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
+from fmm.tuner.tune_type import tune_type
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice, Load, decided_plan, random_load, random_shapes
 from tests.support.marks import quick_and_slow
@@ -158,15 +156,15 @@ def test_what_nobody_measured_is_no_number() -> None:
 
 def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calibration stands in the config, for people; the choice is the one without a tuning, and says why."""
-    problem, device = Problem(4096, 4096, 4096), Device(FAKE, None)
+    problem, device = Problem(4096, 4096, 4096), Device(SIMULATED, None)
     path, logged = tmp_path / "config.json", list[str]()
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.delenv("FMM_DISABLE", raising=False)
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
     monkeypatch.setattr(environment, "log_once", logged.append)
     for doubts, expected in (([], True), (["it was not checked"], False)):
-        section = tuned.section(doubts=doubts, versions=dict(FAKE.versions))
-        tuned.write(path, FAKE.key, found=section)
+        section = tuned.section(doubts=doubts, versions=dict(SIMULATED.versions))
+        tuned.write(path, SIMULATED.key, found=section)
         files.clear_config_cache()
         decision = decide(problem, Limits(1 << 60), device)
         assert (decision.step == "calibrated model") == expected and (decision.plan != VENDOR) == expected
@@ -181,7 +179,7 @@ def test_an_older_config_whose_model_nobody_checked_is_not_used(
     section = tuned.section(error=counts, thresholds={"tau1": 1.0, "recursion_points": [2.0, 4.0, 8.0]})
     assert "doubts" not in section
     path = tuned.write(tmp_path / "config.json", "cpu-a", found=section)
-    assert schema.read_section(section, "test", FAKE, "float64").trusted is None
+    assert schema.read_section(section, "test", SIMULATED, "float64").trusted is None
     assert main(["show", str(path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[3].split() == ["float64", "not", "used"]
@@ -194,7 +192,7 @@ def test_an_older_config_whose_model_nobody_checked_is_not_used(
     assert main(["export", "--thresholds", str(path)]) == 1
     assert "has no thresholds that this fmm knows" in capsys.readouterr().err
     checked = tuned.section(error={"speedup": {"count": 20}})
-    assert schema.read_section(checked, "test", FAKE, "float64").trusted is not None
+    assert schema.read_section(checked, "test", SIMULATED, "float64").trusted is not None
 
 
 def test_entries_of_a_disturbed_tuning_are_set_aside() -> None:
@@ -266,5 +264,5 @@ def test_the_coarse_effort_keeps_to_its_seconds_and_is_checked() -> None:
     device = BusyDevice(truth=LANES, noise=0.01)
     section = tune_type(Journal("run", device, clock=device.clock), "float64", EFFORTS["coarse"]).section
     assert section is not None and section["doubts"] == [] and device.now <= EFFORTS["coarse"].most
-    assert isinstance(schema.read_section(section, "test", FAKE, "float64").trusted, Calibration)
-    assert FakeDevice().efforts["coarse"] is EFFORTS["coarse"]
+    assert isinstance(schema.read_section(section, "test", SIMULATED, "float64").trusted, Calibration)
+    assert SimulatedDevice().efforts["coarse"] is EFFORTS["coarse"]

@@ -21,11 +21,16 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide
 from fmm.runtime.devices import described_gpu
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
-from fmm.tuner.findings.answers import answer_for, usual_limits
 from fmm.tuner.findings.described import described, described_rows, instead
-from fmm.tuner.findings.doubts import machine_doubts
-from fmm.tuner.findings.model_in_use import device_name, guess_of, model_in_use
-from fmm.tuner.findings.outcome import unmeasured_in_use
+from fmm.tuner.findings.diagnostics import machine_doubts
+from fmm.tuner.findings.model_in_use import (
+    answer_for,
+    device_name,
+    guess_of,
+    model_in_use,
+    unmeasured_in_use,
+    usual_limits,
+)
 from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
 from tests.support import ROOT
 from tests.support import configs as tuned

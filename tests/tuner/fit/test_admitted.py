@@ -11,15 +11,14 @@ import pytest
 from fmm.config import schema
 from fmm.config.schema import TAUS, Interval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
-from fmm.tuner.devices.fake import FAKE, TRUTH, FakeDevice
+from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
 from fmm.tuner.findings.conclude import FITTED
-from fmm.tuner.findings.threshold_intervals import with_intervals
-from fmm.tuner.findings.thresholds import thresholds
-from fmm.tuner.fit.admitted import admitted_models, middle_95
+from fmm.tuner.findings.thresholds import thresholds, with_intervals
 from fmm.tuner.fit.model import Observation, stage_medians
 from fmm.tuner.fit.parameters import BY_NAME
-from fmm.tuner.stages.tuning import tune_type
+from fmm.tuner.fit.sampled import middle_95, sample_calibrations
 from fmm.tuner.trials.journal import Journal
+from fmm.tuner.tune_type import tune_type
 from tests.support.configs import SMALL
 
 TYPE = "float64"
@@ -29,14 +28,14 @@ POINTS = ("alpha", "pi", "n1", *TAUS)
 @lru_cache(maxsize=32)
 def tuned(seed: int = 0, noise: float = 0.01) -> tuple[dict[str, Any], list[Observation]]:
     """The section of a tuning, and what its model was fitted to."""
-    journal = Journal("run", FakeDevice(seed=seed, noise=noise))
+    journal = Journal("run", SimulatedDevice(seed=seed, noise=noise))
     section = tune_type(journal, TYPE, SMALL, ((4096, 4096, 4096),)).section
     assert section is not None
     return section, stage_medians(journal.recorded, FITTED)
 
 
 def model_of(section: dict[str, Any]) -> Calibration:
-    found = schema.read_section(section, "test", FAKE, TYPE).calibration
+    found = schema.read_section(section, "test", SIMULATED, TYPE).calibration
     assert found is not None
     return found
 
@@ -49,8 +48,8 @@ def thresholds_of(section: dict[str, Any]) -> Thresholds:
 
 def test_each_parameter_lies_in_its_interval_in_95_percent_of_the_models() -> None:
     section, observed = tuned()
-    models = admitted_models(model_of(section), TYPE, section["intervals"], observed)
-    assert models == admitted_models(model_of(section), TYPE, section["intervals"], observed)
+    models = sample_calibrations(model_of(section), TYPE, section["intervals"], observed)
+    assert models == sample_calibrations(model_of(section), TYPE, section["intervals"], observed)
     assert {"rate.flops", "stream"} <= section["intervals"].keys()
     for name, (low, high) in section["intervals"].items():
         if BY_NAME[name].determined(low, high):
@@ -62,10 +61,10 @@ def test_what_is_not_determined_keeps_its_value() -> None:
     """Configs of older versions have intervals of all parameters, also of some that there are no more."""
     section, observed = tuned()
     known = {"stream": section["intervals"]["stream"], "rate.rows": [0.1, 1e4], "frayed": [0.5, 2.0]}
-    models = admitted_models(model_of(section), TYPE, known, observed)
+    models = sample_calibrations(model_of(section), TYPE, known, observed)
     assert len({model.stream for model in models}) > 10
     assert {model.rate(TYPE) for model in models} == {model_of(section).rate(TYPE)}
-    assert admitted_models(model_of(section), TYPE, {}, observed) == ()
+    assert sample_calibrations(model_of(section), TYPE, {}, observed) == ()
 
 
 def test_a_tuning_writes_intervals_around_its_thresholds() -> None:
@@ -94,7 +93,7 @@ def test_epsilon_has_an_interval_where_it_is_determined() -> None:
     model = model_of(section)
     point = int(thresholds(model, TYPE).n1 or 0)
     measured = [((n, n, n), 0.9 if n < 2 * point else 1.1) for n in range(point, 4 * point, point // 4)]
-    models = admitted_models(model, TYPE, section["intervals"], observed)
+    models = sample_calibrations(model, TYPE, section["intervals"], observed)
     found = with_intervals(thresholds(model, TYPE, measured), model, TYPE, models, measured)
     low, high = found.intervals["epsilon"]
     assert found.epsilon is not None and low is not None and high is not None

@@ -25,13 +25,13 @@ from fmm.perfmodel.block_model import GEMM, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 from fmm.runtime.devices import chip_as_tuned
-from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.findings.model_in_use import device_name, guess_of
 from fmm.tuner.findings.threshold_words import described_blocks
 from fmm.tuner.fit import blocks
-from fmm.tuner.fit.block_terms import compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.blocks import compared_rows, fitted_constants, root_mean_square
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
@@ -101,11 +101,11 @@ def test_too_few_shapes_and_other_devices_have_none() -> None:
 def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the larger efforts of a GPU alone; what was found stands in the section, and the runtime's chip has it."""
     assert not any(effort.blocks for effort in EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
-    journal = Journal("run", FakeDevice(gpu=True, chip=H200, memory=1 << 40))
+    journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory=1 << 40))
     probe_strategies(journal, GPU_EFFORTS["default"])
     assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.PLANS.values())}
     rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockTerms()) if t.plan == "tile.large"]
-    concluded = Journal("run", FakeDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
+    concluded = Journal("run", SimulatedDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
     section = concluded_section(concluded, "float32")
     assert section and section["blocks"]["fitted"] and section["thresholds"]["block_strategy"]["4096"]
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.strategies import STAGE, Row, recalled, summary
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.trials.record import Trial
 
 ONE, TWO = Plan.parse("strassen.batched.pad16 > vendor"), Plan.parse("strassen^2.batched.pad16 > vendor")
@@ -58,5 +58,5 @@ def test_an_interrupted_round_of_a_recording_is_left_out() -> None:
         for s in own
     ]
     known = datasheet_calibration("H200")
-    (found,) = recalled(trials, "float64", known, FakeDevice(known, gpu=True, memory=1 << 62))
+    (found,) = recalled(trials, "float64", known, SimulatedDevice(known, gpu=True, memory=1 << 62))
     assert found.speedups == {VENDOR: 1.0, ONE: 2.0}

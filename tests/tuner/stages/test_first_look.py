@@ -14,14 +14,12 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import with_unmeasured
+from fmm.tuner import tune, tune_type
 from fmm.tuner.cli import main
-from fmm.tuner.commands import one_type, tune
 from fmm.tuner.devices.compile_ahead import compile_jobs, compile_weight, kernel_places, needed_first
-from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.formula import cached_work, formula_seconds
+from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.findings import conclude
 from fmm.tuner.fit.model import Observation, few_plans, scaled_calibration
-from fmm.tuner.stages import tuning
 from fmm.tuner.trials.journal import Journal
 from tests.support.busy_device import decided_plan
 from tests.support.chips import H200
@@ -41,9 +39,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
     """The command tunes this device; Python's time is counted too."""
     device = ColdGpu(truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
-    write, concluded = one_type._write, conclude.concluded_section
+    write, concluded = tune._write, conclude.concluded_section
 
-    def noted(job: one_type.Job, *rest: Any) -> None:
+    def noted(job: tune.Job, *rest: Any) -> None:
         written.setdefault(job.dtype, device.now)
         write(job, *rest)
 
@@ -52,9 +50,9 @@ def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
         return concluded(journal, dtype)
 
     monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
-    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
-    monkeypatch.setattr(one_type, "_write", noted)
-    for module in (one_type, tuning):
+    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
+    monkeypatch.setattr(tune, "_write", noted)
+    for module in (tune, tune_type):
         monkeypatch.setattr(module, "concluded_section", slowly)
     return device
 
@@ -94,9 +92,9 @@ def test_who_must_wait_for_the_compiler_lets_the_others_go_first(
 ) -> None:
     """The vendor's products of several types are timed before the first kernel of ours is there."""
     order: list[tuple[str, bool]] = []
-    original = one_type.tune_job
+    original = tune.tune_job
 
-    def noted(job: one_type.Job, *rest: Any) -> one_type.End:
+    def noted(job: tune.Job, *rest: Any) -> tune.End:
         order.append((job.dtype, job.again))
         return original(job, *rest)
 
@@ -122,7 +120,7 @@ def test_stopping_at_any_moment_keeps_the_best(
 
     monkeypatch.setattr(ShortSession, "sample", stopped)
     path = tmp_path / "config.json"
-    assert first_look(path) == one_type.INTERRUPTED
+    assert first_look(path) == tune.INTERRUPTED
     if path.exists():
         found = gains(cold, path)
         done = [dtype for dtype, when in written.items() if when < seconds]

@@ -15,8 +15,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import BEST, Run
-from fmm.tuner.devices.effort import GPU_EFFORTS
+from fmm.tuner.devices.device import BEST, GPU_EFFORTS, Run
 from fmm.tuner.fit.blocks import fitted_blocks
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal, RoundLimits

@@ -14,16 +14,15 @@ from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import certified_entry
+from fmm.tuner.commands.export import with_predictions
 from fmm.tuner.commands.measure import canary
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.devices.device import FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS
-from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.findings.conclude import all_entries
-from fmm.tuner.findings.tables import with_predictions
-from fmm.tuner.stages.tuning import tune_halves
+from fmm.tuner.devices.device import EFFORTS, FailedError, Run
+from fmm.tuner.devices.simulated import SimulatedDevice
+from fmm.tuner.search.certify import all_entries
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials
+from fmm.tuner.tune_type import tune_halves
 
 SIZE = (4096, 4096, 4096)
 
@@ -60,7 +59,7 @@ def test_entries_of_one_shape_and_two_operations() -> None:
 
 def test_a_halfs_entry_answers_no_product() -> None:
     recorded = [t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)]
-    device = FakeDevice()
+    device = SimulatedDevice()
     journal = Journal("run", device, recorded, live=False)
     assert journal.knows(("search", Problem(*SIZE, op="gram"), 0, Run()))
     (entry,) = (e for e in all_entries(recorded, 0.001) if not e.lean)
@@ -73,7 +72,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
 
 def test_squares_are_tuned_as_halves_too() -> None:
     """On a device that is a formula with noise: raced, and confirmed on fresh operands."""
-    device = FakeDevice()
+    device = SimulatedDevice()
     journal, problem = Journal("run", device), Problem(8192, 8192, 8192, "float64")
     tune_halves(journal, [problem, Problem(512, 8192, 512)], device.truth, EFFORTS["quick"], 0.01)
     found = [t for t in journal.recorded if t.op == "gram"]
@@ -87,7 +86,7 @@ def test_squares_are_tuned_as_halves_too() -> None:
 
 def test_a_canary_measures_a_half_as_such() -> None:
     """A plan of halves can do no whole product, so that its entry would condemn all others."""
-    device, problem = FakeDevice(), Problem(8192, 8192, 8192, "float64")
+    device, problem = SimulatedDevice(), Problem(8192, 8192, 8192, "float64")
     journal = Journal("run", device)
     tune_halves(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
     found = [e for e in all_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
@@ -98,7 +97,7 @@ def test_a_canary_measures_a_half_as_such() -> None:
 
 def test_a_half_s_trials_are_predicted_as_such() -> None:
     pandas = pytest.importorskip("pandas")
-    device, columns = FakeDevice(), ("device", "dtype", "m", "k", "n", "plan", "part", "twin", "op")
+    device, columns = SimulatedDevice(), ("device", "dtype", "m", "k", "n", "plan", "part", "twin", "op")
     key = device.identity.key, "float64"
     tuned = {key: Tuned(device.identity, "float64", device.truth, {})}
     rows = [

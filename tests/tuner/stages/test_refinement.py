@@ -15,11 +15,11 @@ from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import completed_calibration
 from fmm.runtime.decisions.decide import certified_entry, model_choice
-from fmm.tuner.devices.effort import GPU_EFFORTS
+from fmm.tuner.devices.device import GPU_EFFORTS
 from fmm.tuner.findings.conclude import concluded_section
-from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
+from fmm.tuner.tune_type import tune_type
 from tests.support.chips import H200
 from tests.support.cold_gpu import SHEET, TYPES, ColdGpu, scaled
 from tests.support.marks import quick_and_slow

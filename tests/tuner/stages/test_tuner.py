@@ -26,23 +26,21 @@ from fmm.perfmodel.choose import GPU_ERROR_GROWTH, Limits, choose, rank_candidat
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.device import FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS, Effort
-from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
-from fmm.tuner.devices.formula import cached_work, formula_seconds
-from fmm.tuner.findings.conclude import searched_entries
-from fmm.tuner.findings.doubts import noise_floor
+from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
+from fmm.tuner.devices.simulated import TRUTH, SimulatedDevice, SimulatedSession
+from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.thresholds import chosen_depth, level_spread, li_plan, thresholds
 from fmm.tuner.fit import model as fitting
 from fmm.tuner.fit.parameters import BY_NAME, FACTOR, PARAMETERS, QUANTITY
+from fmm.tuner.search.certify import searched_entries
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.search.space import built_plan, choices_of_plans, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import probe_scattered, settle_twins
 from fmm.tuner.stages.shapes import ShapesError
-from fmm.tuner.stages.tuning import Outcome, tune_type
 from fmm.tuner.trials.journal import Journal, ReplayedError, RoundLimits, paired_speedup
 from fmm.tuner.trials.record import Header, Trial, Trials
+from fmm.tuner.tune_type import Outcome, tune_type
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
 
@@ -50,8 +48,10 @@ MINUTE = Effort(40, 57, 3, 10, 3, 2, 7)  # a tuning of most of a minute: more th
 BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
 
 
-def tuned(device: FakeDevice | None = None, wanted: tuple[tuple[int, int, int], ...] = BIG) -> tuple[Journal, Outcome]:
-    journal = Journal("run", device or FakeDevice())
+def tuned(
+    device: SimulatedDevice | None = None, wanted: tuple[tuple[int, int, int], ...] = BIG
+) -> tuple[Journal, Outcome]:
+    journal = Journal("run", device or SimulatedDevice())
     return journal, tune_type(journal, "float64", SMALL, wanted)
 
 
@@ -80,7 +80,7 @@ def test_a_tuning_finds_the_truth() -> None:
 def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     held: Counter[str] = Counter()
     for seed in range(8):
-        _, outcome = tuned(FakeDevice(seed=seed), wanted=((1024, 1024, 1024),))
+        _, outcome = tuned(SimulatedDevice(seed=seed), wanted=((1024, 1024, 1024),))
         assert outcome.section is not None
         for name, (low, high) in outcome.section["intervals"].items():
             true = getattr(TRUTH.rate("float64") if name.startswith("rate.") else TRUTH, name.removeprefix("rate."))
@@ -109,7 +109,7 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
 
 
 def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
-    journal = Journal("run", FakeDevice(truth, seed=seed, noise=0.02))
+    journal = Journal("run", SimulatedDevice(truth, seed=seed, noise=0.02))
     outcome = tune_type(journal, "float64", MINUTE)
     found = schema.read_section(outcome.section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
@@ -137,8 +137,8 @@ def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
 
 def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot describe such a device: its error becomes the margin."""
-    untuned = FakeDevice.untuned
-    monkeypatch.setattr(FakeDevice, "untuned", lambda self: replace(untuned(self), lanes=1))
+    untuned = SimulatedDevice.untuned
+    monkeypatch.setattr(SimulatedDevice, "untuned", lambda self: replace(untuned(self), lanes=1))
     assert fresh(0, LANES).margin > 0.03
 
 
@@ -153,7 +153,7 @@ GPU_TRUTH = Calibration(
     ids=["no better than the vendor", "a little better", "the best of all"],
 )
 def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certified: str) -> None:
-    device = FakeDevice(truth=GPU_TRUTH, gpu=True, memory=1 << 40, noise=0.002, also={"lt0": leaf, "lt1": 1.2})
+    device = SimulatedDevice(truth=GPU_TRUTH, gpu=True, memory=1 << 40, noise=0.002, also={"lt0": leaf, "lt1": 1.2})
     journal = Journal("run", device)
     outcome = tune_type(journal, "float64", device.efforts["quick"], ((16384, 16384, 16384),))
     assert outcome.stopped == "" and outcome.section is not None
@@ -171,7 +171,7 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
 @pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in EFFORTS if x != "quick"]))
 def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
     """The seconds of the samples, as if they had passed."""
-    device = FakeDevice()
+    device = SimulatedDevice()
     journal = Journal("run", device)
     outcome = tune_type(journal, "float64", EFFORTS[effort])
     assert outcome.stopped == "" and outcome.section is not None
@@ -187,7 +187,7 @@ def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
 def test_no_entry_is_certified_below_one() -> None:
     """Even where noise is ten times the gain, and on a device where nothing pays."""
     slow_sums = replace(TRUTH, stream=1e9)
-    for device in (FakeDevice(noise=0.2), FakeDevice(truth=slow_sums, noise=0.05)):
+    for device in (SimulatedDevice(noise=0.2), SimulatedDevice(truth=slow_sums, noise=0.05)):
         journal, outcome = tuned(device)
         found = schema.read_section(outcome.section, "test", journal.device.identity, "float64")
         assert found.entries
@@ -199,7 +199,7 @@ def test_no_entry_is_certified_below_one() -> None:
 
 def test_a_plan_that_fails_is_a_row_and_not_the_end() -> None:
     best = str(choose(Problem(*BIG[0]), TRUTH, Limits(1 << 60)).best.plan)
-    journal, outcome = tuned(FakeDevice(broken=frozenset({best})))
+    journal, outcome = tuned(SimulatedDevice(broken=frozenset({best})))
     failed = [t for t in journal.recorded if t.failed]
     assert failed and {t.plan for t in failed} == {best} and {t.failed for t in failed} == {"it is broken"}
     assert outcome.section is not None
@@ -207,7 +207,7 @@ def test_a_plan_that_fails_is_a_row_and_not_the_end() -> None:
 
 
 def test_if_everything_fails_nothing_is_concluded() -> None:
-    _, outcome = tuned(FakeDevice(broken=frozenset({"vendor"})))
+    _, outcome = tuned(SimulatedDevice(broken=frozenset({"vendor"})))
     assert outcome.section is None
 
 
@@ -216,7 +216,7 @@ def test_if_everything_fails_nothing_is_concluded() -> None:
 
 def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
     journal, outcome = tuned()
-    device = FakeDevice()
+    device = SimulatedDevice()
     replayed = Journal("run", device, journal.recorded, live=False)
     again = tune_type(replayed, "float64", SMALL, BIG)
     assert device.asked == 0
@@ -228,14 +228,14 @@ def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
 def test_a_replay_of_half_a_tuning_says_where_it_ends() -> None:
     journal, _ = tuned()
     with pytest.raises(ReplayedError, match="ends here"):
-        tune_type(Journal("run", FakeDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
+        tune_type(Journal("run", SimulatedDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.4, 0.8, 0.99])
 def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
     journal, _ = tuned()
     count = len(journal.recorded)
-    device = FakeDevice()
+    device = SimulatedDevice()
     resumed = Journal("run", device, journal.recorded[: int(share * count)])
     outcome = tune_type(resumed, "float64", SMALL, BIG)
     assert outcome.stopped == "" and outcome.section is not None
@@ -246,7 +246,7 @@ def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
 
 
 def test_the_time_limit_is_kept_within_one_trial() -> None:
-    device = FakeDevice(real_time=0.05)
+    device = SimulatedDevice(real_time=0.05)
     journal = Journal("run", device, limit=0.1)
     outcome = tune_type(journal, "float64", SMALL)
     assert outcome.stopped == "the time was up"
@@ -256,7 +256,7 @@ def test_the_time_limit_is_kept_within_one_trial() -> None:
 
 
 def test_ctrl_c_keeps_the_best_so_far() -> None:
-    class Impatient(FakeDevice):
+    class Impatient(SimulatedDevice):
         pass
 
     journal = Journal("run", Impatient())
@@ -295,7 +295,7 @@ def test_equal_products_that_differ_are_measured_again(noise: float, settled: bo
         for twin, found in twins.items()
         for seconds in found
     ]
-    journal = Journal("run", FakeDevice(noise=noise), past[:4] if settled else past)
+    journal = Journal("run", SimulatedDevice(noise=noise), past[:4] if settled else past)
     for trial in journal.recorded:
         journal.recall((trial.stage, trial.problem, trial.seed, trial.what))
     assert (noise_floor(journal.recorded) or 0.0) > 0.08
@@ -308,7 +308,7 @@ def test_equal_products_that_differ_are_measured_again(noise: float, settled: bo
 def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     orders = []
     for _ in range(2):
-        journal = Journal("run", FakeDevice())
+        journal = Journal("run", SimulatedDevice())
         with journal.open("probe", Problem(500, 500, 500)) as timed:
             timed.rounds([Run(), Run(Plan.parse("winograd > vendor"))], RoundLimits(8))
         orders.append([t.plan for t in journal.recorded])
@@ -322,18 +322,18 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
     seen: list[str] = []
     broken, fine = Run(Plan.parse("hasa > vendor")), Run(Plan.parse("winograd > vendor"))
 
-    def noted(name: str) -> Callable[[FakeSession, Run], Any]:
-        original = getattr(FakeSession, name)
+    def noted(name: str) -> Callable[[SimulatedSession, Run], Any]:
+        original = getattr(SimulatedSession, name)
 
-        def call(session: FakeSession, run: Run) -> Any:
+        def call(session: SimulatedSession, run: Run) -> Any:
             seen.append(name)
             return original(session, run)
 
         return call
 
     for name in ("prepare", "sample"):
-        monkeypatch.setattr(FakeSession, name, noted(name))
-    device = FakeDevice(broken=frozenset({str(broken.plan)}))
+        monkeypatch.setattr(SimulatedSession, name, noted(name))
+    device = SimulatedDevice(broken=frozenset({str(broken.plan)}))
     journal, problem = Journal("run", device), Problem(500, 500, 500)
     with journal.open("probe", problem) as timed:
         live = timed.rounds([Run(), broken, fine], RoundLimits(2))
@@ -343,7 +343,7 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
         assert timed.rounds([Run(), broken, fine], RoundLimits(2)) == live
 
 
-class SlowGpu(FakeDevice):
+class SlowGpu(SimulatedDevice):
     """A GPU on which a tuning affords small products alone, too small for most plans."""
 
     def untuned(self) -> Calibration:
@@ -362,7 +362,7 @@ def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) 
 def test_what_is_chosen_for_complex_numbers_is_held_out_too() -> None:
     """Plans that make real products of a complex one, beside those that do not; of real numbers there are none."""
     for dtype, changed in (("complex128", 1), ("float64", 0)):
-        for _, problem, plans in probe_scattered(FakeDevice(TWO_TYPES), dtype, 1500, EFFORTS["quick"]):
+        for _, problem, plans in probe_scattered(SimulatedDevice(TWO_TYPES), dtype, 1500, EFFORTS["quick"]):
             real = [p for p in plans if p.leaf_type(dtype) != dtype]
             assert problem.dtype == dtype and len(plans) == 2 and len(real) == changed
 
@@ -370,7 +370,7 @@ def test_what_is_chosen_for_complex_numbers_is_held_out_too() -> None:
 def test_cheap_runs_get_more_rounds() -> None:
     counts = []
     for n in (256, 4096):
-        journal = Journal("run", FakeDevice())
+        journal = Journal("run", SimulatedDevice())
         with journal.open("probe", Problem(n, n, n)) as timed:
             counts.append(len(timed.rounds([Run()], RoundLimits(2, 9, 0.05))[Run()]))
     assert counts == [9, 2]
@@ -379,13 +379,13 @@ def test_cheap_runs_get_more_rounds() -> None:
 def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
     counts = []
     for limits in (RoundLimits(3), RoundLimits(3, patient=9), RoundLimits(3, patient=9, dear=1e-9)):
-        with Journal("run", FakeDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as timed:
+        with Journal("run", SimulatedDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as timed:
             counts.append(len(timed.rounds([Run()], limits)[Run()]))
     assert counts == [3, 9, 3]
 
 
 def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
-    class Closed(FakeDevice):
+    class Closed(SimulatedDevice):
         def open(self, problem: Problem, seed: int) -> Any:
             raise AssertionError
 
@@ -400,7 +400,7 @@ def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
 
 
 def test_out_of_memory_is_a_row() -> None:
-    class Full(FakeDevice):
+    class Full(SimulatedDevice):
         def open(self, problem: Problem, seed: int) -> Any:
             raise MemoryError
 
@@ -489,7 +489,7 @@ ODD_TRUTH = Calibration(
 
 
 def test_every_parameter_is_found_from_exact_times() -> None:
-    start = FakeDevice().untuned()
+    start = SimulatedDevice().untuned()
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
     for parameter in PARAMETERS:
@@ -507,13 +507,13 @@ def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
             run, problem = Run(plan, "whole"), Problem(n, n, n + 1, "complex128")
             seconds = formula_seconds(run, problem, cached_work(plan, problem), truth)
             seen.append(fitting.Observation(problem, run, seconds))
-    start = replace(FakeDevice().untuned(), rates={"complex128": Rate(1e10, 1e4, 32.0)}, parts=0.5)
+    start = replace(SimulatedDevice().untuned(), rates={"complex128": Rate(1e10, 1e4, 32.0)}, parts=0.5)
     assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
 
 
 def test_what_the_host_takes_for_a_launch_is_found() -> None:
     truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
-    start = replace(FakeDevice().untuned(), batches=True)
+    start = replace(SimulatedDevice().untuned(), batches=True)
     found = fitting.fit_calibration(start, "float64", observed(truth)).calibration
     assert found.host == pytest.approx(2e-3, rel=0.05) and found.rate("float64").flops == pytest.approx(3e10, rel=0.1)
 
@@ -522,13 +522,13 @@ def test_what_the_host_takes_for_a_launch_is_found() -> None:
 def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
     rate = replace(ODD_TRUTH.rate("float64"), tile=tile)
     truth = replace(ODD_TRUTH, rates=MappingProxyType({"float64": rate}))
-    start = replace(FakeDevice().untuned(), batches=True)
+    start = replace(SimulatedDevice().untuned(), batches=True)
     found = fitting.fit_calibration(start, "float64", observed(truth)).calibration.rate("float64")
     assert found.tile == tile and found.flops == pytest.approx(3e10, rel=0.1)
 
 
 def test_what_nothing_informs_stays_as_it_was() -> None:
-    start = FakeDevice().untuned()
+    start = SimulatedDevice().untuned()
     vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]
     found = fitting.fit_calibration(start, "float64", vendors)
     assert (found.calibration.stream, found.calibration.small) == (start.stream, start.small)
@@ -541,7 +541,7 @@ def test_what_nothing_informs_stays_as_it_was() -> None:
 def test_what_the_measurements_leave_open_is_not_fitted() -> None:
     """Large products tell a rate, and nothing of what small or thin ones lose. The rest has the value with which
     nothing changes, and no interval."""
-    start, large = FakeDevice().untuned(), ((3000, 3000, 3000), (3000, 6000, 1500))
+    start, large = SimulatedDevice().untuned(), ((3000, 3000, 3000), (3000, 6000, 1500))
     some = [o for o in observed(TRUTH, ("whole",)) if o.kind == "vendor" and o.problem.size in large]
     assert len(some) == 2
     found = fitting.fit_calibration(start, "float64", some)
@@ -552,7 +552,7 @@ def test_what_the_measurements_leave_open_is_not_fitted() -> None:
 
 def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
     noisy = [replace(o, seconds=o.seconds * (1.04 if i % 2 else 0.96)) for i, o in enumerate(observed(ODD_TRUTH))]
-    found = fitting.fit_calibration(FakeDevice().untuned(), "float64", noisy)
+    found = fitting.fit_calibration(SimulatedDevice().untuned(), "float64", noisy)
     assert 4 <= len(found.intervals) < 14
     for name, (low, high) in found.intervals.items():
         parameter = BY_NAME[name]
@@ -563,7 +563,7 @@ def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
 def test_outliers_do_not_carry_the_fit_away() -> None:
     clean = observed(TRUTH)
     dirty = [replace(o, seconds=o.seconds * (3 if i % 10 == 0 else 1)) for i, o in enumerate(clean)]
-    found = fitting.fit_calibration(FakeDevice().untuned(), "float64", dirty)
+    found = fitting.fit_calibration(SimulatedDevice().untuned(), "float64", dirty)
     assert found.calibration.rate("float64").flops == pytest.approx(TRUTH.rate("float64").flops, rel=0.05)
 
 
@@ -642,7 +642,7 @@ def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> No
 
 def test_the_space_holds_every_candidate() -> None:
     plans = choices_of_plans(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
-    assert set(FakeDevice().candidates()) - {VENDOR} <= set(plans)
+    assert set(SimulatedDevice().candidates()) - {VENDOR} <= set(plans)
 
 
 @pytest.mark.parametrize(
@@ -659,7 +659,7 @@ def test_the_space_holds_every_candidate() -> None:
 def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str, kept: bool) -> None:
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
-    assert within_limits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
+    assert within_limits(SimulatedDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
     assert (
         expected_error_growth(Plan.parse(plan), dtype, not gpu) <= (GPU_ERROR_GROWTH if gpu else Limits(0).error_growth)
     ) == kept
@@ -667,9 +667,11 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:
     plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
-    assert within_limits(FakeDevice(), plan, problem)
-    assert not within_limits(FakeDevice(memory=30_000_000), plan, problem)
-    assert not within_limits(FakeDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)  # its error
+    assert within_limits(SimulatedDevice(), plan, problem)
+    assert not within_limits(SimulatedDevice(memory=30_000_000), plan, problem)
+    assert not within_limits(
+        SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem
+    )  # its error
 
 
 # ---- shapes
@@ -695,9 +697,9 @@ def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
 def test_the_largest_side_is_what_time_and_memory_allow() -> None:
     problem, effort = Problem(1000, 1000, 1000), EFFORTS["quick"]
     target = effort.seconds / (shapes.LARGEST * effort.rounds)
-    assert shapes.largest_side(problem, target, FakeDevice(), effort) == 1000 // shapes.STEP * shapes.STEP
-    assert shapes.largest_side(problem, target / 64, FakeDevice(), effort) == 4000 // shapes.STEP * shapes.STEP
-    tight = FakeDevice(memory=6 * 8 * 2000**2)
+    assert shapes.largest_side(problem, target, SimulatedDevice(), effort) == 1000 // shapes.STEP * shapes.STEP
+    assert shapes.largest_side(problem, target / 64, SimulatedDevice(), effort) == 4000 // shapes.STEP * shapes.STEP
+    tight = SimulatedDevice(memory=6 * 8 * 2000**2)
     assert shapes.largest_side(problem, target / 64, tight, effort) == 2000 // shapes.STEP * shapes.STEP
 
 

@@ -16,17 +16,18 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.choose import Limits, choose, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.predict import predict, predict_vendor
-from fmm.perfmodel.work import WRITING, Tiles, estimated_work
+from fmm.perfmodel.predict import WRITING, predict, predict_vendor
+from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.decisions.decide import certified_entry, model_choice
-from fmm.tuner.devices.fake import FAKE, FakeDevice
-from fmm.tuner.findings.conclude import concluded_section, searched_entries
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
+from fmm.tuner.findings.conclude import concluded_section
+from fmm.tuner.search.certify import searched_entries
 from fmm.tuner.stages.shapes import LADDER, square_ladder, squares_below
-from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
+from fmm.tuner.tune_type import tune_type
 from tests.support.devices import H200
 
 FUSED, HYBRID = (p for p in probed_plans("cuda") if p.timed_by_tiles)
@@ -38,7 +39,9 @@ WANTED = (16384, 16384, 16384)
 
 @pytest.fixture(scope="module")
 def journal() -> Journal:
-    device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(FAKE, key="gpu-fake"))
+    device = SimulatedDevice(
+        truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(SIMULATED, key="gpu-fake")
+    )
     made = Journal("run", device)
     assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
     return made

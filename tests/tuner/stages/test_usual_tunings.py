@@ -16,17 +16,16 @@ from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Rate
 from fmm.problem import Problem
+from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.commands import one_type, tune
-from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort
-from fmm.tuner.devices.fake import TRUTH
+from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS, Effort, Run
+from fmm.tuner.devices.simulated import TRUTH
 from fmm.tuner.findings.conclude import HELD_OUT
-from fmm.tuner.findings.doubts import ENOUGH
+from fmm.tuner.findings.diagnostics import ENOUGH
 from fmm.tuner.fit.model import stage_medians
-from fmm.tuner.stages.tuning import tune_type
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trials
+from fmm.tuner.tune_type import tune_type
 from tests.support import busy_device
 from tests.support.busy_device import BusyDevice, decided_plan
 from tests.support.marks import quick_and_slow
@@ -47,7 +46,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
     """Of each type; of all four within a minute and a half by the device's own clock."""
     device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
     monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
-    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
+    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path = tmp_path / "config.json"
     chosen = ["--dtype", ",".join(dtypes)] if dtypes != list(RATES) else []  # all, of which nobody need speak
     assert main(["--device", "cpu", "--effort", "quick", "--quiet", "--output", str(path), *chosen]) == 0
@@ -69,7 +68,7 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     for limit in (inf, 39.0):
         device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
         journal = Journal("run", device, clock=device.clock, limit=39.0)
-        outcome = tune_type(journal, dtype, EFFORTS["default"].within(one_type.SAMPLED * limit))
+        outcome = tune_type(journal, dtype, EFFORTS["default"].within(tune.SAMPLED * limit))
         assert outcome.section is not None
         found[limit] = outcome.section
     assert "on other shapes are needed" in found[inf]["doubts"][0]
@@ -83,7 +82,7 @@ def test_an_effort_within_so_many_seconds() -> None:
     assert (half.seconds, half.held_out) == (usual.seconds / 2, usual.held_out // 2)
     assert none.held_out == EFFORTS["coarse"].held_out
     for efforts in (EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
-        assert all(effort.within(one_type.SAMPLED * effort.most) is effort for effort in efforts.values())
+        assert all(effort.within(tune.SAMPLED * effort.most) is effort for effort in efforts.values())
 
 
 @dataclass
@@ -101,7 +100,7 @@ def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch
     device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
     monkeypatch.setattr(busy_device, "OVERHEAD", 0.07)
     monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
-    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
+    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path, dtypes = tmp_path / "config.json", ["float64", "float32"]
     arguments = ["--device", "cpu", "--dtype", ",".join(dtypes), "--quiet", "--output", str(path)]
     assert main([*arguments, "--time-limit", "100"]) == 0

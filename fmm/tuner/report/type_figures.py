@@ -1,0 +1,267 @@
+"""The pictures of one type: each drawn from a case by one function in PICTURES; nothing is measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import rank_candidates
+from fmm.perfmodel.predict import predict
+from fmm.perfmodel.stability import expected_error_growth
+from fmm.problem import Problem
+from fmm.tuner.devices.device import cached_work
+from fmm.tuner.findings.conclude import FITTED, HELD_OUT
+from fmm.tuner.report.case import Case, cube_side
+from fmm.tuner.report.figures import (
+    BLACK,
+    BLUE,
+    GREY,
+    MARKERS,
+    PALE,
+    PLAN_COLOURS,
+    RED,
+    SKY,
+    legend_below,
+    legend_name,
+    named_at_right,
+    new_figure,
+    plain_sides,
+)
+from fmm.tuner.report.maps import fastest_measured, winning_plans
+
+FEW_TICKS = 3  # of an axis in half of a picture
+ROUND = 128  # sides of which lines are drawn are multiples of it
+WIDE_RANGE = 60  # an axis that is longer names powers of ten alone
+
+
+def measured_and_predicted(case: Case) -> Any:
+    """Predicted time over measured time, of every shape and plan; the colours are the stages of the tuning, as in the
+    picture."""
+    made, axes = new_figure()
+    kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), ((HELD_OUT,), RED, "held out", 3)
+    for stages, colour, name, z in kinds:
+        seen = case.seen(*stages)
+        if not seen:
+            continue
+        x = [o.seconds for o in seen]
+        y = [case.expected(o) for o in seen]
+        axes.scatter(x, y, s=14, color=colour, alpha=0.75, linewidths=0, label=f"{name} ({len(seen)})", zorder=z)
+    low, high = axes.get_xlim()[0], max(axes.get_xlim()[1], axes.get_ylim()[1])
+    low = max(low, min(o.seconds for o in case.seen(*FITTED)) / 2)
+    line = np.array([low, high])
+    for band, shade in ((0.12, 0.10), (0.05, 0.18)):
+        axes.fill_between(line, line * (1 - band), line * (1 + band), color=BLACK, alpha=shade, linewidth=0)
+    axes.plot(line, line, color=BLACK, linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="measured seconds", ylabel="predicted seconds")
+    axes.set_title("Predicted and measured time (bands: 5 % and 12 %)")
+    axes.legend(loc="upper left")
+    return made
+
+
+def draw_residuals(case: Case) -> Any:
+    """What the model is off by: over the size of the product, and how often; held-out products, which no fit saw, have
+    a colour of their own. (Whole products alone: not the parts of
+    some that were timed apart.)"""
+    made, (left, right) = new_figure(columns=2)
+    bins = np.arange(-0.3, 0.31, 0.02)
+    for stages, colour, name in ((FITTED, SKY, "fitted"), ((HELD_OUT,), RED, "held out")):
+        seen = [o for o in case.seen(*stages) if o.run.part == "whole"]
+        off = np.array([case.expected(o) / o.seconds - 1 for o in seen])
+        label = f"{name} ({len(seen)})"
+        left.scatter([cube_side(o.problem) for o in seen], 100 * off, s=12, color=colour, alpha=0.75, linewidths=0)
+        right.hist(100 * np.clip(off, -0.299, 0.299), bins=100 * bins, color=colour, alpha=0.65, label=label)
+    left.axhline(0, color=BLACK, linewidth=0.8)
+    left.set(xscale="log", xlabel="side of the cube\nwith as much work", ylim=(-30, 30))
+    left.set_ylabel("predicted over measured, %")
+    left.set_title("Residuals")
+    right.set(xlabel="predicted over\nmeasured, %", ylabel="plans and shapes")
+    legend_below(made, right)
+    plain_sides(left, FEW_TICKS)
+    return made
+
+
+SLOWEST = 0.5  # of the library's speed: what is slower yet is not drawn
+
+
+def speedup_over_size(case: Case) -> Any:
+    """The measured speedup of every plan, and of the model's choice for squares as a line; the library's product is 1.
+    Colours and shapes of points are plans, as below the picture; pale ones are all others.
+    (Where the line has teeth, a plan's products are not whole tiles of the device there.)"""
+    made, axes = new_figure()
+    known = [x for x in case.speedups if x[2] >= SLOWEST]
+    won = Counter(fastest_measured(case).values())
+    for name, colour, shape, plans in _groups([p for _, p, *_ in known], won):
+        rows = [(cube_side(p), s, s - low, high - s) for p, q, s, low, high in known if q in plans]
+        x, y, below, above = zip(*rows, strict=True)
+        bars = {"elinewidth": 0.8, "capsize": 0, "markersize": 3.5}
+        axes.errorbar(x, y, (below, above), fmt=shape, color=colour, label=name, alpha=0.85, **bars)
+    least = min((cube_side(p) for p, *_ in known), default=0.0)
+    line = [(side, gain) for side, gain in case.curve if side >= least / 2]
+    if line:
+        axes.plot(*zip(*line, strict=True), color=BLACK, linewidth=1.2, label="the model's choice, squares")
+    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), label="the library's product")
+    axes.set(xscale="log", xlabel="side of the cube with as much work", ylabel="times as fast as the library")
+    axes.set_title("Speedup (points: measured, with 95 % intervals)")
+    legend_below(made, axes)
+    plain_sides(axes)
+    return made
+
+
+def time_and_error(case: Case) -> Any:
+    """Time over expected error of the plans on the largest shape on which plans were measured; the line joins those
+    than which none is faster and errs less. Named are these, and what was measured."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    made, axes = new_figure(height=3.6)
+    problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
+    measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
+    everything = {c.plan: c.time for c in rank_candidates(problem, case.choosing)}
+    points = [
+        (
+            expected_error_growth(p, case.dtype, not case.calibration.batches),
+            t,
+            legend_name(p),
+            p in measured or p == VENDOR,
+        )
+        for p, t in {**everything, **measured}.items()
+    ]
+    front, least = [], np.inf
+    for growth, time, *_ in sorted(points, key=lambda x: x[:2]):
+        if time < least:
+            least = time
+            front.append((growth, time))
+    axes.step(*zip(*front, strict=True), where="post", color=GREY, linewidth=1, zorder=1)
+    for kind, face in ((True, BLUE), (False, "white")):
+        some = [(growth, time) for growth, time, _, known in points if known == kind]
+        name = "measured on this shape" if kind else "predicted"
+        if some:
+            axes.plot(*zip(*some, strict=True), "o", ms=5, color=BLUE, mfc=face, label=name)
+    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set(xscale="log", xlabel="expected error, the library's being 1", ylabel="time, the library's being 1")
+    axes.set_title(f"Time and error at {' x '.join(map(str, problem.size))}")
+    axes.xaxis.set_major_locator(FixedLocator([0.01, 0.1, 0.3, 1, 2, 3, 5, 10, 20, 50]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    axes.margins(0.08)
+    legend_below(made, axes)
+    named_at_right(axes, [x[:3] for x in points if x[3] or x[:2] in front])
+    return made
+
+
+def draw_rates(case: Case) -> Any:
+    """pi, the time of a flop of the library's product, and alpha, that of adding one element, as the rates that they
+    are one over: measured (points) and fitted (lines); of sums of blocks a colour for each algorithm."""
+    made, (left, right) = new_figure(columns=2)
+    squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
+    vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
+    name = "the library's product"
+    left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLACK, label=name)
+    n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // ROUND * ROUND
+    sides = sorted({int(x) for x in n if x})
+    fitted = [predict(VENDOR, Problem(x, x, x, case.dtype), case.calibration).effective_flops / 1e9 for x in sides]
+    left.plot(sides, fitted, color=BLACK, linewidth=1.2)
+    left.set(xscale="log", xlabel="side", ylabel="Gflop/s", ylim=(0, None), title="1 / pi")
+    sums = [o for o in squares if o.kind == "sums"]
+    for plan, colour in zip(dict.fromkeys(o.run.plan for o in sums), PLAN_COLOURS, strict=False):
+        own = sorted((o for o in sums if o.run.plan == plan), key=lambda o: o.problem.m)
+        x = [o.problem.m for o in own]
+        moved = [cached_work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
+        seen = [b / o.seconds for b, o in zip(moved, own, strict=True)]
+        right.plot(x, seen, "o", ms=4, color=colour, label=f"sums of {legend_name(plan)}")
+        right.plot(x, [b / case.expected(o) for b, o in zip(moved, own, strict=True)], color=colour, linewidth=1.2)
+    right.set(xscale="log", xlabel="side", ylabel="GB/s", ylim=(0, None), title="3 numbers / alpha")
+    for axes in (left, right):
+        plain_sides(axes, FEW_TICKS)
+    legend_below(made, left, right)
+    return made
+
+
+def draw_roofline(case: Case) -> Any:
+    """Classical flops a second over classical flops a byte that the plan moves, below the device's roofs: as if all
+    plans did the 2 m k n flops of the classical product. Colours and shapes are plans, as below the picture."""
+    made, axes = new_figure(height=3.6)
+    rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
+    memory = rate.memory or stream
+    seen = [o for o in case.seen("rates", "probe", "tiles", "held out", "search", "certify") if o.run.part == "whole"]
+    everywhere = []
+    for name, colour, shape, plans in _groups([o.run.plan for o in seen]):
+        own = [o for o in seen if o.run.plan in plans]
+        intensity = [o.problem.flops / case.moved_bytes(o) for o in own]
+        speed = [o.problem.flops / o.seconds / 1e9 for o in own]
+        axes.plot(intensity, speed, shape, ms=3.5, alpha=0.8, color=colour, label=name)
+        everywhere += intensity
+    x = np.geomspace(min(everywhere) / 2, max(everywhere) * 1.5, 100)
+    axes.plot(x, np.minimum(rate.flops, x * memory) / 1e9, color=BLACK, linewidth=1.2)
+    above = [(8 / 7, "one level saves an eighth"), ((8 / 7) ** 2, "two levels")]
+    for saved, _ in above:
+        axes.plot(x[-40:], np.full(40, rate.flops * saved / 1e9), color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set(xscale="log", yscale="log", xlabel="classical flops per byte moved", ylabel="classical Gflop/s")
+    named_at_right(axes, [(x[-1], rate.flops * saved / 1e9, name) for saved, name in above])
+    axes.set_title("Roofline, with the plans on it")
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = axis.get_view_interval()
+        axis.set_major_formatter(lambda value, place: f"{value:g}")
+        between = "25" if high < WIDE_RANGE * low else ""
+        axis.set_minor_formatter(lambda value, place, named=between: f"{value:g}" if f"{value:e}"[0] in named else "")
+    legend_below(made, axes)
+    return made
+
+
+PICTURES: dict[str, Callable[[Case], Any]] = {
+    "speedup": speedup_over_size,
+    "plans": winning_plans,
+    "error": time_and_error,
+    "predicted-measured": measured_and_predicted,
+    "residuals": draw_residuals,
+    "rates": draw_rates,
+    "roofline": draw_roofline,
+}
+OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were measured beside the vendor: a short tuning has none
+
+
+def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
+    """Those that there is something to draw for."""
+    return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in OF_PAIRS}
+
+
+def _groups(
+    plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
+) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
+    """Name, colour, shape of the points and plans: the vendor in grey, one for each of the plans that won most shapes,
+    or were met most often; the rest as one."""
+    met = Counter(plans)
+    often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
+    own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
+    if VENDOR in plans:
+        yield "vendor", GREY, "o", frozenset({VENDOR})
+    if rest:
+        yield f"{len(rest)} other plan{'s' * (len(rest) > 1)}", PALE, "o", rest
+    for plan, colour, shape in zip(own, PLAN_COLOURS, MARKERS, strict=False):
+        yield legend_name(plan), colour, shape, frozenset({plan})
+
+
+def caption(name: str, case: Case) -> str:
+    """What a picture of a case shows, with what its numbers count."""
+    said = " ".join((PICTURES[name].__doc__ or "").split())
+    if name == "predicted-measured":
+        return f"{said} {held_out_points(case)}"
+    slow = sum(x[2] < SLOWEST for x in case.speedups)
+    if name == "speedup" and slow:
+        return f"{said} Not drawn: {slow} below {SLOWEST:g}."
+    return said
+
+
+def held_out_points(case: Case) -> str:
+    """What the held-out points are, for who compares their number with that of the pairs in the text."""
+    seen = case.seen(HELD_OUT)
+    if not seen:
+        return "No shapes were held out."
+    kinds = Counter("library" if o.kind == "vendor" else "own" if o.run.plan.timed_by_tiles else "plan" for o in seen)
+    names = {"plan": "of a plan beside it", "own": "of our own tiled kernel beside it"}
+    besides = "".join(f", {kinds[kind]} {text}" for kind, text in names.items() if kinds[kind])
+    return f"Of the {len(seen)} held-out points {kinds['library']} are of the library's product{besides}."
