@@ -118,7 +118,7 @@ def _chosen_way(x: Any, y: Any, asked: str | None, on_device: bool, limit: float
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = workers_there()
     rates = device_of("cpu", 1).guess  # of one thread of BLAS, with which Dask starts a worker
-    rate = rates.known_rate(x.dtype.name) if rates else None
+    rate = rates.find_rate(x.dtype.name) if rates else None
     plans = [_grid_plan(text) for text in (GRID_PLANS if asked is None else (asked,))]
     if on_device or rates is None or rate is None:
         return Way(VENDOR if asked is None else plans[0], usual_together(grid, workers))

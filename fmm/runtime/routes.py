@@ -99,7 +99,7 @@ def product_on(
     from fmm.out_of_core import product
 
     x, y, _ = unwrapped(a, b, wishes)
-    return product.host_product(NUMPY.with_options(options), x, y, single(out), machine, wishes, progress)
+    return product.streamed_matmul(NUMPY.with_options(options), x, y, single(out), machine, wishes, progress)
 
 
 def product_explained(
@@ -115,7 +115,7 @@ def product_explained(
     if machine is not None:
         from fmm.out_of_core import product
 
-        return product.explained(NUMPY.with_options(options), a, b, out, machine, wishes)
+        return product.explain_streamed_matmul(NUMPY.with_options(options), a, b, out, machine, wishes)
     library = library_of(a, b, out).with_options(options)
     if library.differentiable:
         from fmm.runtime.tensors import gradients
@@ -194,9 +194,9 @@ def updated_product_explained(asked: AskedGemm) -> Decision:
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, argmin: bool) -> Any:
-    from fmm.semirings import shortest_paths
+    from fmm.semirings import minplus
 
-    return shortest_paths.minplus_product(a, b, single(out), maximum, argmin)
+    return minplus.minplus_product(a, b, single(out), maximum, argmin)
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:

@@ -47,7 +47,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 @pytest.fixture(autouse=True)
 def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_core, "SPARED", 0)
+    monkeypatch.setattr(out_of_core, "SPARED_BYTES", 0)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def streamed(a: Any, b: Any, machine: HostMachine) -> Any:
-    return out_of_core.host_product(NUMPY, a, b, None, machine, NO_WISHES, True)
+    return out_of_core.streamed_matmul(NUMPY, a, b, None, machine, NO_WISHES, True)
 
 
 def test_a_stack_is_one_bar(made: list[progress.Progress]) -> None:

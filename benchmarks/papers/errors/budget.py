@@ -22,7 +22,8 @@ from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, candidates
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 
@@ -39,7 +40,7 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
     limits, dtype = Limits(HUGE, budget), problem.dtype
     found = [
         plan
-        for plan in candidates(not on_host, problem.halved)
+        for plan in compared_plans(not on_host, problem.halved)
         if plan.considered_for(dtype)
         and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
         and _large(plan, problem.size)

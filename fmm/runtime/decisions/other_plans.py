@@ -59,4 +59,4 @@ def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return ()
-    return choose(ranking_problem(problem, calibration.batches), calibration, limits).considered
+    return choose(ranking_problem(problem, calibration.batches), calibration, limits).candidates

@@ -146,7 +146,7 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     choice = choose(problem, calibration, limits)
     if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_EXACT_SIDE:
         return choice
-    numpys = next(candidate for candidate in choice.considered if candidate.plan == VENDOR)
+    numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
     why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
@@ -177,7 +177,7 @@ def _entry_of(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
 
 def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
     """The plan as the model sees it, which may not have compared it."""
-    if (known := next((x for x in choice.considered if x.plan == plan), None)) is not None:
+    if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
     own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
@@ -248,7 +248,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
     """All that is printed. Times are of exact counts, like the vendor's to which they are compared."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).seconds
-    rest = [candidate for candidate in choice.considered if candidate is not choice.best]
+    rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
     return {
         "device": calibration.name,
         "source": calibration.source,

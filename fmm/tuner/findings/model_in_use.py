@@ -20,7 +20,8 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, candidates, choose, default_error_growth
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import completed_calibration
@@ -99,7 +100,7 @@ def _real_type(key: str, dtype: str, sections: Mapping[str, Any]) -> Tuned | Non
 
 def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
     """Those that are compared unasked for this type and have a rate of their own on such a device, with its name."""
-    for plan in candidates(guess.batches):
+    for plan in compared_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.time.rate and plan.considered_for(dtype) and rate in guess.rates:
             yield leaf, rate

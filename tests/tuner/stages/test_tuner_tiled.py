@@ -16,8 +16,8 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.choose import Limits, choose, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.predict import predict, predict_vendor
-from fmm.perfmodel.work import WRITING, Tiles, estimated_work
+from fmm.perfmodel.predict import WRITING, predict, predict_vendor
+from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.decisions.decide import certified_entry, model_choice
