@@ -20,7 +20,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from benchmarks.clock import elapsed
+from benchmarks.harness import gpu_seconds
 from fmm.kernels.cuda.launch_list import LaunchList, Turn
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
@@ -101,13 +101,13 @@ def measured(case: Case, rounds: int) -> dict[str, list[float]]:
     calls = case.calls()
     for call in calls.values():
         call()
-    repeats = {name: min(max(1, round(SHORTEST / elapsed(call, 3))), MOST) for name, call in calls.items()}
+    repeats = {name: min(max(1, round(SHORTEST / gpu_seconds(call, 3))), MOST) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            samples[name].append(elapsed(calls[name], repeats[name], HOST * repeats[name]))
+            samples[name].append(gpu_seconds(calls[name], repeats[name], HOST * repeats[name]))
     return samples
 
 

@@ -39,7 +39,7 @@ from fmm.config.schema import Tuned, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, default_error_growth, rank_candidates
-from fmm.perfmodel.work import rows_aligned
+from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
 from fmm.runtime.devices import Device, gpu_from_description
 
@@ -117,7 +117,7 @@ def errors(row: Row, known: Calibration) -> Iterator[tuple[str, float]]:
 def term_table(asked: Sequence[tuple[Row, Calibration]]) -> Iterator[str]:
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row, known in asked:
-        ends = "aligned" if rows_aligned(problem_of(row), 16) else "odd"
+        ends = "aligned" if are_rows_aligned(problem_of(row), 16) else "odd"
         for name, error in errors(row, known):
             found[row.dtype, ends, name].append(error)
     for (dtype, ends, name), all_of in sorted(found.items()):

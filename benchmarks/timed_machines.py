@@ -122,9 +122,9 @@ class Gpu:
         return {}
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
-        from benchmarks.clock import elapsed
+        from benchmarks.harness import gpu_seconds
 
-        return elapsed(call, repeats)
+        return gpu_seconds(call, repeats)
 
     def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
         calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)

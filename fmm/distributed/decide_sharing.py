@@ -137,7 +137,7 @@ class _OneDevice:
     def rates(self, problem: Problem) -> Calibration | None:
         """What is known of the device, if that is known of such numbers."""
         guess = self.device.guess
-        if guess is not None and guess.known_rate(self.dtype) is None:
+        if guess is not None and guess.find_rate(self.dtype) is None:
             return None
         known = calibration_in_force(problem, self.limits, self.device)
-        return known if known is not None and known.known_rate(self.dtype) is not None else None
+        return known if known is not None and known.find_rate(self.dtype) is not None else None

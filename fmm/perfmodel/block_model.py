@@ -127,8 +127,8 @@ class Side:
 def operand_sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
     (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
     return (
-        Side(a, s.m_r, w[0], inner[0], s.turned, s.threads),
-        Side(b, s.n_r, w[1], inner[1], s.turned, s.threads),
+        Side(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
+        Side(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
     )
 
 
@@ -280,7 +280,7 @@ BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
 def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
     """Seconds of one product: its tiles at the rate of Square times the strategy's `rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
-    if op.kernel.half:
+    if op.kernel.triangle:
         parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
     else:
         parts = split_tail(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
@@ -304,11 +304,11 @@ class BlockModel:
 
     def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
-        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.half))
+        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle))
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)
-        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.half))
+        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.triangle))
         return s if time < tiled else None
 
 

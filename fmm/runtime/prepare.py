@@ -21,7 +21,7 @@ from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import has_entrywise_bound
-from fmm.perfmodel.work import rows_aligned
+from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem, without_layouts
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import (
@@ -338,7 +338,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
         return None  # on this chip the leaf does not multiply such a problem, and the vendor would
     # On lines that are not aligned our own kernel is slower: whoever chose it knew so of arrays without gaps, but not
     # of other views.
-    known = not rows_aligned(without_layouts(problem), plan.leaf_use.leaf.candidacy.alignment)
+    known = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.candidacy.alignment)
     return launches if given or launches.reads_aligned or known else None
 
 

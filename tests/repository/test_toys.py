@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.tuner.devices.simulated import SimulatedDevice
 
 import fmm
 from fmm.kernels.algorithms.additions import Coefficient
@@ -41,6 +40,7 @@ from fmm.perfmodel.candidates import candidate_plans
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
 from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.race import explored_plans, search_plans
 from fmm.tuner.search.space import search_space
 from fmm.tuner.trials.journal import Journal

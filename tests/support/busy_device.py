@@ -13,15 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import exp
 
-from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
-
 from fmm.config import schema
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
+from fmm.runtime.decisions.decide import certified_entry, model_choice
 from fmm.tuner.devices.device import BEST, TRIES, Run
+from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import Size
 
 UNKNOWN = 0.015  # what no model knows of a plan on a shape, and of the vendor's product: a standard deviation
@@ -102,8 +101,8 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
         return VENDOR
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
     limits = Limits(device.memory, default_error_growth(device.gpu))
-    found = find_certified_entry(problem, limits, tuned)
-    return (found or decide_by_model(problem, limits, tuned.trusted, True, device.identity)).plan
+    found = certified_entry(problem, limits, tuned)
+    return (found or model_choice(problem, limits, tuned.trusted, True, device.identity)).plan
 
 
 def random_load(rng: random.Random, seconds: float) -> Load:

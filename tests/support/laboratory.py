@@ -9,7 +9,6 @@ from benchmarks.papers.benches.host_bench import HostBench
 from benchmarks.papers.experiment import Results, has_results
 from benchmarks.papers.figures import EXPERIMENTS
 from benchmarks.papers.measuring import measured_now
-
 from tests.support import ROOT
 
 BENCH = HostBench()

@@ -55,7 +55,7 @@ def product_on_host(
     alpha: float = 1,
     beta: float = 0,
     aligned: bool = False,
-    lower: bool = False,
+    lower_only: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
     """C by the kernels on the host, and the first op: where those of a GPU meet, the host does the same in its own
     way. `leaf`: residues with what is below them, or below levels without sums."""
@@ -63,7 +63,7 @@ def product_on_host(
     lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
-    ops = [replace(op, lower=lower) for op in ops_of(problem, leaf, ALIGNED if aligned else NO_ALIGNMENT)]
+    ops = [replace(op, lower_only=lower_only) for op in ops_of(problem, leaf, ALIGNED if aligned else NO_ALIGNMENT)]
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         high = x.shape[0] if o == "C" else x.shape[1]
@@ -99,7 +99,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
         )
         multiplied(op, first, chosen, memory)
         first += len(chosen)
-    if kind.exact and not op.sends:
+    if kind.exact and not op.writes_c:
         play(join_integer_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
     elif not kind.exact:
         play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
@@ -108,7 +108,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
 
 def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
     """Exponents of lines, and lines turned."""
-    if side.is_ready:
+    if side.is_prepared:
         return
     g, x, work = side.geometry, arrays[side.source.base].reshape(-1), memory["W"]
     steps = (side.source.leading, 1) if side.along == "inner" else (1, side.source.leading)

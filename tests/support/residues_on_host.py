@@ -168,7 +168,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
     for layer in range(to.layers):
         p = chosen[layer // op.geometry.products]
         c[layer] = reduced((a[layer] @ b[layer].T).astype(np.int32), p)[: to.lines, : to.length]
-        if op.lower:  # tiles above the diagonal keep what was there
+        if op.lower_only:  # tiles above the diagonal keep what was there
             c[layer][~np.tri(to.lines, to.length, dtype=bool)] = 99
 
 

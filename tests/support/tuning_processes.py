@@ -19,17 +19,17 @@ from pathlib import Path
 
 import scipy.optimize
 import scipy.stats
-from fmm.tuner.commands.config_file import checked_fully, config_sections
-from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
-from fmm.tuner.tune_type import tune_type
 
 from fmm.config import files
 from fmm.tuner import cli
 from fmm.tuner import tune as commands_tune
 from fmm.tuner import tune_type as tune_module
+from fmm.tuner.commands.config_file import checked_fully, config_sections
 from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trials
+from fmm.tuner.tune_type import tune_type
 from tests.support.configs import SMALL
 
 CONFIGS = 5  # so many different ones must have been seen, or more tunings are started, up to MOST times the kills

@@ -75,7 +75,7 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
 
 def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
     """A leaf's guessed rate on a device that multiplies this type faster, or slower, than was guessed."""
-    found, guessed = tuned.known_rate(dtype), guess.known_rate(dtype)
+    found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
 
 

@@ -243,14 +243,14 @@ def decide_by_model(
     choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
     step = "calibrated model" if is_tuned else STEPS.get(calibration.source, "datasheet model")
     on_cpu = not calibration.batches
-    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=on_cpu)
+    return Decision(choice.best.plan, problem, choice.reason, choice.candidates, step, on_cpu=on_cpu)
 
 
 def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """D'Alberto and Nicolau's rule (Equation 2) instead of the model's choice. Alpha and pi are the calibration's;
     epsilon is the tuning's, zero where there is none."""
     calibration = calibration_in_force(problem, limits, device)
-    if calibration is None or calibration.known_rate(problem.dtype) is None:
+    if calibration is None or calibration.find_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0

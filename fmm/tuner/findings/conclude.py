@@ -5,7 +5,7 @@ A function of what is recorded, so trials up to any moment are worth as much as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,12 +13,11 @@ from statistics import median
 from typing import Any
 
 from fmm.config import certify, schema
-from fmm.config.schema import Entry, Thresholds
+from fmm.config.schema import Thresholds
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.problem import OPERATIONS
-from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
+from fmm.runtime.decisions.calibration_in_force import with_unmeasured
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.diagnostics import (
     distant_margin,
@@ -36,7 +35,7 @@ from fmm.tuner.findings.thresholds import chosen_from, thresholds, with_interval
 from fmm.tuner.fit import model as fitting
 from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
 from fmm.tuner.fit.sampled import sample_calibrations
-from fmm.tuner.search.race import needs_no_workspace
+from fmm.tuner.search.certify import all_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import PRODUCT, Size, Trial
 
@@ -56,7 +55,7 @@ def model_so_far(journal: Journal, dtype: str) -> Calibration:
 
 
 def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
-    return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
+    return with_unmeasured(fitted.calibration, device.untuned(), failed_rates(trials))
 
 
 def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
@@ -104,86 +103,6 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     return replace(calibration, rates={dtype: rate, **own})
 
 
-def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
-    """An entry for every shape that was searched: the first certified plan's, else the vendor's.
-
-    A shape that was left before its best plan was confirmed has none, nor has any where the noise is not known.
-    """
-    found: list[Entry] = []
-    if noise is None:
-        return found
-    for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
-        searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
-        if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
-            found += lean_entry(searched, confirmed, noise)  # other plans were not tried
-            continue
-        shown = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
-        wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
-        shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
-        best = next((e for e in shown if e.plan != "vendor"), None)
-        if best is None and not confirmed:
-            seen = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
-            shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promising(searched) else []
-        elif best is None:
-            shown = [e for e in shown if e.rounds >= certify.ROUNDS]
-        found += [best] if best else shown[-1:]
-        if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
-            found += lean_entry(searched, confirmed, noise)
-    return found
-
-
-def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
-    """Those of each operation."""
-    for op in OPERATIONS:
-        own = [t for t in trials if t.op == op]
-        yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
-
-
-def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """What is best without workspace: a certified plan, or the vendor if none is."""
-    for trials in (confirmed, searched):
-        pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
-        shown = [certify.entry_of_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
-        if shown and trials is confirmed:
-            best = max(shown, key=lambda e: e.speedup)
-            return [replace(best, lean=True)] if best.rounds >= certify.ROUNDS else []
-        if shown and all(median(certify.paired_ratios(*x[1:])) <= 1 for x in pairs):
-            return [replace(shown[0], lean=True)]
-    return []
-
-
-def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
-    """Which plans are faster than the best of what else the vendor has, if that is faster than its usual product."""
-    leaves = {
-        p: median(certify.paired_ratios(base, own))
-        for p, base, own in paired_samples(searched)
-        if not Plan.parse(p).levels
-    }
-    peer = max(leaves, key=lambda p: leaves[p], default="vendor")
-    if leaves.get(peer, 0.0) <= 1:
-        return lambda plan: True
-    won = {p for p, base, own in paired_samples(raced, peer) if certify.is_certified(base, own, noise)}
-    return lambda plan: plan in (peer, *won)
-
-
-# Stages in which every plan has rounds of its own with the vendor's product (or its peer), one after the other.
-RACES = ("search", "certify", "peer")
-
-
-def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
-    """Each plan with the vendor's (or a peer's) seconds and its own, round by round, of a shape's trials in a stage."""
-    trials = [t for t in trials if t.part == "whole" and not t.twin]
-    vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
-    for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
-        rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
-        own = [s for s in rounds if s is not None]
-        base = vendor[: len(own)]
-        if trials[0].stage in RACES:
-            vendor = vendor[len(rounds) :]
-        if base and len(own) == len(rounds):
-            yield plan, base, own[: len(base)]
-
-
 def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
     """Shape and best speedup of one level above the library, but for those held out: what epsilon is found from."""
     found: dict[Size, float] = {}
@@ -207,11 +126,6 @@ def one_level_above_library(plan: Plan) -> bool:
     saves none.)"""
     saves = any(level.saves_products for level in plan.levels)
     return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library
-
-
-def _promising(trials: Sequence[Trial]) -> bool:
-    """Did any plan look faster than the vendor?"""
-    return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
 
 
 def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:

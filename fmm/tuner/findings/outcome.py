@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from math import isfinite
 from typing import Any
 
-from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
-from fmm.problem import Problem
-from fmm.tuner.findings.model_in_use import Answer, ModelInUse, answer_for, answers_for
+from fmm.tuner.findings.model_in_use import Answer, ModelInUse, answers_for, gains_from, odd_gains
 from fmm.tuner.findings.parts import Part, Table, table_of
-from fmm.tuner.findings.thresholds import ROUND, holds_from
+from fmm.tuner.findings.thresholds import ROUND
 
-ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # whose rows begin anywhere
-LARGE = 4096  # from here on the two are compared: of smaller ones the last wave of tiles decides as much
 MOST = 4  # odd ones that are told of
-MORE = 1.25  # times as much gained: then odd sides are told of apart
-
-Chosen = Mapping[int, Candidate]
 
 
 def outcome(used: ModelInUse) -> Iterator[Part]:
@@ -99,40 +90,3 @@ def spelled_growth(growth: float) -> str:
 def spelled_gibibytes(count: int) -> str:
     found = count / 2**30
     return f"{found:.1f} GiB" if found < 10 else f"{found:.0f} GiB"
-
-
-def unmeasured_in_use(used: ModelInUse) -> list[str]:
-    """The leaves whose rates are the datasheet's and by which a square that is told of is multiplied."""
-    unmeasured = (*used.assumed, *used.left_out)
-    if not unmeasured:
-        return []
-    met = {answer.plan.leaf_use.leaf.name for answer in answers_for(used, (*ROUND, *ODD_SIDES))}
-    return [leaf for leaf in unmeasured if leaf in met]
-
-
-def gains_from(calibration: Calibration, dtype: str) -> int | None:
-    """The side from which on the model leaves squares to the vendor no more, if their rows are aligned; None if it
-    never does."""
-    first = holds_from(lambda side: chosen_square(calibration, dtype, side).plan != VENDOR)
-    return int(first) if isfinite(first) else None
-
-
-def odd_gains(calibration: Calibration, dtype: str) -> Chosen:
-    """The choices on odd sides, from the first that gains on, if they gain clearly more there than a side less."""
-    found = {side: chosen_square(calibration, dtype, side) for side in ODD_SIDES}
-    won = {side: best for side, best in found.items() if best.plan != VENDOR}
-    beside = {side: chosen_square(calibration, dtype, side - 1).time for side in won if side > LARGE}
-    more = any(MORE * won[side].time < time for side, time in beside.items())
-    return won if more else {}
-
-
-def chosen_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
-    """The model's choice for a square product, however much workspace it needs."""
-    limits = Limits(1 << 62, default_error_growth(calibration.batches))
-    return choose(Problem(side, side, side, dtype), calibration, limits).best
-
-
-def best_told(used: ModelInUse, first: int, side: int) -> Answer | None:
-    """What is done on the larger of two sides, or, where that does not fit, on the largest round one that does."""
-    fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND)))]
-    return next((x for x in fitting if x and x.side >= first and x.gains), None)

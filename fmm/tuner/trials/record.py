@@ -214,3 +214,37 @@ def tuning_of(tunings: Sequence[Tuning], device: str, dtype: str, section: Mappi
     own = [t for t in of_type if t.header.is_of(device, section["conditions"])]
     run = section["tuned"].get("run") if isinstance(section["tuned"], dict) else None
     return next((t for t in own if t.header.run == run), own[-1] if own else None)
+
+
+def frame(path: Path | str) -> Any:
+    """Every sample of a file of trials as a pandas DataFrame, a row each; `path` may be the folder that it is in.
+
+    Beside a trial's own fields it has `device`, `effort` and `started` of its tuning; `size` is `m`, `k` and `n`.
+    """
+    import pandas
+
+    where = Path(path)
+    rows = [
+        {**_header_columns(tuning.header), **_trial_columns(trial)}
+        for tuning in Trials(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
+        for trial in tuning.trials
+    ]
+    return pandas.DataFrame(rows, columns=FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})
+
+
+FRAME_COLUMNS = [
+    *("run", "device", "effort", "started"),
+    *("m", "k", "n"),
+    *(f.name for f in fields(Trial) if f.name not in ("size", "run")),
+]
+
+
+def _header_columns(header: Header) -> dict[str, Any]:
+    effort = header.settings.get("effort", "")
+    return {"run": header.run, "device": header.device, "effort": effort, "started": header.started}
+
+
+def _trial_columns(trial: Trial) -> dict[str, Any]:
+    m, k, n = trial.size
+    found = {name: value for name, value in vars(trial).items() if name not in ("size", "run")}
+    return {"m": m, "k": k, "n": n, **found}

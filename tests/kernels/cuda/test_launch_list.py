@@ -26,13 +26,13 @@ from tests.support.chips import H200
 
 A100, V100 = datasheet_chip(device("A100")), datasheet_chip(device("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
-# Splits that write planes of float16: how far blocks reach, how far their sums do, and these.
+# Splits that write float16 planes: largest numbers of blocks, exponents of sums, and the sums.
 PLANE_SPLITS = tuple(
     start
     for name in "AB"
     for start in (
-        f"f16_sums: how far 4 blocks of {name} reach",
-        "f16_sums: how far 7 sums reach",
+        f"f16_sums: largest numbers of 4 blocks of {name}",
+        "f16_sums: exponents of 7 sums",
         f"f16_sums, split {name}: 7 sums of 4 blocks",
     )
 )
@@ -250,7 +250,7 @@ def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
                 assert step.label.startswith(VENDORS[step.op.use.leaf.name])
             else:
                 name = step.label.replace(",", " ").replace(":", " ").split()[0]
-                warps = name == "gemm_simt" and step.kernel.spec.deep  # of a chip that has no such instructions
+                warps = name == "gemm_simt" and step.kernel.spec.mma_depth  # of a chip that has no such instructions
                 begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
                 assert step.kernel.source.startswith(begins), step.label
                 assert not warps or not on.has_warp_float64

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 
 from benchmarks import shipped
 from fmm.config import files
@@ -17,6 +16,7 @@ from fmm.config.schema import read_thresholds
 from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from tests.support import ROOT
 from tests.support import configs as tuned
 

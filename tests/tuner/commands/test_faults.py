@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
-from fmm.tuner.tune import End, Job
 
 from fmm.config import files, identity, schema, store
 from fmm.config.identity import Identity
@@ -29,8 +27,10 @@ from fmm.tuner.cli import main
 from fmm.tuner.commands import measure
 from fmm.tuner.commands.show import told_plans
 from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trials, frame
+from fmm.tuner.tune import End, Job
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice
@@ -627,7 +627,7 @@ def test_a_canary_that_has_nothing_to_measure_says_so(
     assert "there is no config" in capsys.readouterr().err
     tuned.write(path, "cpu-other")
     assert main(["canary", "--output", str(path)]) == 1
-    assert f"says nothing of {FAKE.key}" in capsys.readouterr().err
+    assert f"says nothing of {SIMULATED.key}" in capsys.readouterr().err
     path.write_text("{")
     assert main(["canary", "--output", str(path)]) == 1
     assert "it is not JSON" in capsys.readouterr().err

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.progress import Bar, best_gain, shown_progress, spelled_seconds
-from fmm.tuner.tune import Job, tune_job
 
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
+from fmm.tuner.progress import Bar, best_gain, shown_progress, spelled_seconds
+from fmm.tuner.tune import Job, tune_job
 from tests.support import configs as tuned
 from tests.support.configs import SMALL
 

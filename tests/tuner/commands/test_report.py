@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.report.maps import mapped
-from fmm.tuner.report.type_figures import caption
 
 from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
 from fmm.tuner.findings.summary import TypeInShort, in_short, most_gained
+from fmm.tuner.report.case import mapped
 from fmm.tuner.report.details import parameters_table
 from fmm.tuner.report.meaning import meaning, notes_of_cases
 from fmm.tuner.report.overview import (
@@ -38,6 +37,7 @@ from fmm.tuner.report.overview import (
 )
 from fmm.tuner.report.page import _meaning, _start_text, gains_table, tunings_left
 from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
+from fmm.tuner.report.type_figures import caption
 from tests.support import ROOT
 from tests.support import configs as tuned
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fmm.tuner.commands.export import with_predictions
-from fmm.tuner.devices.simulated import SimulatedDevice
 
 from fmm.config import files, reader
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main
+from fmm.tuner.commands.export import with_predictions
 from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.trials.record import Header, Trials, Tuning, tuning_of
 from tests.support import ROOT
 from tests.support import configs as tuned

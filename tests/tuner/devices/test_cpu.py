@@ -123,10 +123,6 @@ def test_a_real_tuning_is_obeyed(
     assert json.loads(capsys.readouterr().out)["device"] == found["section"]["conditions"]["device"]
 
 
-def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:
-    assert fast_plan(decide.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
-
-
 def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "200", "210", "220", "--device", "cpu", "--rounds", "3", "--plan", "winograd > vendor"]
     assert main([*arguments, "--json"]) == 0

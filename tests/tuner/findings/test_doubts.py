@@ -11,7 +11,19 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+
+from fmm.config import environment, files, schema
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.work import counted_work
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import decide
+from fmm.runtime.devices import Device
+from fmm.tuner.cli import main
+from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
 from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
+from fmm.tuner.findings.conclude import checked_model
 from fmm.tuner.findings.diagnostics import (
     DISTANT,
     ENOUGH,
@@ -24,22 +36,10 @@ from fmm.tuner.findings.diagnostics import (
     noise_floor,
     unexplained_share,
 )
-from fmm.tuner.tune_type import tune_type
-
-from fmm.config import environment, files, schema
-from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.work import counted_work
-from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide_plan
-from fmm.runtime.devices import Device
-from fmm.tuner.cli import main
-from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
-from fmm.tuner.findings.conclude import checked_model
 from fmm.tuner.fit.model import Observation
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
+from fmm.tuner.tune_type import tune_type
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice, Load, decided_plan, random_load, random_shapes
 from tests.support.marks import quick_and_slow
@@ -166,7 +166,7 @@ def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: py
         section = tuned.section(doubts=doubts, versions=dict(SIMULATED.versions))
         tuned.write(path, SIMULATED.key, found=section)
         files.clear_config_cache()
-        decision = decide_plan(problem, Limits(1 << 60), device)
+        decision = decide(problem, Limits(1 << 60), device)
         assert (decision.step == "calibrated model") == expected and (decision.plan != VENDOR) == expected
     assert logged == ["the tuning of a fake CPU for float64 is not used: it was not checked"]
 

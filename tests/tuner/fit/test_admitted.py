@@ -7,18 +7,18 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
-from fmm.tuner.fit.sampled import middle_95, sample_calibrations
-from fmm.tuner.tune_type import tune_type
 
 from fmm.config import schema
 from fmm.config.schema import TAUS, Interval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
+from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
 from fmm.tuner.findings.conclude import FITTED
 from fmm.tuner.findings.thresholds import thresholds, with_intervals
 from fmm.tuner.fit.model import Observation, stage_medians
 from fmm.tuner.fit.parameters import BY_NAME
+from fmm.tuner.fit.sampled import middle_95, sample_calibrations
 from fmm.tuner.trials.journal import Journal
+from fmm.tuner.tune_type import tune_type
 from tests.support.configs import SMALL
 
 TYPE = "float64"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fmm.tuner.findings.diagnostics import machine_doubts
 
 from fmm.config import files
 from fmm.config.files import SHIPPED
 from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON
 from fmm.tuner.cli import main
 from fmm.tuner.findings.described import described_rows
+from fmm.tuner.findings.diagnostics import machine_doubts
 from fmm.tuner.report.recursion_table import ABOUT, COLUMNS, HEAD, recursion_lines, recursion_rows
 from fmm.tuner.report.words import WORDS
 from tests.support import ROOT, configs

@@ -16,6 +16,7 @@ from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Run
 from fmm.tuner.stages.probes import probe_rates
 from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
+from fmm.tuner.tune_type import tune_type
 from tests.support.busy_device import BusyDevice, BusySession, decided_plan
 
 GPU = Calibration(

@@ -16,10 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from fmm.tuner.devices.simulated import TRUTH, SimulatedDevice, SimulatedSession
-from fmm.tuner.findings.diagnostics import noise_floor
-from fmm.tuner.search.certify import searched_entries
-from fmm.tuner.tune_type import Outcome, tune_type
 
 from fmm.config import certify, schema
 from fmm.config.identity import Identity
@@ -31,9 +27,12 @@ from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
+from fmm.tuner.devices.simulated import TRUTH, SimulatedDevice, SimulatedSession
+from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.thresholds import chosen_depth, level_spread, li_plan, thresholds
 from fmm.tuner.fit import model as fitting
 from fmm.tuner.fit.parameters import BY_NAME, FACTOR, PARAMETERS, QUANTITY
+from fmm.tuner.search.certify import searched_entries
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.search.space import built_plan, choices_of_plans, search_space
 from fmm.tuner.stages import shapes
@@ -41,6 +40,7 @@ from fmm.tuner.stages.probes import probe_scattered, settle_twins
 from fmm.tuner.stages.shapes import ShapesError
 from fmm.tuner.trials.journal import Journal, ReplayedError, RoundLimits, paired_speedup
 from fmm.tuner.trials.record import Header, Trial, Trials
+from fmm.tuner.tune_type import Outcome, tune_type
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
 

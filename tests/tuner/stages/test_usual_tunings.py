@@ -10,9 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from fmm.tuner.devices.simulated import TRUTH
-from fmm.tuner.findings.diagnostics import ENOUGH
-from fmm.tuner.tune_type import tune_type
 
 from fmm.config import files, schema
 from fmm.config.schema import read_thresholds
@@ -22,10 +19,13 @@ from fmm.problem import Problem
 from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS, Effort, Run
+from fmm.tuner.devices.simulated import TRUTH
 from fmm.tuner.findings.conclude import HELD_OUT
+from fmm.tuner.findings.diagnostics import ENOUGH
 from fmm.tuner.fit.model import stage_medians
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trials
+from fmm.tuner.tune_type import tune_type
 from tests.support import busy_device
 from tests.support.busy_device import BusyDevice, decided_plan
 from tests.support.marks import quick_and_slow

@@ -52,7 +52,7 @@ class FusedLaunches:
         """Yield the launches of one stage after the other, as a list of launches for each stream."""
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._product(p)) is not None]
-            group = TileGroup(tuple(replace(op, follows=i > 0) for i, op in enumerate(products)), "turns")
+            group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
             yield [[group]] if products else []
             return
         for stage in launch_stages(self.scheme, self.tasks):
@@ -60,13 +60,13 @@ class FusedLaunches:
 
     def _stream(self, stream: Lane) -> Iterator[TileOp | TileGroup]:
         """Yield the launches of one stream, one for each task."""
-        follows = False
+        may_overlap = False
         for task in stream:
             ops: list[TileOp] = []
             for product in task:
                 if (op := self._product(product)) is not None:
-                    ops.append(replace(op, follows=follows))
-                    follows = True
+                    ops.append(replace(op, may_overlap=may_overlap))
+                    may_overlap = True
             if ops:
                 yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
 
@@ -132,7 +132,7 @@ def updating_op(
     a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
     dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
     lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *blocks))
-    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open=s is None)
+    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
 def _operand_along(x: View, inner: int, transposed: bool) -> Along:

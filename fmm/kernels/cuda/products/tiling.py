@@ -69,7 +69,7 @@ def triangle_cpp(triangle: TriangleTiles | None) -> str:
 
 def strategy_cpp(s: TileSizes) -> str:
     """Return the C++ type of a strategy."""
-    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
+    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.transposed_sums)
     return f"fmm::Strategy<{comma_list(sizes)}>"
 
 

@@ -19,10 +19,10 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, whole_
 from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch, Slot
-from fmm.kernels.cuda.products import simt_kernel
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
-from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, TriangleTiles
 from fmm.kernels.cuda.views import View, columns_contiguous, operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -97,7 +97,7 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     given = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(simt_kernel.simt_source, given, ENTRY, s.threads, op.kernel.shared, simt_kernel.COMPILER_OPTIONS)
+    kernel = Kernel(simt_source, given, ENTRY, s.threads, op.kernel.shared, COMPILER_OPTIONS)
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
@@ -110,8 +110,8 @@ def product_again(problem: Problem) -> TileOp:
     views = operand_views(problem)
     op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
     product = tile_op(op, problem.stored, s)
-    half: simt_kernel.TriangleTiles | None = "lower" if problem.fill == "lower" else None
-    return replace(product, kernel=replace(product.kernel, flag="obeys", half=half))
+    half: TriangleTiles | None = "lower" if problem.fill == "lower" else None
+    return replace(product, kernel=replace(product.kernel, flag="obeys", triangle=half))
 
 
 @lru_cache(maxsize=len(STORED))

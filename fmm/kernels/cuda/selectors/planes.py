@@ -46,7 +46,7 @@ def select_own_f16x3(op: GemmOp, target: Target) -> tuple[Launch, ...]:
 def kept_planes(op: GemmOp, target: Target) -> tuple[tuple[Launch, ...], int]:
     """The launch that makes the planes which are kept behind an operand. It needs no workspace."""
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
-    kept = [x for x in (product.left, product.right) if x.is_kept] if product else []
+    kept = [x for x in (product.left, product.right) if x.is_prepared] if product else []
     return ((plane_split_launch(kept, target.divides),) if kept else ()), 0
 
 
@@ -56,14 +56,14 @@ def with_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
     Both splits of a level stand right before the one batch that multiplies what they write, and nobody else reads it.
     """
     changed: list[Any] = list(ops)
-    apart = not target.chip.has_warpgroups
+    separate = not target.chip.has_warpgroups
     if not target.chip.rounds_pairs:
         return changed
     for i, op in enumerate(ops):
         if isinstance(op, GemmOp) and op.use.leaf.name == "f16x3":
             for j in range(max(i - 2, 0), i):
                 split = ops[j]
-                sums = plane_sums(split, op, target.divides, apart) if isinstance(split, SumOp) else None
+                sums = plane_sums(split, op, target.divides, separate) if isinstance(split, SumOp) else None
                 if sums is not None:
                     changed[j], changed[i] = sums, _with_ready_side(changed[i], sums)
     return changed

@@ -64,7 +64,7 @@ def _tiled(op: GemmOp) -> TileOp:
 
 def _with_closed_strategy(op: TileOp, target: Target) -> TileOp:
     """With the fastest strategy, if the leaf leaves it open."""
-    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open else op
+    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open_strategy else op
 
 
 def _warpgroup_launch(op: GemmOp, target: Target) -> Launch | str:
@@ -92,7 +92,7 @@ def _by_copy_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     strategy = tma_strategy(op.kernel.strategy.name)
     if strategy is None and isinstance(op, TileGroup):
         strategy = TMA_FUSED_SIZES if op.order == "turns" else None
-    elif strategy is None and isinstance(op, TileOp) and op.open:
+    elif strategy is None and isinstance(op, TileOp) and op.open_strategy:
         strategy = target.tiles.fastest_by_engine(op, chip)
     made = tma_op(op, strategy, chip.multiprocessors) if strategy else None
     return made if made and made.kernel.shared <= chip.shared_per_block else None

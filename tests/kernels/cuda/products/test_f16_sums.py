@@ -68,7 +68,7 @@ def test_which_splits_write_planes(plan: str, problem: Problem, count: int) -> N
 def test_elsewhere_none_does() -> None:
     ops = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(1024)).ops
     assert with_plane_sums(ops, chip_target(V100)) == list(ops)
-    assert [x.apart for x in with_plane_sums(ops, chip_target(A100)) if isinstance(x, PlaneSums)] == [True, True]
+    assert [x.separate for x in with_plane_sums(ops, chip_target(A100)) if isinstance(x, PlaneSums)] == [True, True]
     assert with_plane_sums(ops, chip_target(H200, (4, 4, 256, 256))) == list(ops)
     split, other = (op for op in ops[:2] if isinstance(op, SumOp))
     gemm = next(op for op in ops if isinstance(op, GemmOp))
@@ -177,12 +177,12 @@ def _check_planes(op: PlaneSums, lies: Array, memory: Array) -> None:
     padded[: lies.shape[0], : lies.shape[1]] = lies
     blocks = [padded[s.i * a.height :, s.j * a.width :][:height, :width] for s in op.split.kernel.reads]
     exponents = memory[planes.exponents :].view(np.int32)[: planes.count * planes.outer].reshape(planes.count, -1)
-    half = memory[planes.offset :][: 4 * planes.count * height * planes.room].view(np.float16).astype(np.float64)
-    if op.apart:
-        hi, lo = half.reshape(2, planes.count, height, planes.room)
+    half = memory[planes.offset :][: 4 * planes.count * height * planes.pitch].view(np.float16).astype(np.float64)
+    if op.separate:
+        hi, lo = half.reshape(2, planes.count, height, planes.pitch)
     else:
-        half = half.reshape(planes.count, height, planes.room // PLANE_CHUNK, 2, PLANE_CHUNK)
-        hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.room) for i in (0, 1))
+        half = half.reshape(planes.count, height, planes.pitch // PLANE_CHUNK, 2, PLANE_CHUNK)
+        hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.pitch) for i in (0, 1))
     assert not hi[:, :, width:].any() and not lo[:, :, width:].any()
     for p, row in enumerate(op.split.kernel.program.matrix()):
         total = (

@@ -57,7 +57,7 @@ PRODUCTS = [F16x3Kernel(F16X3_SIZES[0], along) for along in product(ALONGS, ALON
     F16x3Kernel(F16X3_SIZES[1], ("inner", "outer")),
     F16x3Kernel(F16X3_SIZES[2], ("inner", "outer")),
     F16x3Kernel(F16X3_SIZES[0], ("inner", "outer"), checked=True),
-    *(F16x3Kernel(F16X3_SIZES[0], ("inner", "inner"), half=half) for half in ("lower", "full")),
+    *(F16x3Kernel(F16X3_SIZES[0], ("inner", "inner"), triangle=half) for half in ("lower", "full")),
 ]
 NOTHING = dict.fromkeys("ABCW", 256)  # that is known of addresses but their alignment
 SPLITS = [
@@ -97,10 +97,10 @@ def test_splitting_leaves_room_for_many_threads(most: int) -> None:
     assert checked.spread is not None
     both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
     noted = len(checked.spread.parameters(kernels)[0])
-    rules = [rule for rule in SCALING_RULES if rule != "apart"]  # which is for other chips
-    sizes = {rule: f"static_assert(sizeof(Told) == {both if rule == 'usual' else noted});" for rule in rules}
+    rules = [rule for rule in SCALING_RULES if rule != "separate"]  # which is for other chips
+    sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'default' else noted});" for rule in rules}
     jobs = [(f"{k}{r}", f"{plane_split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
-    jobs += [(str(k), f"{plane_split_source((k[0],), 'usual')}\n") for k in SPLITS[:most]]
+    jobs += [(str(k), f"{plane_split_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
     told = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
     jobs += [(f"{x}{y}", f"{balance_source(x, y)}{told}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
@@ -138,8 +138,8 @@ def test_planes_do_not_meet_and_fit_in_the_workspace(size: tuple[int, int, int],
     op = operation(problem)
     places = []
     for x, outer in ((op.left, m), (op.right, n)):
-        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.room), (x.exponents, x.exponents + 4 * outer)]
-        assert x.room % PLANE_CHUNK == 0 and x.room >= x.length and x.offset % 256 == 0
+        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.pitch), (x.exponents, x.exponents + 4 * outer)]
+        assert x.pitch % PLANE_CHUNK == 0 and x.pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
     assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
@@ -191,9 +191,9 @@ def test_every_line_has_its_threads(lines: int, length: int) -> None:
     x = OperandPlanes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
     assert x.blocks(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
-    assert (kernel.kept - 1) * 4 * kernel.group < x.room
+    assert (kernel.register_loads - 1) * 4 * kernel.group < x.pitch
     strips = OperandPlanes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.room // PLANE_CHUNK * 8
+    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.pitch // PLANE_CHUNK * 8
 
 
 # ---- by the vendor's products of planes
@@ -260,12 +260,14 @@ def test_what_the_vendor_cannot_do_alone() -> None:
     ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
 )
 def test_kernels_for_other_chips_compile(architecture: str) -> None:
-    sources = [plane_split_source(k, "apart") for k in SPLITS] + [unscale_source()]
+    sources = [plane_split_source(k, "separate") for k in SPLITS] + [unscale_source()]
     for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
         assert r.local == 0 and r.registers <= 128, r
 
 
-@pytest.mark.parametrize("text", [plane_split_source(SPLITS[0], "apart"), unscale_source()], ids=["split", "unscale"])
+@pytest.mark.parametrize(
+    "text", [plane_split_source(SPLITS[0], "separate"), unscale_source()], ids=["split", "unscale"]
+)
 def test_no_kernel_for_other_chips_takes_tiny_numbers_for_zero(text: str) -> None:
     """CuPy compiles them with -ftz=true, which nothing that we pass undoes: numbers of about 2^-126 would be lost."""
     _, ptx = compile_cuda(text, "compute_80", "--std=c++17", "-ftz=true")

@@ -172,9 +172,9 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     assert Counter(map(type, tape.ops)) == kinds
     assert tape.lanes_used == lanes
     several = [op for op in tape.ops if isinstance(op, TileGroup)]
-    assert all(op.at_once == (op.order != "turns") for op in several)
+    assert all(op.fits_one_launch == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
-    turns = sum(len(op.ops) - 1 for op in several if not op.at_once)
+    turns = sum(len(op.ops) - 1 for op in several if not op.fits_one_launch)
     assert found.launches == sum(kinds.values()) - kinds.get(Turn, 0) + turns
     assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
     assert (tape.workspace == 0) == (len(tape.plan.levels) == 1)
@@ -210,7 +210,7 @@ def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> N
     last: dict[int, Operation] = {}
     for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
         if isinstance(op, TileOp | TileGroup):
-            assert op.follows == isinstance(last.get(lane), TileOp | TileGroup)
+            assert op.may_overlap == isinstance(last.get(lane), TileOp | TileGroup)
         last = {} if isinstance(op, Turn) else last | {lane: op}
 
 

@@ -35,8 +35,8 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
     """As NumPy's, modulo each number; what lies behind the ends of planes is not touched."""
     m, k, n = size
     n = m if lower else n
-    op = replace(op_of(Problem(m, k, n, dtype), plan, ALIGNED), lower=lower)
-    if lower and (op.geometry.levels or op.sends):
+    op = replace(op_of(Problem(m, k, n, dtype), plan, ALIGNED), lower_only=lower)
+    if lower and (op.geometry.levels or op.writes_c):
         pytest.skip("halves have no level below")
     groups = [moduli[:AT_ONCE] for moduli in op.groups]
     maps = [x for moduli in groups for x in op.product(0, len(moduli)).maps]

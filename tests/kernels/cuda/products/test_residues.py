@@ -216,10 +216,10 @@ def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: floa
     for n, k in ((1, 3), (18, 21), (35, 9)):
         a = rng.standard_normal((n, k))
         below = np.tri(n, dtype=bool)
-        c, op = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta, lower=True)
+        c, op = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta, lower_only=True)
         whole, _ = product_on_host(a, np.ascontiguousarray(a.T), ONE, layouts, alpha, beta)
         np.testing.assert_array_equal(c[below], whole[below])
-        assert (c[~below] == 7).all() and op.lower
+        assert (c[~below] == 7).all() and op.lower_only
 
 
 def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
@@ -231,7 +231,7 @@ def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
         assert products and all(("lower half" in x.label) == (share < 1) for x in products)
         assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
     op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
-    half, whole = replace(op, lower=True).product(0, 14), op.product(0, 14)
+    half, whole = replace(op, lower_only=True).product(0, 14), op.product(0, 14)
     assert 0.5 < half.units / whole.units < 0.6
 
 
@@ -332,13 +332,13 @@ def test_products_of_kept_planes(base: Any, order: Any) -> None:
     made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), kept=base), ONE)
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
-    (side,) = (replace(x, is_ready=False) for x in made.sides if x.is_ready)
+    (side,) = (replace(x, is_prepared=False) for x in made.sides if x.is_prepared)
     measured(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
     problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), kept=base)
     op = op_of(problem, ONE)
-    assert [x.is_ready for x in op.sides] == [base == "A", base == "B"]
+    assert [x.is_prepared for x in op.sides] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
     assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
@@ -357,10 +357,10 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
 
 def test_planes_are_kept_for_one_leaf_and_on_their_own_side() -> None:
     problem = Problem(512, 512, 512, kept="B")
-    assert [x.is_ready for x in op_of(problem, ONE).sides] == [False, True]
-    assert not any(x.is_ready for x in op_of(problem, FAST).sides)
+    assert [x.is_prepared for x in op_of(problem, ONE).sides] == [False, True]
+    assert not any(x.is_prepared for x in op_of(problem, FAST).sides)
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), kept="B")
-    assert not any(x.is_ready for x in op_of(turned, ONE).sides)
+    assert not any(x.is_prepared for x in op_of(turned, ONE).sides)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4
     both = op_of(problem, ONE)
@@ -408,10 +408,10 @@ def test_bytes_are_multiplied_as_they_lie(dtype: str, layouts: str) -> None:
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
         c, op = product_on_host(a, b, "residues > bytes", layouts, aligned=True)
         assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
-        assert op.sends == (m == 16)
+        assert op.writes_c == (m == 16)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
         updated, op = product_on_host(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
-        assert not op.sends
+        assert not op.writes_c
         np.testing.assert_array_equal(updated, 3 * wrapped_product(a, b) + np.full((m, n), 14, dtype))
 
 
@@ -540,7 +540,8 @@ def test_no_number_leaves_the_registers() -> None:
 def test_measuring_and_turning_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    size = f"static_assert(sizeof(fmm::residues::Both<double>) == {len(measure_launch(made.sides, made.dtype, (True, True)).parameters)});"
+    parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
+    size = f"static_assert(sizeof(fmm::residues::Both<double>) == {len(parameters)});"
     given = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),

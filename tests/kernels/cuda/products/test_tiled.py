@@ -200,7 +200,7 @@ def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None
     """Launches of several products of unequal blocks, into blocks of their own or added to what others write too."""
     ops = check(f"strassen.fused.{options} > tile.medium", whole_problem(33, 18, 37, "CCC", 4, 0.5, 1.0), host, 0)
     assert [len(op.ops) if isinstance(op, TileGroup) else 1 for op in ops] == [1, 2, 2, 2]
-    assert all(op.at_once for op in ops if isinstance(op, TileGroup))
+    assert all(op.fits_one_launch for op in ops if isinstance(op, TileGroup))
 
 
 @pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
@@ -210,7 +210,7 @@ def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host:
     sizes = ((68, 22, 50), (33, 18, 37), (5, 1, 7))
     for (m, k, n), (alpha, beta) in zip(sizes, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
         ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta, "float64"), host, shift)
-        assert all(op.kernel.deep for op in ops)
+        assert all(op.kernel.mma_depth for op in ops)
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
         whole["C"][:m, dest[0][1].offset // 4 :][:, :n] += found
         whole["C"][32 : 31 + m, 32 * i :][:, : n - 1] -= 0.5 * found[:-1, :-1]
     several = TileGroup(tuple(ops), "free" if update == "keep" else "atomic")
-    assert several.at_once and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
-    assert not replace(several, order="turns").at_once
-    assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).at_once
+    assert several.fits_one_launch and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
+    assert not replace(several, order="turns").fits_one_launch
+    assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).fits_one_launch
     host(several, memory, "scalar")
     np.testing.assert_array_equal(memory["C"].reshape(64, 64), whole["C"])
 
@@ -342,4 +342,4 @@ def test_each_type_has_its_strategies(dtype: str) -> None:
     assert len(made) == 1 + 1 + 7
     for op in made:
         assert dtype in op.kernel.strategy.types and op.kernel.element == dtype
-        assert (op.kernel.deep > 0) == (dtype == "float64")
+        assert (op.kernel.mma_depth > 0) == (dtype == "float64")

@@ -95,7 +95,7 @@ def played(problem: Problem, leaf: str) -> None:
     gemm = op.whole if isinstance(op, MirroredOp) else op
     assert isinstance(gemm, GemmOp) and gemm.extent == problem.fill
     made = tiled_product(gemm, dtype)
-    assert made.kernel.half == problem.fill
+    assert made.kernel.triangle == problem.fill
     launched(made, memory)
     below = np.tri(n, dtype=bool)
     lower = np.where(below, problem.alpha * (a @ b) + problem.beta * c, 0).real
@@ -123,7 +123,7 @@ def test_a_batch_of_halves_is_one_launch() -> None:
     assert isinstance(op, GemmOp) and (op.extent, op.count, op.use.leaf.name) == ("loose", 4, "tile")
     made = tiled_product(op, "float64")
     one = count_triangle_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
-    assert made.kernel.half == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
+    assert made.kernel.triangle == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
     assert replace(made, count=1).grid == (one, 1, 1)
 
 
@@ -147,7 +147,7 @@ def test_halves_of_a_turned_copy_on_the_host(order: Literal["C", "F"], op: Opera
             made = tiled_product(step, "float32")
             words = tile_words(made, memory)
             launch_words(compiled_for_the_host(made.kernel, made.access).launch, words, made.grid[0], made.grid[2])
-            seen.append((made.kernel.half, made.count, made.kernel.along))
+            seen.append((made.kernel.triangle, made.count, made.kernel.along))
         else:
             play(replace(tape, ops=(step,), lanes=(0,)), memory)
     inner = op == "symmetric" and order == "C"

@@ -72,7 +72,7 @@ def operation(
     views = {f: View(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
     op = updating_op(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
-    return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open=False)
+    return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 
 def expected(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
@@ -201,9 +201,9 @@ def test_an_open_strategy_is_the_devices() -> None:
         if isinstance(x, TileOp)
     )
     for chip in (H200, replace(H200, multiprocessors=1)):
-        assert op.open and BLOCK_MODEL.fastest(op, chip) == fastest_float32_tile((4096, 4096, 4096), chip)
-    fixed = replace(op, open=False)
-    assert not fixed.open
+        assert op.open_strategy and BLOCK_MODEL.fastest(op, chip) == fastest_float32_tile((4096, 4096, 4096), chip)
+    fixed = replace(op, open_strategy=False)
+    assert not fixed.open_strategy
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ def half_launch(problem: Problem, s: TileSizes) -> TmaOp:
     gemm = op.whole if isinstance(op, MirroredOp) else op
     assert isinstance(gemm, GemmOp)
     made = tma_op(tiled_product(gemm, "float32"), s, SMS)
-    assert made is not None and made.kernel.half == problem.fill
+    assert made is not None and made.kernel.triangle == problem.fill
     return made
 
 
 def stays_in_registers(made: TmaKernel, s: TileSizes, architecture: str) -> None:
-    r = report(f"{made.half} {architecture}", tma_source(made), architecture, COMPILER_OPTIONS)
+    r = report(f"{made.triangle} {architecture}", tma_source(made), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
     assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
     assert made.shared <= SM90_SHARED_BYTES
@@ -245,7 +245,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     assert isinstance(op, GemmOp)
     tiled = tiled_product(op, "float32")
     time, s = fastest_tma_tile(tiled, H200)
-    assert s in TMA_SIZES and tiled.open
+    assert s in TMA_SIZES and tiled.open_strategy
     assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
 
 

@@ -42,9 +42,9 @@ KERNELS = [
     *(WgmmaKernel(x, WGMMA_SIZES[0], along) for x, along in product(("float16", "bfloat16"), ALONGS)),
     WgmmaKernel("bfloat16", WGMMA_SIZES[1], ("inner", "outer")),
     *(WgmmaKernel("tf32", s, ("inner", "inner")) for s in WGMMA_SIZES),
-    WgmmaKernel("tf32", WGMMA_SIZES[1], ("inner", "inner"), half="loose"),
-    *(WgmmaKernel("bfloat16", s, ("inner", "inner"), half="full") for s in TRIANGLE_SIZES),
-    WgmmaKernel("float16", TRIANGLE_SIZES[-1], ("outer", "outer"), half="full"),
+    WgmmaKernel("tf32", WGMMA_SIZES[1], ("inner", "inner"), triangle="loose"),
+    *(WgmmaKernel("bfloat16", s, ("inner", "inner"), triangle="full") for s in TRIANGLE_SIZES),
+    WgmmaKernel("float16", TRIANGLE_SIZES[-1], ("outer", "outer"), triangle="full"),
 ]
 
 
@@ -220,7 +220,7 @@ def test_one_half_of_a_product() -> None:
     labels = launch_labels(Problem(2048, 512, 2048, "bfloat16", columns, op="symmetric"))
     assert [x.split()[0].strip(":") for x in labels] == ["gemm_wgmma", "mirror_half"] and "diagonal" not in labels[0]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
-    assert made.kernel.half is None and made.units == made.tiles[0] * made.tiles[1]
+    assert made.kernel.triangle is None and made.units == made.tiles[0] * made.tiles[1]
 
 
 def launch_labels(problem: Problem) -> list[str]:

@@ -1,0 +1,161 @@
+"""A device of which only what was recorded is at hand: its trials are concluded from anew, and nothing is measured."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from math import exp
+from types import MappingProxyType
+from typing import Any
+
+from fmm.config.files import shipped_model
+from fmm.config.identity import Identity
+from fmm.hardware.chip import Chip
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.candidates import peer_plans, probed_plans
+from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
+from fmm.perfmodel.work import counted_work
+from fmm.problem import Problem
+from fmm.tuner.devices.device import (
+    BEST,
+    EFFORTS,
+    GPU_EFFORTS,
+    TRIES,
+    Effort,
+    FailedError,
+    Run,
+    Session,
+    formula_seconds,
+)
+
+
+@dataclass(frozen=True)
+class RecordedDevice:
+    """What a tuning's header and config tell of a device; `guess` is what was believed before anything was measured."""
+
+    identity: Identity
+    guess: Calibration
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    chip: Chip | None = None
+    memory: int = 0
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return tuple(self.guess.rates)
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.guess.batches else EFFORTS
+
+    def untuned(self) -> Calibration:
+        return self.guess
+
+    def known(self, dtype: str) -> Calibration:
+        """As a GPU of this kind has it: what ships with the package, if anything does."""
+        return (shipped_model(self.identity, dtype) if self.guess.batches else None) or self.guess
+
+    def candidates(self) -> Sequence[Plan]:
+        return probed_plans("cuda" if self.guess.batches else "cpu")
+
+    def peers(self) -> Sequence[Plan]:
+        return peer_plans("cuda") if self.guess.batches else ()
+
+    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
+        raise FailedError("nothing can be measured: only what was recorded is at hand")
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        return False
+
+
+TRUTH = Calibration(
+    "fake",
+    "by definition",
+    MappingProxyType({"float64": Rate(1.1e11, 50.0**2, 20.0), "float32": Rate(2.3e11, 70.0**2, 30.0)}),
+    stream=1.3e10,
+    small=3e5,
+    launch=3e-5,
+)
+SIMULATED = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "blas": "fake 0"}))
+
+
+@dataclass
+class SimulatedDevice:
+    """Times are the formula's, times lognormal noise of `noise`; `real_time` is how much of them really passes."""
+
+    truth: Calibration = TRUTH
+    noise: float = 0.01
+    seed: int = 0
+    real_time: float = 0.0
+    broken: frozenset[str] = frozenset()  # plans that fail
+    identity: Identity = SIMULATED
+    conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
+    memory: int = 1 << 34
+    also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
+    gpu: bool = False
+    chip: Chip | None = None
+    asked: int = 0
+    before: Calibration | None = None  # what is known of such devices
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return tuple(reversed(list(self.truth.rates)))
+
+    def untuned(self) -> Calibration:
+        return with_concurrent_products(
+            replace(cpu_calibration(2), name=self.identity.name, batches=self.gpu), self.truth.lanes
+        )
+
+    def known(self, dtype: str) -> Calibration:
+        return self.before or self.untuned()
+
+    def candidates(self) -> Sequence[Plan]:
+        return probed_plans("cuda" if self.gpu else "cpu")
+
+    def peers(self) -> Sequence[Plan]:
+        return [Plan.parse(leaf) for leaf in self.also]
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.gpu else EFFORTS
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
+        yield SimulatedSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        return True
+
+
+@dataclass
+class SimulatedSession:
+    device: SimulatedDevice
+    problem: Problem
+    random: random.Random
+
+    def prepare(self, run: Run) -> None:
+        if str(run.plan) in self.device.broken:
+            raise FailedError("it is broken")
+
+    def sample(self, run: Run) -> float:
+        self.device.asked += 1
+        if run.part == BEST:
+            return min(self._seconds(Run(run.plan)) for _ in range(TRIES))
+        seconds = self._seconds(run)
+        if self.device.real_time:
+            time.sleep(seconds * self.device.real_time)
+        return seconds
+
+    def _seconds(self, run: Run) -> float:
+        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
+        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
+        return seconds * exp(self.random.gauss(0.0, self.device.noise))

@@ -1,0 +1,131 @@
+"""Confirming what a search found: on fresh operands, against the vendor and what else the vendor has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+from fmm.config import certify
+from fmm.config.schema import Entry
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import OPERATIONS, Problem
+from fmm.tuner.devices.device import Run
+from fmm.tuner.search.race import Found, needs_no_workspace
+from fmm.tuner.trials.journal import Journal, RoundLimits
+from fmm.tuner.trials.record import Trial
+
+FRESH = 1  # the seed of the operands on which the search's results are confirmed
+
+
+def confirm_best(journal: Journal, found: Found, limits: RoundLimits, noise: float) -> None:
+    """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
+    against the best of what else the vendor has for it (which needs workspace). The best without workspace as well."""
+    promising = [plan for plan, seen in found.plans if seen > 1]
+    peer = next((plan for plan in promising if not plan.levels), None)
+    raced = []
+    for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
+        raced.append(plan)
+        if _faster(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
+            peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, limits, noise)
+        ):
+            break
+    without = next((plan for plan in promising if needs_no_workspace(plan, found.problem)), None)
+    if without and without not in raced:
+        _faster(journal, "certify", found.problem, VENDOR, without, limits, noise)
+    journal.on_finding()
+
+
+def _faster(
+    journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
+) -> bool:
+    """Is the plan certified to be faster than another?"""
+    base, run = Run(than), Run(plan)
+    with journal.open(stage, problem, FRESH) as timed:
+        samples = timed.rounds([base, run], limits)
+    return bool(samples[run] and samples[base]) and certify.is_certified(samples[base], samples[run], noise)
+
+
+def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
+    """An entry for every shape that was searched: the first certified plan's, else the vendor's.
+
+    A shape that was left before its best plan was confirmed has none, nor has any where the noise is not known.
+    """
+    found: list[Entry] = []
+    if noise is None:
+        return found
+    for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
+        searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
+        if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
+            found += lean_entry(searched, confirmed, noise)  # other plans were not tried
+            continue
+        shown = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
+        wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
+        shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
+        best = next((e for e in shown if e.plan != "vendor"), None)
+        if best is None and not confirmed:
+            seen = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
+            shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promising(searched) else []
+        elif best is None:
+            shown = [e for e in shown if e.rounds >= certify.ROUNDS]
+        found += [best] if best else shown[-1:]
+        if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
+            found += lean_entry(searched, confirmed, noise)
+    return found
+
+
+def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
+    """Those of each operation."""
+    for op in OPERATIONS:
+        own = [t for t in trials if t.op == op]
+        yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
+
+
+def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
+    """What is best without workspace: a certified plan, or the vendor if none is."""
+    for trials in (confirmed, searched):
+        pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
+        shown = [certify.entry_of_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
+        if shown and trials is confirmed:
+            best = max(shown, key=lambda e: e.speedup)
+            return [replace(best, lean=True)] if best.rounds >= certify.ROUNDS else []
+        if shown and all(median(certify.paired_ratios(*x[1:])) <= 1 for x in pairs):
+            return [replace(shown[0], lean=True)]
+    return []
+
+
+def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
+    """Which plans are faster than the best of what else the vendor has, if that is faster than its usual product."""
+    leaves = {
+        p: median(certify.paired_ratios(base, own))
+        for p, base, own in paired_samples(searched)
+        if not Plan.parse(p).levels
+    }
+    peer = max(leaves, key=lambda p: leaves[p], default="vendor")
+    if leaves.get(peer, 0.0) <= 1:
+        return lambda plan: True
+    won = {p for p, base, own in paired_samples(raced, peer) if certify.is_certified(base, own, noise)}
+    return lambda plan: plan in (peer, *won)
+
+
+# Stages in which every plan has rounds of its own with the vendor's product (or its peer), one after the other.
+RACES = ("search", "certify", "peer")
+
+
+def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each plan with the vendor's (or a peer's) seconds and its own, round by round, of a shape's trials in a stage."""
+    trials = [t for t in trials if t.part == "whole" and not t.twin]
+    vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
+    for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
+        rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
+        own = [s for s in rounds if s is not None]
+        base = vendor[: len(own)]
+        if trials[0].stage in RACES:
+            vendor = vendor[len(rounds) :]
+        if base and len(own) == len(rounds):
+            yield plan, base, own[: len(base)]
+
+
+def _promising(trials: Sequence[Trial]) -> bool:
+    """Did any plan look faster than the vendor?"""
+    return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
