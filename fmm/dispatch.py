@@ -86,7 +86,7 @@ def multiply(request: MatmulRequest) -> Any:
 
         a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
         library = NUMPY.with_options(request.options)
-        return product.host_product(library, a, b, request.out, machine, request.constraints, request.progress)
+        return product.streamed_matmul(library, a, b, request.out, machine, request.constraints, request.progress)
     if not request.progress:
         return _multiply_in_place(request)
     with plan_progress():
@@ -126,7 +126,9 @@ def explain_multiply(request: MatmulRequest) -> Decision:
     if machine is not None:
         from fmm.out_of_core import product
 
-        return product.explained(NUMPY.with_options(request.options), a, b, request.out, machine, constraints)
+        return product.explain_streamed_matmul(
+            NUMPY.with_options(request.options), a, b, request.out, machine, constraints
+        )
     library = library_of(a, b, request.out).with_options(request.options)
     if library.differentiable:
         explained: Decision = torch_functions().explain_tensors(a, b, request.out, constraints)

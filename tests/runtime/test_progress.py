@@ -131,7 +131,7 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def streamed(a: Any, b: Any, machine: HostMachine) -> Any:
-    return out_of_core.host_product(NUMPY, a, b, None, machine, NO_CONSTRAINTS, True)
+    return out_of_core.streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS, True)
 
 
 def test_a_stack_is_one_bar(made: list[progress.Progress]) -> None:

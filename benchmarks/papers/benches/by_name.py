@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from benchmarks.papers.benches.bench import Bench
 from benchmarks.papers.benches.host_bench import HostBench
-from fmm.runtime.devices import cuda_index
+from fmm.runtime.devices import parse_cuda_index
 
 
 def bench_of(name: str) -> Bench:
     """`cpu`, or a CUDA device by its number or as `cuda:0`; ValueError if it does not answer."""
     if name == "cpu":
         return HostBench()
-    index = cuda_index(int(name) if name.isdecimal() else name)
+    index = parse_cuda_index(int(name) if name.isdecimal() else name)
     try:
         from benchmarks.papers.benches.cuda_bench import CudaBench  # CuPy
 

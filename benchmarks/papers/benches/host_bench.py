@@ -8,8 +8,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from benchmarks.papers.benches.bench import Array, Call, chosen_plan
-from benchmarks.papers.benches.timing import vendor_speed
 
 from benchmarks.papers.benches.bench import Array, Call, chosen_plan
 from benchmarks.papers.benches.timing import vendor_speed

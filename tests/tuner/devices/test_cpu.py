@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fmm
-from benchmarks.cpu import fast_plan
 from fmm.arrays import host_memory
 from fmm.config import files
 from fmm.kernels.cpu.threads.thread_pool import blas_threads
