@@ -147,7 +147,7 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
-    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
+    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
 
