@@ -86,7 +86,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     check_type(plan, problem.dtype, "cuda")
     # Only a leaf that stands alone is given whole operands, of which something may be kept.
-    kept_of = None if plan.levels else problem.kept
+    kept_of = None if plan.levels else problem.prepared_side
     recorder = Recorder(problem.componentwise, kept_of)
     operands, added = dict(operand_views(problem)), added_view(problem)
     if added is not None and lies_along(added, operands["C"]):
