@@ -28,7 +28,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.runtime.running.overflow import may_overflow
+from fmm.runtime.overflow import may_overflow
 from fmm.tuner.trials.environment import device_folder, environment, typed_command
 from fmm.tuner.trials.paired import Rounds, paired_rounds
 

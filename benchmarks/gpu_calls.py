@@ -33,7 +33,7 @@ from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from benchmarks.held_out import IEEE, OWN, Size, paired
 from benchmarks.timed_machines import Gpu
 from benchmarks.tried_plans import element_type
-from fmm.runtime.decisions.limits import LIFETIME, SHARE
+from fmm.runtime.decisions.limits import FREE_MEMORY_SECONDS, WORKSPACE_SHARE
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
 LEAST = 5e-3  # seconds of a sample: shorter calls are repeated
@@ -125,12 +125,12 @@ def others_take(share: float) -> Iterator[None]:
     cupy.get_default_memory_pool().free_all_blocks()
     block = cupy.cuda.runtime.malloc(int(share * cupy.cuda.runtime.memGetInfo()[0]))
     try:
-        time.sleep(1.1 * LIFETIME)
+        time.sleep(1.1 * FREE_MEMORY_SECONDS)
         yield
     finally:
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.cuda.runtime.free(block)
-        time.sleep(1.1 * LIFETIME)
+        time.sleep(1.1 * FREE_MEMORY_SECONDS)
 
 
 # ---- errors
@@ -250,7 +250,7 @@ def make_ready(cases: Sequence[Case]) -> None:
             m, k, n = case.size
             beside = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
             for taken in case.taken:
-                room = int(SHARE * (1 - taken) * max(beside, 0))
+                room = int(WORKSPACE_SHARE * (1 - taken) * max(beside, 0))
                 with Gpu().as_type(dtype):
                     found = fmm.plan(*case.size, dtype=element_type(dtype), device=0, workspace=room)
                 wanted.append((element_type(dtype), found.plan, case.size))

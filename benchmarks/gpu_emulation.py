@@ -33,7 +33,7 @@ from benchmarks import gemmul8, gpu_random
 from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 LEAST = 5.0  # milliseconds of a sample: shorter calls are repeated
 SAMPLED_ROWS = 64
@@ -202,7 +202,7 @@ def recorded(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", beta: fl
     """A plan's launches alone; None where it cannot run."""
     (m, k), n = a.shape, b.shape[1]
     try:
-        launches = recorded_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
+        launches = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
         workspace = cupy.empty(launches.workspace, cupy.uint8)
         run = partial(DeviceBackend().run, launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
         run()

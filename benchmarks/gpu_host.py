@@ -34,9 +34,8 @@ from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime.calls import answer
+from fmm.runtime import prepare, run_device
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.running import device_run
 
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
 SMALL = (1, 16, 127, 128, 256, 512, 1024)
@@ -80,7 +79,7 @@ def decided(plan: str) -> Iterator[None]:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     forget()
-    with patch.object(answer, "decide", decide):
+    with patch.object(prepare, "decide", decide):
         yield
     forget()
 
@@ -93,12 +92,12 @@ def forget() -> None:
 @contextmanager
 def replays(wanted: bool) -> Iterator[None]:
     """Calls that recur as graphs, or never."""
-    device_run.GRAPHS.clear()
-    device_run.GRAPHS.repeats = REPEATS if wanted else NEVER
+    run_device.GRAPHS.clear()
+    run_device.GRAPHS.repeats = REPEATS if wanted else NEVER
     try:
         yield
     finally:
-        device_run.GRAPHS.clear()
+        run_device.GRAPHS.clear()
 
 
 # ---- the host's time up to the last launch

@@ -32,7 +32,7 @@ from fmm.kernels.plans.levels.residue_room import PRODUCTS
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 SIDES, QUICK_SIDES = (4096, 8192, 16384, 24576), (4096, 8192)
 USUAL = {
@@ -81,7 +81,7 @@ def stages(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, float]:
     """Milliseconds of each launch of a plan, each repeated by itself."""
     a, b = (numbers("normal", dtype, side, seed) for seed in (1, 2))
     c = cupy.empty_like(a)
-    found = recorded_for_device(Plan.parse(leaf), Problem(side, side, side, dtype))
+    found = record_for_device(Plan.parse(leaf), Problem(side, side, side, dtype))
     work = cupy.empty(found.workspace, cupy.uint8)
     addresses = Addresses(a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
     player = DeviceBackend().player(found, addresses)

@@ -38,7 +38,7 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
     limits, dtype = Limits(HUGE, budget), problem.dtype
     found = [
         plan
-        for plan in compared_plans(not on_host, problem.halved)
+        for plan in compared_plans(not on_host, problem.writes_triangle)
         if plan.considered_for(dtype)
         and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
         and _large(plan, problem.size)

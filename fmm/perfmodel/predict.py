@@ -218,7 +218,7 @@ def _rate_prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
 def is_b_column_major(problem: Problem) -> bool:
     """Return True if B is column-major. (Products that are their own adjoints count as x x^T.)"""
     orders = [layout.order for layout in problem.layouts]
-    return problem.halved or orders[1] == "F"
+    return problem.writes_triangle or orders[1] == "F"
 
 
 def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:

@@ -121,11 +121,11 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
     from benchmarks.guard import only_recomputing
     from benchmarks.harness import gpu_seconds
-    from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+    from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
     side, backend = 4096, DeviceBackend()
     launches = only_recomputing(
-        recorded_for_device(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True)
+        record_for_device(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True)
     )
     a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
 

@@ -25,7 +25,7 @@ from fmm.problem import Layout, Problem
 GRAPHS = 16  # that a backend keeps
 
 
-def recorded_for_device(
+def record_for_device(
     plan: Plan, problem: Problem, device: int | None = None, alignment: Alignment = ALIGNED, flagged: bool = False
 ) -> LaunchList:
     """The launch list of a plan on a device, the current one unless it is named."""
@@ -33,7 +33,7 @@ def recorded_for_device(
     return record_launches(plan, problem, chip_target(chip_of(index), alignment, flagged))
 
 
-def compile_for(lists: Iterable[LaunchList]) -> None:
+def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
     """Compile what these lists launch on the current device, all at once."""
     compile_all(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
 
@@ -79,7 +79,7 @@ class DeviceBackend:
     def player(self, launches: LaunchList, addresses: Addresses) -> Player:
         device, alignment = cupy.cuda.runtime.getDevice(), addresses.alignment
         if alignment != launches.alignment:
-            launches = recorded_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
+            launches = record_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
         return player_of(launches, device)
 
     def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> Graph:
@@ -126,7 +126,7 @@ class DeviceBackend:
         target = c if matrix_layout(c) else cupy.ascontiguousarray(c)
         layouts = tuple(x for x in map(matrix_layout, (a, b, target)) if x)
         problem = Problem(a.shape[0], a.shape[1], b.shape[1], kind, layouts, alpha, beta)  # type: ignore[arg-type]
-        launches = recorded_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
+        launches = record_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
         workspace = cupy.empty(launches.workspace, cupy.uint8)
         self.run(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
         if target is not c:

@@ -13,7 +13,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime.decisions.decide import Decision
 
 
-class Answer(NamedTuple):
+class CallRecord(NamedTuple):
     """The decision in force; the plan that ran, None if the library's own product did; if that was not decided, why."""
 
     decision: Decision
@@ -26,38 +26,38 @@ class _Switch:
 
 
 class _Notes(threading.local):
-    answer: Answer | None = None
+    answer: CallRecord | None = None
     why = ""
 
 
-COUNTING = _Switch()  # does anybody count products, in whatever thread? Asked by products: as cheap as can be
+RECORDING = _Switch()  # does anybody count products, in whatever thread? Asked by products: as cheap as can be
 _notes = _Notes()
 
 
-def forget_answer() -> None:
+def clear_record() -> None:
     """Before a product."""
     _notes.answer, _notes.why = None, ""
 
 
-def latest_answer() -> Answer | None:
+def last_record() -> CallRecord | None:
     """After it; None where nothing was noted: the library was asked at once, as it is for small products."""
     return _notes.answer
 
 
-def note_answer(decision: Decision, plan: Plan | None) -> None:
+def record_call(decision: Decision, plan: Plan | None) -> None:
     """The plan ran, unless somebody has said meanwhile why it was left to the library."""
-    _notes.answer = Answer(decision, None if _notes.why else plan, _notes.why)
+    _notes.answer = CallRecord(decision, None if _notes.why else plan, _notes.why)
 
 
-def note_measured(decision: Decision) -> None:
+def record_measured_call(decision: Decision) -> None:
     """Of a product that took part in a measurement, in which plan and library take turns."""
     answer = _notes.answer
     if answer is not None:
         turn = "it was the library's turn to be measured" if answer.plan in (None, VENDOR) else ""
-        _notes.answer = Answer(decision, answer.plan, answer.why or turn)
+        _notes.answer = CallRecord(decision, answer.plan, answer.why or turn)
 
 
-def left_because(why: str) -> None:
+def record_fallback(why: str) -> None:
     """Said by who leaves a product to the library although a plan was chosen."""
-    if COUNTING.on:
+    if RECORDING.on:
         _notes.why = why

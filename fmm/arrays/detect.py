@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import NUMPY
 from fmm.dtypes import DTYPES
 
 Kind = Literal["host", "cupy", "torch", "other"]  # other: on a CUDA device, of a library that is none of the three
@@ -27,12 +29,12 @@ def kind_of(x: Any) -> Kind:
         kind = _kinds[cls]
     else:
         kind = _kind_of_type(cls)
-        if may_be_kept(kind):
+        if may_cache_type(kind):
             _kinds[cls] = kind
     return kind or _kind_of_object(x)
 
 
-def may_be_kept(kind: Kind | None) -> bool:
+def may_cache_type(kind: Kind | None) -> bool:
     """May it be kept of what kind a type is? Not of tensors while torch compiles or exports a call: it takes note of
     all that the call changes, and warns."""
     if kind != "torch":
@@ -90,12 +92,12 @@ def type_name(dtype: Any) -> str:
 # ---- errors that name the arrays
 
 
-def two_devices(a: Any, b: Any, out: Any = None) -> ValueError:
+def device_mismatch_error(a: Any, b: Any, out: Any = None) -> ValueError:
     """The error for arrays on different devices, all of them named."""
     return ValueError(f"{_named(a=a, b=b, out=out)}: fmm.matmul moves nothing between devices")
 
 
-def mixed_kinds(**arrays: Any) -> TypeError:
+def mixed_arrays_error(**arrays: Any) -> TypeError:
     """The error for arrays of different kinds, all of them named; None is none."""
     words = "fmm moves nothing between host and device, or between libraries"
     return TypeError(f"{_named(**arrays)}: {words}{_how_to_mend(*arrays.values())}")
@@ -116,10 +118,10 @@ def check_dense(function: str, *arrays: Any) -> None:
 
 
 def _named(**arrays: Any) -> str:
-    return ", ".join(f"{name} is {array_in_words(x)}" for name, x in arrays.items() if x is not None)
+    return ", ".join(f"{name} is {describe_array(x)}" for name, x in arrays.items() if x is not None)
 
 
-def array_in_words(x: Any) -> str:
+def describe_array(x: Any) -> str:
     """Whose array it is, and where."""
     kind = kind_of(x)
     if kind == "cupy":
@@ -130,3 +132,67 @@ def array_in_words(x: Any) -> str:
         return "a NumPy array on the host"
     where = " on a CUDA device" if kind == "other" else ""
     return f"a {type(x).__module__.partition('.')[0]} {type(x).__name__}{where}"
+
+
+# The plain types of CuPy and torch, once they have been used: two arrays of one of them need no second look.
+PLAIN_TYPES: dict[type, Library] = {}
+# Types of which two are always their library's, subclasses of CuPy's and torch's among them.
+_libraries: dict[type, Library] = {np.ndarray: NUMPY}
+
+
+def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
+    """The library whose arrays these are; NumPy for what is on the host and of no other. TypeError for a mixture, which
+    calls `out` by the name `third`."""
+    cls = type(a)
+    known = _libraries.get(cls)
+    if known is not None and type(b) is cls and (out is None or type(out) is cls):
+        return known
+    found = _judged(a, b, out, third)
+    if found is not NUMPY and type(b) is cls and (kind := kind_of(a)) in ("cupy", "torch") and may_cache_type(kind):
+        _libraries[cls] = found
+    return found
+
+
+def _judged(a: Any, b: Any, out: Any, third: str) -> Library:
+    if out is None and kind_of(a) == "host" == kind_of(b):
+        return NUMPY
+    given = (a, b) if out is None else (a, b, out)
+    kinds = {kind_of(x) for x in given}
+    if kinds == {"host"}:
+        return NUMPY
+    # (Lists and the like are whatever the library takes them for.)
+    if any(isinstance(x, np.ndarray) for x in given) or ("torch" in kinds and kinds - {"torch", "host"}):
+        raise mixed_arrays_error(a=a, b=b, **{third: out})
+    return _torch() if "torch" in kinds else _cupy_for(a, b)
+
+
+def _cupy_for(a: Any, b: Any) -> Library:
+    try:
+        return cupy_library()
+    except ImportError as error:
+        words = f"a is {describe_array(a)}, b is {describe_array(b)}"
+        raise TypeError(f"{words}: fmm.matmul needs CuPy to read them") from error
+
+
+def cupy_library() -> Library:
+    """CuPy, which is loaded now; ImportError without it."""
+    from fmm.arrays.cupy_library import CUPY, ndarray
+
+    PLAIN_TYPES[ndarray] = CUPY
+    return CUPY
+
+
+def _torch() -> Library:
+    from fmm.arrays.torch_calls import PLAIN
+    from fmm.arrays.torch_library import TORCH
+
+    if may_cache_type("torch"):
+        PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
+    return TORCH
+
+
+def describe_value(value: Any) -> str:
+    """Return a wrong argument as text. Python prints no whole number of more than some thousand digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a{' negative' * (value < 0)} number of {value.bit_length()} bits"
+    return repr(value)

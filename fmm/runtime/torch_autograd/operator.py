@@ -6,22 +6,24 @@ any other torch's own, which the compiler may fuse with its neighbours.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fmm.arrays.torch_calls import MATMUL, PLAIN, is_compiling, is_exporting
 from fmm.arrays.torch_library import HOST_TYPES, NAMES
-from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.runtime.decisions.left_to_vendor import SMALL
-from fmm.runtime.decisions.limits import Wishes
-from fmm.runtime.tensors.gradients import gradients, product, save_factors
-from fmm.runtime.tensors.operator_rules import add_rules
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.runtime.decisions.early_declines import SMALL
+from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.torch_autograd.functions import gradients, matmul_tensors, save_factors
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
-# While a stream is captured no plan runs (fmm/runtime/running/device_run.py), so Inductor is to leave the operator
+# While a stream is captured no plan runs (fmm/runtime/run_device.py), so Inductor is to leave the operator
 # between the CUDA graphs that it captures; a torch older than that word captures it, as torch's own product.
 TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
@@ -31,8 +33,8 @@ OPERATOR: Any = torch.ops.fmm.matmul.default
 
 def _multiplied(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
     with torch.no_grad():  # the operator's gradients are its own, below
-        wishes = Wishes(None if plan is None else Plan.parse(plan), growth, room)
-        return product(a, b, None, wishes).contiguous()
+        constraints = PlanConstraints(None if plan is None else Plan.parse(plan), growth, room)
+        return matmul_tensors(a, b, None, constraints).contiguous()
 
 
 def _shaped(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
@@ -105,15 +107,20 @@ torch.library.register_fake("fmm::matmul", _shaped, lib=_LIBRARY)
 torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
 if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
     torch.library.register_vmap("fmm::matmul", _of_batches, lib=_LIBRARY)
-add_rules(OPERATOR, _LIBRARY)
 
 
-def recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """For those who record torch's calls: its own function; in a compiled graph, where it may pay, the operator."""
-    if out is None and not wishes.componentwise and _worth_an_operator(a, b):
-        return OPERATOR(a, b, None if wishes.plan is None else str(wishes.plan), wishes.error_growth, wishes.workspace)
-    if wishes.plan not in (None, VENDOR):
-        return product(a, b, out, wishes)  # which says why it cannot run
+    if out is None and not constraints.componentwise and _worth_an_operator(a, b):
+        return OPERATOR(
+            a,
+            b,
+            None if constraints.plan is None else str(constraints.plan),
+            constraints.error_growth,
+            constraints.workspace,
+        )
+    if constraints.plan not in (None, VENDOR):
+        return matmul_tensors(a, b, out, constraints)  # which says why it cannot run
     return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
 
 
@@ -129,3 +136,58 @@ def _worth_an_operator(a: Any, b: Any) -> bool:
     if torch.is_autocast_enabled(kind):
         return False
     return bool(statically_known_true(a.shape[-2] * a.shape[-1] * b.shape[-1] >= SMALL))
+
+
+KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
+TENSORS = "torch.distributed.tensor"
+
+
+def add_rules(operator: Any, library: Any) -> None:
+    """Once the operator has gradients. A torch that does not hand out its kernels has neither."""
+    get_kernel = getattr(torch.library, "get_kernel", None)
+    if get_kernel is not None:
+        for key in KEYS:
+            library.impl("matmul", partial(_ruled, operator, get_kernel(operator, key)), key, with_keyset=True)
+
+
+def _ruled(operator: Any, own: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
+    """torch's own product of tensors that have tangents, as fmm.matmul has it."""
+    if (type(a) not in PLAIN or type(b) not in PLAIN) and _is_sharded(a, b):
+        _add_sharding(operator)
+    if not (_has_tangent(a) or _has_tangent(b)):
+        return own.call_boxed(keys, a, b, *rest)
+    if rest and rest[0] not in (None, str(VENDOR)):
+        raise PlanError(
+            f"the plan {rest[0]} cannot run here: products are torch's own where forward gradients are wanted"
+        )
+    return MATMUL(a, b)
+
+
+def _has_tangent(x: Any) -> bool:
+    """Also in compiled code, which enters the level of forward gradients without a word to torch's Python."""
+    return forward_ad.unpack_dual(x, level=0).tangent is not None
+
+
+def _is_sharded(a: Any, b: Any) -> bool:
+    """Is one a DTensor? Then that module has been loaded."""
+    kind = getattr(sys.modules.get(TENSORS), "DTensor", ())
+    return isinstance(a, kind) or isinstance(b, kind)
+
+
+@cache
+def _add_sharding(operator: Any) -> None:
+    """The placements of torch.mm for two matrices: of the product and the operands. Stacks and vectors are gathered."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def placements(a: Any, b: Any, *rest: Any) -> list[tuple[list[Any], list[Any]]]:
+        ways = [(Replicate(), Replicate(), Replicate())]
+        if a.ndim == b.ndim == 2:
+            ways += [(Shard(0), Shard(0), Replicate()), (Shard(1), Replicate(), Shard(1))]
+            ways += [(Partial(), Shard(1), Shard(0))]
+        return [([c], [left, right, *[None] * len(rest)]) for c, left, right in ways]
+
+    register_sharding(operator)(placements)
+
+
+add_rules(OPERATOR, _LIBRARY)

@@ -17,30 +17,30 @@ from fmm.dtypes import DTYPES
 from fmm.perfmodel.choose import ranking_problem
 from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
 from fmm.problem import without_layouts
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, Decision
+from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
 
 # ---- on CUDA devices
 
 # Products with fewer multiply-adds take less time, on any device, than the launches of a plan: SMALL of any type;
 # SMALL_HALF of 16-bit types, which tensor cores multiply faster; SMALL_UNALIGNED of 16-bit types whose rows are not
 # aligned, which vendors multiply several times slower.
-SMALL, SMALL_HALF, SMALL_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
+SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
 # The same without a look at the sides: the bytes of A times those of B are the multiply-adds times the inner side times
 # the square of an item's bytes. Where the inner side is below SHORT_SIDE, a product waits for its result to be written,
 # so that no plan makes it faster; where it is not, there are fewer than SMALL (of 2 bytes: SMALL_UNALIGNED)
 # multiply-adds.
 SHORT_SIDE = 144
-SMALL_BYTES = SHORT_SIDE * min(SMALL * 4**2, SMALL_UNALIGNED * 2**2)
+SMALL_BYTES = SHORT_SIDE * min(SMALL * 4**2, SMALL_16_BIT_UNALIGNED * 2**2)
 
 
-def small_enough_for_vendor(m: int, k: int, n: int, itemsize: int) -> bool:
+def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
     """On a CUDA device: is a product of two matrices so small that no plan makes it faster?"""
     work = m * k * n
-    return work < SMALL or (itemsize == 2 and work < (SMALL_UNALIGNED if (k | n) & 7 else SMALL_HALF))
+    return work < SMALL or (itemsize == 2 and work < (SMALL_16_BIT_UNALIGNED if (k | n) & 7 else SMALL_16_BIT))
 
 
-def left_to_vendor(library: Library, a: Any, b: Any, room: int) -> bool:
+def is_declined_on_device(library: Library, a: Any, b: Any, room: int) -> bool:
     """On a CUDA device: is the product of the two the vendor's for certain? `room`: the bytes of A times those of B.
 
     (Each number that torch is asked for takes a tenth of a microsecond or more: as few are as will do.)
@@ -57,10 +57,10 @@ def left_to_vendor(library: Library, a: Any, b: Any, room: int) -> bool:
     if work < SMALL:
         return True
     # The vendor's tensor cores multiply halves, and no integers (of which torch has no products at all).
-    halves = itemsize == 2 and work < SMALL_HALF and (tensors or a.dtype.kind not in "iu")
-    if halves and (work < SMALL_UNALIGNED or not (k | b.shape[-1]) & 7):
+    halves = itemsize == 2 and work < SMALL_16_BIT and (tensors or a.dtype.kind not in "iu")
+    if halves and (work < SMALL_16_BIT_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    known: float | None = library.calls.get((room, shape, b.ndim, library.kind_key(a, b)))
+    known: float | None = library.calls.get((room, shape, b.ndim, library.type_key(a, b)))
     return known is not None and known > time.monotonic()
 
 
@@ -80,7 +80,7 @@ def smallest_side() -> int:
 SMALLEST_SIDE = smallest_side()
 
 
-def small_enough_for_numpy(a: Any, b: Any) -> bool:
+def is_small_on_host(a: Any, b: Any) -> bool:
     """On the host: is a side so small that no plan makes the product faster? What is no plain array is NumPy's too."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
         return True
@@ -92,7 +92,9 @@ def small_enough_for_numpy(a: Any, b: Any) -> bool:
         m, k, n = SMALLEST_SIDE, a.shape[-1], b.shape[-1]
     if m >= SMALLEST_SIDE and k >= SMALLEST_SIDE and n >= SMALLEST_SIDE:
         return False
-    return m < SMALLEST_EXACT_SIDE or k < SMALLEST_EXACT_SIDE or n < SMALLEST_EXACT_SIDE or a.dtype.kind not in "iub"
+    return (
+        m < SMALLEST_INTEGER_SIDE or k < SMALLEST_INTEGER_SIDE or n < SMALLEST_INTEGER_SIDE or a.dtype.kind not in "iub"
+    )
 
 
 # ---- remembered
@@ -110,18 +112,18 @@ class Memory(NamedTuple):
 REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Memory(1.0, 0)}
 
 
-def product_key(library: Library, a: Any, b: Any) -> Hashable:
+def decline_key(library: Library, a: Any, b: Any) -> Hashable:
     """By which it is remembered. B's sides follow from the bytes, or else do not match."""
-    return a.nbytes * b.nbytes, a.shape, b.ndim, library.kind_key(a, b)
+    return a.nbytes * b.nbytes, a.shape, b.ndim, library.type_key(a, b)
 
 
-def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
+def was_declined(library: Library, a: Any, b: Any) -> bool:
     """Was a product like this one left to the library a moment ago?"""
-    until: float = library.calls.get(product_key(library, a, b), 0.0)
+    until: float = library.calls.get(decline_key(library, a, b), 0.0)
     return until > time.monotonic()
 
 
-def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> None:
+def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
     """From now on, for a moment, products of matrices of these sizes are the library's, however they lie in memory."""
     memory, problem = REMEMBERED[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != without_layouts(problem):
@@ -131,4 +133,7 @@ def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> Non
     # On the host a rule may be about these very arrays: that one is the other's transpose, say.
     if library.processor == "cpu" and (decision.step == "rule" or problem is None or problem.flops < memory.flops):
         return
-    library.calls[product_key(library, a, b)] = time.monotonic() + memory.seconds
+    library.calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
+
+
+FEW_NUMBERS = SMALLEST_INTEGER_SIDE**2  # entries of A; with fewer, a side is too short for any plan on the host
