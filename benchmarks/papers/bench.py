@@ -25,7 +25,7 @@ from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
-from fmm.runtime.devices import cuda_index
+from fmm.runtime.devices import parse_cuda_index
 from fmm.tuner.trials.environment import device_folder, environment
 
 Array = Any
@@ -252,7 +252,7 @@ def bench_of(name: str) -> Bench:
     """`cpu`, or a CUDA device by its number or as `cuda:0`; ValueError if it does not answer."""
     if name == "cpu":
         return HostBench()
-    index = cuda_index(int(name) if name.isdecimal() else name)
+    index = parse_cuda_index(int(name) if name.isdecimal() else name)
     try:
         from benchmarks.papers.cuda_bench import CudaBench  # CuPy
 
