@@ -1,8 +1,7 @@
-"""Is a caller's budget of error kept? Random problems, each with a limit, against the vendor's own error.
+"""Is max_error_growth kept? Random problems, each with a limit, against the vendor's own error.
 
-fmm.matmul and fmm.gram are asked with max_error_growth as a user asks them. Where no plan pays, which is so for small
-products, the vendor answers and nothing is shown; there, and in every other problem anyhow, one of the deepest
-candidates that the limit admits is run by its name.
+fmm.matmul and fmm.gram get the limit as a user gives it. Where no plan pays, as for small products, the vendor answers
+and shows nothing; there, and in every other problem, one of the deepest candidates that the limit admits runs instead.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 import fmm
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.growth import OF_REFERENCE, error_of, rounded
-from benchmarks.papers.errors.matrices import Array
-from benchmarks.papers.errors.precise import reference
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import OF_REFERENCE, error_of, rounded
 from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure
+from benchmarks.papers.matrices import Array, reference
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.candidates import compared_plans

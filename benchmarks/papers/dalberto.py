@@ -1,4 +1,9 @@
-"""D'Alberto and Nicolau's performance: Figures 3 to 5 on all shapes, 6 to 9 on squares, and when to recurse.
+"""D'Alberto and Nicolau: accuracy (Figure 2), Balanced and HASA (Figures 3 to 5), fixed depths (Figures 6 to 9).
+
+Square matrices in float64, uniform in [-1, 1] and [0, 1]; a level of HASA from n = 900 on, two from 1800, three from
+3600. The reference is a doubly compensated sum of exact products, sorted by size (section 3.2; there the products are
+rounded to an extended precision). It is slow, so that errors are those of some rows and columns; the whole matrices
+are judged by a reference of twice the precision, which is compared with Priest's on these entries.
 
 alpha and pi are measured here, so that the recursion point is this machine's (Equation 3). `Balanced` cuts a product to
 almost square ones before HASA recurses; `HASA` recurses at once, both down to the recursion point; `HASA dynamic`
@@ -16,11 +21,14 @@ from math import prod
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.benches.timing import time_plans
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Products, Results, Row
+import numpy as np
+
+from benchmarks.papers.bench import Bench, time_plans
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Products, Results, Row, products_of
 from benchmarks.papers.figure import Figure, quantity
-from fmm.kernels.plans.plan import Plan
+from benchmarks.papers.matrices import precise_product, priest_product, uniform
+from fmm.arrays.numpy_library import to_numpy
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.papers.recursion_points import (
     balanced,
     first_speedup,
@@ -29,7 +37,112 @@ from fmm.perfmodel.papers.recursion_points import (
     levels_until,
     recursion_point,
 )
+from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem, Shape
+
+# ---- accuracy: Figure 2
+
+POINT: Final = 900  # n1: where one level begins
+ERROR_SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)
+DATA: Final = ("[-1,1]", "[0,1]")
+ENTRIES: Final = 16  # rows, and columns, whose entries Priest's summation sums
+OF_REFERENCE: Final = 12  # about so many plain products take as long as a part
+
+
+def hasa_depth(n: int) -> int:
+    return len(levels_until((n, n, n), POINT))
+
+
+def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
+    rng = bench.generator(n)
+    return uniform(bench.xp, rng, n) if data == DATA[0] else (rng.random((n, n)), rng.random((n, n)))
+
+
+def _error_parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each range of numbers and size."""
+    for data, n in product(DATA, ERROR_SIZES):
+        side = max(int(n * scale), 24)
+        products = products_of([hasa_plan(hasa_depth(n))], side, "float64")
+        yield Part((data, n), partial(_error_rows, bench, data, n, side), products, 2.0 * side**3 * OF_REFERENCE)
+
+
+def _error_rows(bench: Bench, data: str, n: int, side: int) -> Iterator[Row]:
+    depth = hasa_depth(n)
+    a, b = _operands(bench, data, side)
+    at = np.unique(np.linspace(0, side - 1, min(ENTRIES, side)).astype(int))
+    rows = bench.xp.asarray(at)
+    right = b[:, rows]
+    priest = priest_product(to_numpy(a[rows]), to_numpy(right))
+    whole = precise_product(bench.xp, a, b)
+    apart = np.abs((to_numpy(whole.high[rows][:, rows]) - priest) + to_numpy(whole.low[rows][:, rows])).max()
+    results = {"dgemm": bench.multiply(VENDOR, a, b), "HASA": bench.multiply(hasa_plan(depth), a, b)}
+    for code, c in results.items():
+        entries = float(np.abs(to_numpy(c[rows][:, rows]) - priest).max())
+        off = whole.distance(c)
+        yield {"key": [data, code, n], "levels": depth, "error": entries, "whole": float(off.max())}
+    _, plain = bench.row_by_column(a[rows], right)
+    error = float(np.abs(to_numpy(plain) - priest).max())
+    yield {"key": [data, "row by column", n], "levels": 0, "error": error, "references": float(apart)}
+
+
+ERROR_EXPERIMENT: Final = Experiment(
+    "dalberto-fig2", ("data", "code", "n"), ERROR_SIZES[-1], _error_parts, ("data", "n")
+)
+
+
+def _ratio(quantity: str) -> Any:
+    """HASA's errors over dgemm's."""
+
+    def ratios(results: Results) -> Numbers:
+        found = results.numbers(quantity)
+        return {
+            (data, n): found[data, "HASA", n] / found[data, "dgemm", n]
+            for data, code, n in found
+            if code == "HASA" and (data, "dgemm", n) in found
+        }
+
+    return ratios
+
+
+def _powers(base: float) -> Any:
+    def powers() -> Numbers:
+        return {(data, n): base ** hasa_depth(n) for data, n in product(DATA, ERROR_SIZES)}
+
+    return powers
+
+
+def _expected() -> Numbers:
+    return {(data, n): expected_error_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA, ERROR_SIZES)}
+
+
+ERROR_FIGURES: Final = (
+    Figure(
+        "dalberto-fig2",
+        "D'Alberto and Nicolau, Figure 2: largest errors against Priest's summation, n1 = 900",
+        ERROR_EXPERIMENT,
+        {"measured": quantity("error"), "measured, all entries": quantity("whole")},
+        "All errors grow with n; HASA's are above dgemm's from the first level on. Figure 2 is a plot without numbers, "
+        "so nothing is printed beside these.",
+        unit="largest error",
+        notes=("Rows `row by column` are of the entries that Priest's summation sums.",),
+    ),
+    Figure(
+        "dalberto-fig2-ratio",
+        "D'Alberto and Nicolau, section 3.2: HASA's largest error over dgemm's, at most 10 as printed",
+        ERROR_EXPERIMENT,
+        {"measured": _ratio("error"), "measured, all entries": _ratio("whole")},
+        "Printed: no larger than 10 on either range, and about 2^l, not the bound's 3^l, for l levels. So it is on a "
+        "processor, whose product adds up long sums in pieces: of all entries 5 to 6 at three levels on [-1,1] and 8 "
+        "to 10.5 on [0,1]. An H200, which adds up all of k, has 2.3 and 3.6 there. The column expected is of such a "
+        "product and of random numbers of either sign (table dalberto-bounds has both).",
+        computed={"2^l": _powers(2.0), "3^l": _powers(3.0), "expected": _expected},
+        keys=("data", "n"),
+        unit="error over dgemm's",
+    ),
+)
+
+
+# ---- run times
 
 # The sizes of Figure 3, and of Figures 4 and 5.
 SIZES_3: Final = (100, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000, 8000, 10000, 12000)
@@ -215,7 +328,7 @@ SAYS_SHAPES: Final = (
     "one. The problems are some of all triples of the paper's sizes, drawn once, the largest left out; sizes are "
     "scaled as the note says."
 )
-FIGURES: Final = (
+SPEED_FIGURES: Final = (
     Figure(
         "dalberto-fig3",
         "D'Alberto and Nicolau, Figures 3 to 5: percent less time than dgemm, problem by problem",
@@ -264,3 +377,6 @@ FIGURES: Final = (
         unit="side",
     ),
 )
+
+
+FIGURES: Final = (*ERROR_FIGURES, *SPEED_FIGURES)
