@@ -13,7 +13,7 @@ import pytest
 
 import fmm
 from fmm.arrays.library import Operand, Setting
-from fmm.kernels.cpu import half_product, numpy_backend
+from fmm.kernels.cpu import numpy_backend, triangle_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
@@ -354,7 +354,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         chosen = constraints.plan or fast
         decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
         spans = ((0, 8),) * 3
-        return PreparedCall(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
+        return PreparedCall(decision, Setting(0), plan=chosen, writes_out=out is not None, spans=spans)
 
     def run(library: Any, ready: PreparedCall, a: Any, b: Any, out: Any, constraints: Any) -> Any:
         ran.append((str(ready.plan), out is None))
@@ -382,7 +382,7 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
 ) -> None:
     """NumPy mirrors small ones faster, we large ones; fmm.matmul of a matrix and its transpose is the same product."""
     seen = list[int]()
-    usual = half_product.half_product
+    usual = triangle_product.triangle_product
 
     def noted(*given: Any, **asked: Any) -> None:
         seen.append(len(given[2]))
