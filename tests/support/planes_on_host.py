@@ -34,7 +34,7 @@ def alone(source: str) -> str:
 @contextmanager
 def without_clusters(sizes: WgmmaSizes) -> Iterator[None]:
     """Operations that are made here have these sizes, and thread blocks that split are clusters by themselves."""
-    with mock.patch.object(f16_planes, "CLUSTER", 1), mock.patch.object(f16x3, "SIZES", (sizes,)):
+    with mock.patch.object(f16_planes, "SPLIT_CLUSTER", 1), mock.patch.object(f16x3, "F16X3_SIZES", (sizes,)):
         yield
 
 

@@ -68,7 +68,7 @@ def made_op(problem: Problem, sizes: WgmmaSizes, plan: str = "tile", **changed: 
     found = [op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp | MirroredOp)]
     op = found[0].whole if isinstance(found[0], MirroredOp) else found[0]
     wgmma_op.cache_clear()
-    with mock.patch.object(wgmma_tiles, "SIZES", (sizes,)), mock.patch.object(wgmma_tiles, "HALF_SIZES", (sizes,)):
+    with mock.patch.object(wgmma_tiles, "WGMMA_SIZES", (sizes,)), mock.patch.object(wgmma_tiles, "TRIANGLE_SIZES", (sizes,)):
         made = wgmma_op(replace(op, **changed), problem.dtype, MULTIPROCESSORS)
     wgmma_op.cache_clear()
     assert made is not None
