@@ -102,13 +102,13 @@ extern "C" double root(const double* x, long long length) {
     return sum.root();
 }
 extern "C" void turn(const unsigned* row, unsigned* column) {
-    fmm::residues::turn_square(*reinterpret_cast<const unsigned(*)[4]>(row), *reinterpret_cast<unsigned(*)[4]>(column));
+    fmm::residues::transpose_square(*reinterpret_cast<const unsigned(*)[4]>(row), *reinterpret_cast<unsigned(*)[4]>(column));
 }
 extern "C" void reduce(const fmm::Modulus* modulus, const int* x, long long count, signed char* to) {
     for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>((*modulus)(x[i]));
 }
 extern "C" void raised(const fmm::Modulus* modulus, const unsigned long long* x, long long count, signed char* to) {
-    for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>(modulus->of_raised(x[i]));
+    for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>(modulus->of_biased(x[i]));
 }
 """
 

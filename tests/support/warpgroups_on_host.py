@@ -19,7 +19,7 @@ from tests.support.tiled_on_host import scheduler
 
 Array = np.ndarray[Any, Any]
 FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", *SANITIZER)
-ASKS = "// ---- what clusters, the copy engine and warpgroups are asked", "// ---- shared memory"
+ASKS = "// ---- PTX of clusters, the copy engine and warpgroups", "// ---- shared memory"
 # By what the instruction is told that operands are: what turns of the host have, and what is added up.
 KINDS = {"f16": ("FLOAT16", "float"), "bf16": ("BFLOAT16", "float"), "tf32": ("TF32", "float"), "s8": ("BYTES", "int")}
 REDUCED = {"byte": 0, "float16": 1, "bfloat16": 2, "tf32": 3, "float32": 3}  # as warpgroups.h has them
@@ -40,10 +40,10 @@ NUMBERS = (
 STEP = """
 struct Step {
     using Sum = SUM_OF_STEP;
-    template <bool LEFT_TURNED, bool RIGHT_TURNED, int COUNT>
+    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int COUNT>
     static void multiply(Sum (&x)[COUNT], unsigned long long a, unsigned long long b, int keeps) {
         fmm::Queue& q = fmm::queues[thread_number()];
-        q.asked[q.end++ % 64] = {x, a, b, COUNT, keeps, LEFT_TURNED, RIGHT_TURNED, 0};
+        q.asked[q.end++ % 64] = {x, a, b, COUNT, keeps, LEFT_TRANSPOSED, RIGHT_TRANSPOSED, 0};
     }
 };
 """

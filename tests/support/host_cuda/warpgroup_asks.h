@@ -1,15 +1,15 @@
-static void arrive_at(Gate* gate, int rank) { arrive(there_in(gate, rank)); }
-template <int COUNT> void bring_to_all(void* to, const Map* m, int x, int y, int z, Gate* g) {
-    for (int i = 0; i < COUNT; ++i) ask_copy({m, shared_begin(i), shared_address(to), x, y, z, -1, 0, there_in(g, i)});
+static void arrive_remote(Gate* gate, int rank) { arrive(remote_address(gate, rank)); }
+template <int COUNT> void load_tile_multicast(void* to, const Map* m, int x, int y, int z, Gate* g) {
+    for (int i = 0; i < COUNT; ++i) ask_copy({m, shared_begin(i), shared_address(to), x, y, z, -1, 0, remote_address(g, i)});
 }
-static void send(const Map* m, const void* from, int x, int y, int z) {
+static void store_tile(const Map* m, const void* from, int x, int y, int z) {
     ask_copy({m, shared_begin(), shared_address(from), x, y, z, static_cast<int>(thread_number()), 0, nullptr});
 }
-static void send_added(const Map* m, const void* from, int x, int y, int z) {
+static void reduce_tile(const Map* m, const void* from, int x, int y, int z) {
     ask_copy({m, shared_begin(), shared_address(from), x, y, z, static_cast<int>(thread_number()), 1, nullptr});
 }
-static void end_of_sending() {}
-static void until_sent() {
+static void commit_stores() {}
+static void wait_stores() {
     for (bool all = false; !all;) {
         all = true;
         for (int i = 0; i < copies_asked; ++i) all = all && copies[i].sender != static_cast<int>(thread_number());
@@ -18,10 +18,10 @@ static void until_sent() {
         let_others();
     }
 }
-static void until_read() { until_sent(); }
-static void engine_sees() {}
-template <int REGISTERS> void want_registers() {}
-template <int REGISTERS> void leave_registers() {}
+static void wait_stores_read() { wait_stores(); }
+static void fence_async_proxy() {}
+template <int REGISTERS> void increase_registers() {}
+template <int REGISTERS> void decrease_registers() {}
 
 static float tabled(unsigned short half) {
     static float all[1 << 16];
@@ -54,7 +54,7 @@ static void warpgroup_meets() {
 }
 // stmatrix: four blocks of 8 x 8, of which a lane has two neighbours of a row of each; their columns go to where each eight
 // lanes point.
-static void store_turned(void* to, const unsigned (&block)[4]) {
+static void store_transposed(void* to, const unsigned (&block)[4]) {
     static unsigned given[2048][4];
     for (int b = 0; b < 4; ++b) given[thread_number()][b] = block[b];
     meet_warp();
@@ -71,8 +71,8 @@ enum Kind { FLOAT16, BFLOAT16, TF32, BYTES };
 struct Asked { void* x; unsigned long long a, b; int count, keeps, left_turned, right_turned, last; };
 struct Queue { Asked asked[64]; int begin, end, groups; };
 static Queue queues[2048];
-static void begin_multiplying() {}
-static void end_of_multiplying() {
+static void wgmma_fence() {}
+static void wgmma_commit() {
     Queue& q = queues[thread_number()];
     q.asked[(q.end - 1) % 64].last = 1;
     ++q.groups;
@@ -110,7 +110,7 @@ template <Kind KIND, class Sum> static void multiply_now(const Asked& asked) {
             }
     }
 }
-template <int PENDING> void until_multiplied() {
+template <int PENDING> void wgmma_wait() {
     Queue& q = queues[thread_number()];
     while (q.groups > PENDING) {
         const Asked& next = q.asked[q.begin++ % 64];

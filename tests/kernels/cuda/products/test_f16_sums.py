@@ -92,7 +92,7 @@ def test_no_sum_leaves_the_registers(level: str, architecture: str) -> None:
     nvrtc()
     made = splits(f"{level}.batched.pad16", square(1024), H200 if architecture == "sm_90a" else A100)
     found = [x for op in made for x in plane_sum_launches(op, DIVIDES)]
-    told = ("fmm::planes::Extent", "fmm::planes::Bounds<{}>", "fmm::planes::Told<fmm::Parameters<2, 0>>")
+    told = ("fmm::planes::Extent", "fmm::planes::Bounds<{}>", "fmm::planes::PlaneSumParams<fmm::Parameters<2, 0>>")
     jobs = []
     for i, launch in enumerate(found):
         name = told[i % 3].format(struct.unpack_from("<i", launch.parameters, 16)[0] and launch.grid[1])

@@ -541,7 +541,7 @@ def test_measuring_and_turning_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
     parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
-    size = f"static_assert(sizeof(fmm::residues::Both<double>) == {len(parameters)});"
+    size = f"static_assert(sizeof(fmm::residues::Operands<double>) == {len(parameters)});"
     given = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
