@@ -1,4 +1,4 @@
-// A gate's phase ends when all have arrived and all bytes have come; the engine copies as soon as it is asked.
+// Barriers: a phase completes when all threads have arrived and all bytes are copied; copies are done at once.
 namespace fmm {
 struct Gate { int arrivals, waiting, due; unsigned phase; };
 static void init_barrier(Gate* g, int arrivals) { *g = {arrivals, arrivals, 0, 0}; }

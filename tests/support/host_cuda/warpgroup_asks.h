@@ -42,7 +42,7 @@ static void add_numbers(long long kind, char* to, const char* more, long long by
     if (kind == 0) __builtin_trap();
 }
 
-// ---- what threads do together
+// ---- collective instructions
 
 struct Meeting { unsigned arrived, times; };
 static Meeting meetings[16];
@@ -52,8 +52,8 @@ static void warpgroup_meets() {
     if (++m.arrived == 128) m.arrived = 0, ++m.times;
     while (m.times == before) let_others();
 }
-// stmatrix: four blocks of 8 x 8, of which a lane has two neighbours of a row of each; their columns go to where each eight
-// lanes point.
+// stmatrix: four blocks of 8 x 8. A lane has two neighbours in a row of each; their columns are stored to the addresses of
+// eight lanes each.
 static void store_transposed(void* to, const unsigned (&block)[4]) {
     static unsigned given[2048][4];
     for (int b = 0; b < 4; ++b) given[thread_number()][b] = block[b];
@@ -65,7 +65,7 @@ static void store_transposed(void* to, const unsigned (&block)[4]) {
     meet_warp();
 }
 
-// ---- what a thread has asked of the tensor cores and not waited for: instructions, in groups
+// ---- a thread's pending wgmma instructions, in groups
 
 enum Kind { FLOAT16, BFLOAT16, TF32, BYTES };
 struct Asked { void* x; unsigned long long a, b; int count, keeps, left_turned, right_turned, last; };
@@ -77,8 +77,8 @@ static void wgmma_commit() {
     q.asked[(q.end - 1) % 64].last = 1;
     ++q.groups;
 }
-// A number of an operand, as PTX's manual has it: 8 lines of 128 bytes after each other, or along the outer dimension 64
-// numbers in each.
+// A number of an operand by its matrix descriptor (PTX manual): groups of 8 lines of 128 bytes; MN-major, 64 numbers in
+// each line.
 template <Kind KIND> static auto number_at(unsigned long long told, bool turned, int out, int k) {
     constexpr unsigned ITEM = KIND == BYTES ? 1 : KIND == TF32 ? 4 : 2;
     const unsigned begin = (told & 0x3fff) << 4, next = (told >> 16 & 0x3fff) << 4, eight = (told >> 32 & 0x3fff) << 4;
@@ -117,6 +117,6 @@ template <int PENDING> void wgmma_wait() {
         multiply_now<KIND_OF_STEP, SUM_OF_STEP>(next);
         q.groups -= next.last;
     }
-    warpgroup_meets();  // (an instruction is a warpgroup's)
+    warpgroup_meets();  // an instruction belongs to a warpgroup
 }
 

@@ -115,7 +115,9 @@ def wgmma_instruction(element: DType, width: int) -> list[str]:
     depth = MMA_K_BYTES // element.itemsize
     signs = "" if is_integer else ", 1, 1"
     transposes = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
-    inputs = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TRANSPOSED)), "n"(int(RIGHT_TRANSPOSED))' if transposes else "")
+    inputs = '"l"(a), "l"(b), "r"(keeps)'
+    if transposes:
+        inputs += ', "n"(int(LEFT_TRANSPOSED)), "n"(int(RIGHT_TRANSPOSED))'
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
     return [
         "struct Step {",
