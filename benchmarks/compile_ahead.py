@@ -31,9 +31,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.papers.experiment import Results, has_results, read_results
+from benchmarks.papers.experiment import Results, has_results, planned_parts, read_results
 from benchmarks.papers.figures import EXPERIMENTS
-from benchmarks.papers.measuring import planned_parts
 from fmm.dtypes import STORED
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device

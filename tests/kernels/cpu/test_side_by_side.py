@@ -23,8 +23,7 @@ from fmm.kernels.cpu.threads.helper_threads import call_apart
 from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime import probe
-from fmm.runtime.running import host_run
+from fmm.runtime import probe, run_host
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Run
 from tests.support import ROOT
@@ -41,7 +40,7 @@ pytestmark = pytest.mark.skipif(
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
     monkeypatch.setattr(side_by_side, "LEAST_FLOPS", 0)
-    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
     monkeypatch.setattr(side_by_side, "LEAST_ROWS", 8)
     monkeypatch.setattr(side_by_side, "ROW_UNIT", 8)
     library = openblas.loaded_openblas()

@@ -236,7 +236,7 @@ def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: st
     choice = choose(problem, calibration, limits(problem.size, dtype, name))
     assert (found["device"], found["size"], found["dtype"]) == (device(name).name, [int(m), int(k), int(n)], dtype)
     assert found["chosen"]["plan"] == str(choice.best.plan) and found["reason"] == choice.reason
-    others = [str(candidate.plan) for candidate in choice.considered if candidate.plan != choice.best.plan]
+    others = [str(candidate.plan) for candidate in choice.candidates if candidate.plan != choice.best.plan]
     assert [row["plan"] for row in found["runners_up"]] == others
     assert found["leaves_out"] == LEAVES_OUT
     for row in (found["chosen"], *found["runners_up"]):
@@ -284,7 +284,7 @@ def test_every_operation_of_the_model(op: Operation, run: Run) -> None:
     choice = choose(problem, datasheet_calibration("v100"), Limits(room, found["error_growth_limit"]))
     assert (found["op"], found["workspace_limit"], found["reason"]) == (op, room, choice.reason)
     rows = (found["chosen"], *found["runners_up"])
-    assert {row["plan"] for row in rows} == {str(candidate.plan) for candidate in choice.considered}
+    assert {row["plan"] for row in rows} == {str(candidate.plan) for candidate in choice.candidates}
     assert found["chosen"]["plan"] == str(choice.best.plan)
     assert any(row["plan"].startswith("gram") for row in rows) == (op != "product")
     for row in rows:
@@ -363,7 +363,7 @@ def test_a_gpu_here_is_asked_for_by_its_number(name: str, run: Run, monkeypatch:
 
 
 def test_a_gpu_here_without_tuning_or_datasheet_is_an_error(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = devices.described_gpu("Abacus 3000", "9.9", 7)
+    unknown = devices.gpu_from_description("Abacus 3000", "9.9", 7)
     monkeypatch.setattr(devices, "cuda_device", lambda index: unknown)
     assert "nothing is known of Abacus 3000 for float64" in refused("predict", "8", "--device", "0")
 

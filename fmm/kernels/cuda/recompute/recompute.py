@@ -46,7 +46,7 @@ def may_differ(plan: Plan) -> bool:
 
 def can_compute_again(problem: Problem) -> bool:
     """Can a product be computed again? Not one that is its own adjoint and updates C, whose old numbers are gone."""
-    return not (problem.halved and problem.updates)
+    return not (problem.writes_triangle and problem.updates)
 
 
 def recompute_launches(
