@@ -115,17 +115,10 @@ def _module_for(
     """Return the module for array parts or for sharded tensors, and the arguments of its functions."""
     from fmm.distributed import array_parts, sharded_tensors
 
-<<<<<<< HEAD
     sharing, layout = sharded_tensors.SharingOptions(*constraints), array_parts.PartLayout(*part_layout)
     if array_parts.are_array_parts(a, b, layout):
         return array_parts, (a, b, layout, sharing)
     return sharded_tensors, (a, b, sharing)
-=======
-    constraints, layout = sharded_tensors.Wanted(*wanted), array_parts.ArrayLayout(*laid)
-    if array_parts.are_told_of(a, b, layout):
-        return array_parts, (a, b, layout, constraints)
-    return sharded_tensors, (a, b, constraints)
->>>>>>> main
 
 
 def plan(

@@ -80,7 +80,6 @@ def _check_parts(a: Any, b: Any) -> None:
         raise device_mismatch_error(a, b)
 
 
-<<<<<<< HEAD
 def _checked_mesh(mesh: Any, a: Any) -> Any:
     """Return the mesh; for a process group, a mesh of one dimension."""
     kind = MESH_TYPES[kind_of(a)]
@@ -94,25 +93,6 @@ def _checked_mesh(mesh: Any, a: Any) -> Any:
     if mesh.get_coordinate() is None:
         raise ValueError(f"this process is not in the mesh {mesh}")
     return mesh
-=======
-def _in_words(x: Any) -> str:
-    return f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
-
-
-def _mesh(given: Any, a: Any) -> Any:
-    """The mesh, or all processes of the group in a row."""
-    kind = MESH_OF[kind_of(a)]
-    if isinstance(given, dist.ProcessGroup):
-        given = DeviceMesh.from_group(given, kind)
-    if not isinstance(given, DeviceMesh):
-        what = f"a is {describe_array(a)}, a part of a matrix"
-        raise TypeError(f"{what}: mesh= is to be the DeviceMesh or the group of the processes that hold all of it")
-    if given.device_type != kind:
-        raise ValueError(f"a is {describe_array(a)}: its mesh is one of {kind}, not of {given.device_type}")
-    if given.get_coordinate() is None:
-        raise ValueError(f"this process is none of the mesh {given}")
-    return given
->>>>>>> main
 
 
 # ---- to torch and back

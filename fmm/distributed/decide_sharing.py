@@ -122,11 +122,7 @@ class _OneDevice:
 
     def plan(self, m: int, k: int, n: int) -> Plan:
         problem = Problem(m, k, n, self.dtype)
-<<<<<<< HEAD
         return VENDOR if self.calibration(problem) is None else decide_plan(problem, self.limits, self.device).plan
-=======
-        return VENDOR if self.rates(problem) is None else decide_plan(problem, self.limits, self.device).plan
->>>>>>> main
 
     def seconds(self, m: int, k: int, n: int) -> float:
         seconds = self._seconds.get((m, k, n))
@@ -145,10 +141,5 @@ class _OneDevice:
         guess = self.device.guess
         if guess is not None and guess.find_rate(self.dtype) is None:
             return None
-<<<<<<< HEAD
         calibration = calibration_in_force(problem, self.limits, self.device)
         return calibration if calibration is not None and calibration.find_rate(self.dtype) is not None else None
-=======
-        known = calibration_in_force(problem, self.limits, self.device)
-        return known if known is not None and known.find_rate(self.dtype) is not None else None
->>>>>>> main

@@ -377,16 +377,10 @@ def _device_of(x: Any) -> Device:
     library = torch_library_of(local)
     try:
         return get_device(library.processor, library.device_number(local))
-<<<<<<< HEAD
     except ImportError:  # without CuPy each process multiplies by torch, and products are shared all the same
         properties = torch.cuda.get_device_properties(local.get_device())
         capability = f"{properties.major}.{properties.minor}"
         return gpu_from_description(properties.name, capability, properties.multi_processor_count)
-=======
-    except ImportError:  # without CuPy the processes' products are torch's own, and shared all the same
-        facts = torch.cuda.get_device_properties(local.get_device())
-        return gpu_from_description(facts.name, f"{facts.major}.{facts.minor}", facts.multi_processor_count)
->>>>>>> main
 
 
 def _network(mesh: Any, device: Device) -> Network:

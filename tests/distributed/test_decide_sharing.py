@@ -46,12 +46,7 @@ def test_what_is_too_large_is_not_chosen() -> None:
     """A half of B is 128 MiB, and what arrives is beside that."""
     layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
     gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
-<<<<<<< HEAD
     free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(above=VENDOR))
     tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, above=VENDOR))
-=======
-    free = decide_sharing(layout, "float32", gpu, network, Asked(above=VENDOR))
-    tight = decide_sharing(layout, "float32", gpu, network, Asked(room=100 << 20, above=VENDOR))
->>>>>>> main
     assert tight.best.memory <= 100 << 20 < free.best.memory
     assert "(too large)" not in str(free)

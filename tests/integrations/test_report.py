@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy
 import pytest
-from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 
 import fmm
 from fmm.integrations import report as counting
@@ -22,6 +21,7 @@ from fmm.integrations.report_value import LINES, UNSEEN, Kind, Outcome, expected
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Candidate
 from fmm.runtime import run_host
+from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 from fmm.runtime.decisions import decide
 from tests.support import ROOT
 
