@@ -86,10 +86,10 @@ def _checked_mesh(mesh: Any, a: Any) -> Any:
     if isinstance(mesh, dist.ProcessGroup):
         mesh = DeviceMesh.from_group(mesh, kind)
     if not isinstance(mesh, DeviceMesh):
-        part = f"a is {array_in_words(a)}, a part of a matrix"
+        part = f"a is {describe_array(a)}, a part of a matrix"
         raise TypeError(f"{part}: mesh= is to be the DeviceMesh or the group of the processes that hold all of it")
     if mesh.device_type != kind:
-        raise ValueError(f"a is {array_in_words(a)}: its mesh is one of {kind}, not of {mesh.device_type}")
+        raise ValueError(f"a is {describe_array(a)}: its mesh is one of {kind}, not of {mesh.device_type}")
     if mesh.get_coordinate() is None:
         raise ValueError(f"this process is not in the mesh {mesh}")
     return mesh
