@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import cupy
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 
 from benchmarks.clock import elapsed
 from benchmarks.this_gpu import environment
@@ -28,7 +29,6 @@ from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plai
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import TileKernel, adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileOp
-from fmm.kernels.cuda.views import Lines, Piece
 
 SQUARES = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
 EACH = 5  # shapes of every kind
@@ -77,11 +77,11 @@ def fused(s: TileSizes, case: Case) -> TileOp:
     m, k, n, _ = case
     kernel = TileKernel(s, "float32", 2, 2, adding_epilogue(2))
 
-    def diagonal(base: str, rows: int, cols: int, factor: float = 1, keep: float = 0) -> tuple[Piece, ...]:
+    def diagonal(base: str, rows: int, cols: int, factor: float = 1, keep: float = 0) -> tuple[BlockTerm, ...]:
         second = 4 * (2 * cols * rows + cols)
-        return Piece(base, 0, rows, cols, 1, keep), Piece(base, second, rows, cols, factor, keep)
+        return BlockTerm(base, 0, rows, cols, 1, keep), BlockTerm(base, second, rows, cols, factor, keep)
 
-    lines = Lines(2 * k), *[Lines(2 * n)] * 3
+    lines = BlockStrides(2 * k), *[BlockStrides(2 * n)] * 3
     return TileOp(kernel, diagonal("A", m, k), diagonal("B", k, n), diagonal("C", m, n, -1, 1), lines, m, n, k)
 
 

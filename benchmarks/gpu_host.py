@@ -33,7 +33,7 @@ from benchmarks.clock import elapsed, spin
 from benchmarks.this_gpu import environment, results_folder
 from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
-from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.launch.graphs import REPEATS
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.calls import answer
 from fmm.runtime.decisions.decide import Decision

@@ -12,9 +12,8 @@ from fmm.arrays import host_memory
 from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied_bytes
 from fmm.arrays.numpy_like import NumpyLike
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import dot, matmul
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.host_arrays import Array, dot, matmul
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
 INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # that NumPy multiplies in loops of its own

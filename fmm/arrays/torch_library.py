@@ -21,8 +21,8 @@ from fmm.arrays.numpy_like import whole_factor
 from fmm.arrays.torch_calls import MATMUL, calls_are_seen, calls_are_watched
 from fmm.arrays.torch_products import as_taken, check_whole, product_into, torch_update
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.half_product import IN_PLACE, mirror_tasks
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
 
 # Older versions have no unsigned types but that of bytes.
 NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
@@ -278,7 +278,7 @@ class TorchHostLibrary(_TorchTensors):
             return
         view = self.as_numpy(product)
         for index in np.ndindex(*view.shape[:-2]):
-            for task in mirror_tasks(IN_PLACE, view[index], view[index]):
+            for task in mirror_tasks(MIRROR_IN_PLACE, view[index], view[index]):
                 task()
         if out is not product:
             out.copy_(product)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import ceil, log2, sqrt
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
+from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
@@ -317,7 +317,7 @@ def _ways_in_rounds(sms: float, m: float, n: float, together: float) -> tuple[tu
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
     """How many products of a plan run at a time, each on its share of the threads."""
     m, k, n = problem.size
-    return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST_FLOPS else 1
+    return calibration.lanes if plan.levels and 2 * m * k * n >= MIN_CONCURRENT_FLOPS else 1
 
 
 def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fmm.arrays.library import Library, Setting
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
+from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
@@ -194,8 +194,8 @@ def _can_write_there(library: Library, call: Call, found: Operands) -> bool:
     if call.plan is None:
         return False
     problem = call.decision.problem
-    updates = problem is None or not can_compute_again(problem)
-    again = library.processor == "cpu" or (may_differ(call.plan) and updates)
+    updates = problem is None or not can_recompute(problem)
+    again = library.processor == "cpu" or (may_create_nonfinite(call.plan) and updates)
     kept = found.asked == _whole(found.asked) or not again
     return kept and writes_there(library, call, found.left, found.right, found.out)
 

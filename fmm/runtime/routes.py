@@ -16,7 +16,7 @@ from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import OPERATIONS, Operation, Problem, Shape
 from fmm.runtime import devices, matmul

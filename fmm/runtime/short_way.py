@@ -15,7 +15,7 @@ import numpy as np
 
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES
-from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.runtime import matmul as library_matmul
 from fmm.runtime.arguments.operands_by_position import NOT_GIVEN, missing_operands
 from fmm.runtime.arguments.wishes import given_options

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.semirings.host import Array, Noted
 
 ROWS, STEPS = 128, 16  # of a task; of the inner dimension at a time

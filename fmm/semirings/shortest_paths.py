@@ -12,7 +12,7 @@ import numpy as np
 from fmm.arrays.kinds import check_dense, kind_of, mixed_kinds, on_device
 from fmm.arrays.numpy_library import tensor_on_host
 from fmm.arrays.pick import cupy_library
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import Domain, chosen_domain, from_domain, none_of, to_domain
 from fmm.semirings.host import LEAF, Noted, NumpySemiring, Semiring, close_matrix

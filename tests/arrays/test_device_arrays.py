@@ -24,7 +24,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
 from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.recompute import trust as trust_of_streams
+from fmm.kernels.cuda.recompute import recompute as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
@@ -816,23 +816,23 @@ def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
 
 
 def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
-    trust, rescues, runs_of_rest = trust_of_streams.Trust(), 0, []
+    trust, rescues, runs_of_rest = trust_of_streams.Backoff(), 0, []
     for _ in range(12):
         rescues += 1
         rest = 0
         while not trust.holds(rescues):
             rest += 1
         runs_of_rest.append(rest)
-    assert runs_of_rest == [min(trust_of_streams.FIRST_REST * 2**i, trust_of_streams.LAST_REST) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.LAST_REST))
+    assert runs_of_rest == [min(trust_of_streams.MIN_BACKOFF * 2**i, trust_of_streams.MAX_BACKOFF) for i in range(12)]
+    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.MAX_BACKOFF))
     assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.FIRST_REST - 1
+    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.MIN_BACKOFF - 1
 
 
 def test_every_type_has_a_rescue() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
         text = recompute.simple_source(dtype)
-        assert text.count(recompute.COMPUTE_AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+        assert text.count(recompute.RECOMPUTE_ENTRY + "(") == 1 and text.count(recompute.SCAN_ENTRY + "(") == 1
 
 
 # ---- torch's tensors on the host

@@ -20,7 +20,7 @@ from tests.support.noting_driver import Note, fails, log, modes, noted_call, siz
 noting_driver.install()
 
 from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
-from fmm.kernels.cuda.launch import cublaslt as our_cublaslt  # noqa: E402
+from fmm.kernels.cuda.launch import cublas as our_cublaslt  # noqa: E402
 from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402

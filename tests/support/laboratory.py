@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from fmm.tuner.laboratory.benches.host_bench import HostBench
-from fmm.tuner.laboratory.experiment import Results, has_results
-from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import measured_now
+from benchmarks.papers.benches.host_bench import HostBench
+from benchmarks.papers.experiment import Results, has_results
+from benchmarks.papers.figures import EXPERIMENTS
+from benchmarks.papers.measuring import measured_now
+
 from tests.support import ROOT
 
 BENCH = HostBench()

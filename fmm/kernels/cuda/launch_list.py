@@ -13,10 +13,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.rank import RankOp
-from fmm.kernels.cuda.tensor_map import TensorMap
+from fmm.kernels.cuda.launch_list import Kernel, TensorMap
+from fmm.kernels.cuda.ops import GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 

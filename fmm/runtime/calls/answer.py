@@ -11,7 +11,7 @@ from math import prod
 from fmm.arrays.library import Operand, contiguous, product_shape
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
@@ -249,7 +249,9 @@ def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> Laun
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
     chip = chip_as_tuned(call.device) or call.device.chip
-    return record_launches(plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
+    return record_launches(
+        plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_create_nonfinite(plan))
+    )
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
@@ -260,7 +262,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
     from fmm.kernels.cuda.record import record_launches
 
     try:
-        launches = record_launches(plan, problem, chip_target(chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, chip_target(chip, flagged=may_create_nonfinite(plan)))
     except PlanError:
         if given:
             raise

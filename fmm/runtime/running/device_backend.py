@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import cupy
 
-from fmm.kernels.cuda.launch.compile import compile_all
+from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
 from fmm.kernels.cuda.launch_list import LaunchList
@@ -35,7 +35,7 @@ def recorded_for_device(
 
 def compile_for(lists: Iterable[LaunchList]) -> None:
     """Compile what these lists launch on the current device, all at once."""
-    compile_all(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
+    compile_kernels(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
 
 
 class Graph(NamedTuple):

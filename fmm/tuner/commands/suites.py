@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import fmm
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.choose import candidates

@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.papers.benches.bench import Bench
+
 from fmm.config.store import replace_file
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches.bench import Bench
 
 Key = tuple[str | int | float, ...]
 Numbers = Mapping[Key, float]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.compare_tunings import SIDES, TOLD
 
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
@@ -15,7 +16,6 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import model_choice, tuned_choice
 from fmm.tuner.cli import main
-from fmm.tuner.commands.compare import SIDES, TOLD
 from fmm.tuner.findings.model_in_use import model_in_use
 from tests.support import configs as tuned
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
+from benchmarks.cpu import fast_plan
 from fmm.arrays import host_memory
 from fmm.config import files
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions import decide
 from fmm.tuner.cli import main
-from fmm.tuner.commands.suites import fast_plan
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
 from fmm.tuner.devices.device import FailedError, Run
 from fmm.tuner.trials.journal import Journal, RoundLimits

@@ -13,14 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from fmm.tuner.cli import main
-from fmm.tuner.laboratory import figures
-from fmm.tuner.laboratory.benches.host_bench import HostBench
-from fmm.tuner.laboratory.errors import li_single
-from fmm.tuner.laboratory.experiment import Experiment, Part, Results, packed, read_results, write_results
-from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import (
+from benchmarks.papers import figures
+from benchmarks.papers.benches.host_bench import HostBench
+from benchmarks.papers.errors import li_single
+from benchmarks.papers.experiment import Experiment, Part, Results, packed, read_results, write_results
+from benchmarks.papers.figures import EXPERIMENTS
+from benchmarks.papers.measuring import (
     Progress,
     TimeLimit,
     by_worth,
@@ -29,6 +27,8 @@ from fmm.tuner.laboratory.measuring import (
     missing_of,
     planned_parts,
 )
+
+from fmm.tuner.cli import main
 from tests.support import ROOT
 
 BENCH: Any = SimpleNamespace(
@@ -161,7 +161,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One experiment alone is there to be missing."""
     kept = {"li-fig32": EXPERIMENTS["li-fig32"]}
     monkeypatch.setattr(figures, "EXPERIMENTS", kept)
-    monkeypatch.setattr("fmm.tuner.commands.paper_measure.EXPERIMENTS", kept)
+    monkeypatch.setattr("benchmarks.papers.command.EXPERIMENTS", kept)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
@@ -326,7 +326,7 @@ import os
 from tests.support import simulated_laboratory
 simulated_laboratory.install()
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches.by_name import bench_of
+from benchmarks.papers.benches.by_name import bench_of
 bench = bench_of("0")
 for emulation in (True, False, True):
     plan = bench.chosen(Problem(8192, 8192, 8192, "float32"), emulation=emulation)

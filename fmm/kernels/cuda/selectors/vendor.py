@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.target import Target
 from fmm.kernels.plans.plan_error import PlanError
 

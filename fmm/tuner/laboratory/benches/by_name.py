@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.benches.host_bench import HostBench
+
 from fmm.runtime.devices import cuda_index
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.benches.host_bench import HostBench
 
 
 def bench_of(name: str) -> Bench:
@@ -13,7 +14,7 @@ def bench_of(name: str) -> Bench:
         return HostBench()
     index = cuda_index(int(name) if name.isdecimal() else name)
     try:
-        from fmm.tuner.laboratory.benches.cuda_bench import CudaBench  # CuPy
+        from benchmarks.papers.benches.cuda_bench import CudaBench  # CuPy
 
         return CudaBench(index)
     except Exception as error:  # whatever the import or the driver raises

@@ -9,13 +9,13 @@ from typing import Any
 
 import cupy
 import numpy as np
+from benchmarks.papers.benches.bench import Array, Call, chosen_plan
+from benchmarks.papers.benches.timing import vendor_speed
 
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
 from fmm.tuner.devices.cuda import bfloat16_bits, double_precision, event_milliseconds
-from fmm.tuner.laboratory.benches.bench import Array, Call, chosen_plan
-from fmm.tuner.laboratory.benches.timing import vendor_speed
 from fmm.tuner.trials.environment import environment
 
 # One accumulator an entry, in the order of k, each product rounded before it is added.

@@ -13,18 +13,19 @@ from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
 
+from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.errors.growth import OF_REFERENCE, error_of, rounded
+from benchmarks.papers.errors.matrices import Array
+from benchmarks.papers.errors.precise import reference
+from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure
+
 import fmm
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, candidates
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.growth import OF_REFERENCE, error_of, rounded
-from fmm.tuner.laboratory.errors.matrices import Array
-from fmm.tuner.laboratory.errors.precise import reference
-from fmm.tuner.laboratory.experiment import Experiment, Numbers, Part, Results, Row
-from fmm.tuner.laboratory.figure import Figure
 
 SIDE: Final = 8192
 PROBLEMS: Final = 200

@@ -14,16 +14,16 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
+from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.errors.matrices import uniform
+from benchmarks.papers.errors.precise import precise_product, priest_product
+from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row, products_of
+from benchmarks.papers.figure import Figure, quantity
 
 from fmm.arrays.numpy_like import on_host
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.papers.recursion_points import hasa_plan, levels_until
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.matrices import uniform
-from fmm.tuner.laboratory.errors.precise import precise_product, priest_product
-from fmm.tuner.laboratory.experiment import Experiment, Numbers, Part, Results, Row, products_of
-from fmm.tuner.laboratory.figure import Figure, quantity
 
 POINT: Final = 900  # n1: where one level begins
 SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)

@@ -11,15 +11,16 @@ from itertools import product
 from math import prod, sqrt
 from typing import Any, Final
 
+from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.errors.growth_plans import plans_on
+from benchmarks.papers.errors.matrices import FAMILIES, pair_of
+from benchmarks.papers.errors.precise import Precise, reference
+from benchmarks.papers.experiment import Part, Row, products_of
+
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.data_growth import growth_on_data, plan_stages
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.growth_plans import plans_on
-from fmm.tuner.laboratory.errors.matrices import FAMILIES, pair_of
-from fmm.tuner.laboratory.errors.precise import Precise, reference
-from fmm.tuner.laboratory.experiment import Part, Row, products_of
 
 SIDE: Final = 2048
 SEEDS: Final = (1, 2, 3)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.papers.errors import budget
+from benchmarks.papers.errors.contract import HOST_TYPES, promised
+from benchmarks.papers.errors.growth import growth_rows
+from benchmarks.papers.errors.growth_plans import host_plans, plans_on
+from benchmarks.papers.experiment import Results, read_results
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.tuner.laboratory.errors import budget
-from fmm.tuner.laboratory.errors.contract import HOST_TYPES, promised
-from fmm.tuner.laboratory.errors.growth import growth_rows
-from fmm.tuner.laboratory.errors.growth_plans import host_plans, plans_on
-from fmm.tuner.laboratory.experiment import Results, read_results
 from tests.support.laboratory import BENCH, samples_of
 
 FAMILIES_SHOWN = ("normal", "uniform [0,1]", "Kaporin", "graded")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.papers.errors import li_identity, li_single
+from benchmarks.papers.errors.matrices import kaporin
+from benchmarks.papers.li_codes import CPU, METHODS, SGEMM, li_plan
 
-from fmm.tuner.laboratory.errors import li_identity, li_single
-from fmm.tuner.laboratory.errors.matrices import kaporin
-from fmm.tuner.laboratory.li_codes import CPU, METHODS, SGEMM, li_plan
 from tests.support.laboratory import BENCH, measured_small
 
 
