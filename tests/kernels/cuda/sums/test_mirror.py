@@ -23,8 +23,8 @@ extern "C" double sqrt(double);
 """
 DRIVER = f"""
 extern "C" int launch(const void* parameters, int blocks) {{
-    auto entry = [](const void* p) {{ {ENTRY}(*static_cast<const fmm::HalfMirror*>(p)); }};
-    run(entry, parameters, blocks, 1, {THREADS});
+    auto entry = [](const void* p) {{ {MIRROR_ENTRY}(*static_cast<const fmm::HalfMirror*>(p)); }};
+    run(entry, parameters, blocks, 1, {MIRROR_THREADS});
     return sizeof(fmm::HalfMirror);
 }}
 """

@@ -30,13 +30,13 @@ from tests.support.sums_on_host import kernel_in_turns
 
 DRIVER = f"""
 template <class Told> int told_bytes(void (*)(Told)) {{ return sizeof(Told); }}
-template <class Told> void enter(const void* p) {{ {ENTRY}(*static_cast<const Told*>(p)); }}
+template <class Told> void enter(const void* p) {{ {RESCALE_ENTRY}(*static_cast<const Told*>(p)); }}
 template <class Told> void start(void (*)(Told), const void* p, int blocks) {{
-    run(enter<Told>, p, blocks, 1, {THREADS});
+    run(enter<Told>, p, blocks, 1, {RESCALE_THREADS});
 }}
 extern "C" int launch(const void* parameters, int blocks) {{
-    start({ENTRY}, parameters, blocks);
-    return told_bytes({ENTRY});
+    start({RESCALE_ENTRY}, parameters, blocks);
+    return told_bytes({RESCALE_ENTRY});
 }}
 """
 Matrix = np.ndarray[Any, Any]

@@ -35,13 +35,13 @@ _lock = ForkSafeLock()
 _held = 0
 
 
-def threads_given_up() -> int:
+def paused_blas_threads() -> int:
     """How many threads BLAS will have again, while a call of fmm has left it with one; else 0."""
     return _held
 
 
 @contextmanager
-def one_thread_each(count: int) -> Iterator[bool]:
+def single_threaded_blas(count: int) -> Iterator[bool]:
     """Products run on the calling thread alone, if BLAS would use `count` threads now; False where that cannot be."""
     global _held
     library, lock = loaded_openblas(), _lock.now

@@ -36,7 +36,7 @@ VARIABLES = (
 )
 
 # Sums share the memory and Python's lock: more threads than this gain nothing.
-MOST = 8
+MAX_SUM_THREADS = 8
 # NumPy's iterator copies operands whose rows are shorter than its buffer (8192 elements) into that buffer, although
 # nothing needs a cast: sums of blocks then take two to three times as long. With the smallest buffer it does not.
 BUFFER = 16
@@ -44,7 +44,7 @@ BUFFER = 16
 # can tell beforehand, and at most so many times as many tasks as in the turn before.
 TURN, MOST_TURNS = 0.04, 4
 
-Task = Callable[[], None]
+Job = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Threads:
 
     count: int
 
-    def run(self, tasks: Sequence[Task]) -> None:
-        count = min(self.count, MOST, len(tasks))
+    def run(self, tasks: Sequence[Job]) -> None:
+        count = min(self.count, MAX_SUM_THREADS, len(tasks))
         if count > 1:
             try:
                 run_on_worker(partial(_share_out, tasks, count))
@@ -67,7 +67,7 @@ class Threads:
                 pass
         _work_off(deque(tasks))
 
-    def run_in_turns(self, tasks: Sequence[Task]) -> None:
+    def run_in_turns(self, tasks: Sequence[Job]) -> None:
         """The same, some tasks at a time, so that an interrupt is heard in between: as many as take TURN seconds
         if they take as long as those before."""
         together, first = max(self.count, 1), 0
@@ -79,7 +79,7 @@ class Threads:
             together = max(self.count, 1, int(together * turns))
 
 
-def _share_out(tasks: Sequence[Task], count: int) -> None:
+def _share_out(tasks: Sequence[Job], count: int) -> None:
     """In a thread of ours: the tasks on this and others."""
     queue = deque(tasks)
     shares = _start_helpers(count - 1, queue)
@@ -93,7 +93,7 @@ def _share_out(tasks: Sequence[Task], count: int) -> None:
         share.check()
 
 
-def _work_off(queue: deque[Task]) -> None:
+def _work_off(queue: deque[Job]) -> None:
     with np.errstate(all="ignore"):  # per thread; what overflows here is computed again by the vendor
         before = np.setbufsize(BUFFER)
         try:
@@ -113,7 +113,7 @@ def _work_off(queue: deque[Task]) -> None:
 class Share:
     """What a helper is to do, unless it is cancelled before it begins."""
 
-    def __init__(self, work: Task) -> None:
+    def __init__(self, work: Job) -> None:
         self.work, self.claim, self.ended = work, [True], allocate_lock()
         self.error: BaseException | None = None
         self.ended.acquire()
@@ -152,7 +152,7 @@ _lock = ForkSafeLock()  # taken by threads of ours alone
 _helpers: list[Worker] = []
 
 
-def _start_helpers(count: int, queue: deque[Task]) -> list[Share]:
+def _start_helpers(count: int, queue: deque[Job]) -> list[Share]:
     """Helpers at work on the queue; fewer, or none, where there are no more threads to be had."""
     shares: list[Share] = []
     with suppress(NoThreadError, MemoryError):
@@ -171,7 +171,7 @@ def _hire_helpers(count: int) -> list[Worker]:
         return _helpers[:count]
 
 
-def _hand_out(helper: Worker, task: Task, shares: list[Share]) -> None:
+def _hand_out(helper: Worker, task: Job, shares: list[Share]) -> None:
     """A share for the helper, noted before it is handed over."""
     share = Share(task)
     shares.append(share)
@@ -182,7 +182,7 @@ def _hand_out(helper: Worker, task: Task, shares: list[Share]) -> None:
         raise
 
 
-def side_by_side(count: int, task: Task) -> list[Share]:
+def start_on_workers(count: int, task: Job) -> list[Share]:
     """The task on `count` helpers at a time, each on a processor of its own; none where they are not to be had."""
     shares: list[Share] = []
     with suppress(NoThreadError, MemoryError):
