@@ -79,7 +79,7 @@ class NumpySemiring:
         tasks: list[Callable[[], None]] = []
         for rows, cols in _pieces(dest, left.shape[1]):
             tasks.append(partial(self._piece, left[rows], right[:, cols], old, dest, noted, rows, cols))
-        Threads(self.threads).run_in_turns(tasks)
+        Threads(self.threads).run_interruptibly(tasks)
 
     def _piece(
         self,

@@ -72,7 +72,7 @@ class CompiledSemiring:
             for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run_in_turns(tasks)
+        Threads(self.threads).run_interruptibly(tasks)
         if noted:
             noted.settle(step)
 

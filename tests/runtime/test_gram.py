@@ -391,7 +391,7 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
         seen.append(len(given[2]))
         usual(*given, **asked)
 
-    monkeypatch.setattr(numpy_backend, "half_product", noted)
+    monkeypatch.setattr(numpy_backend, "triangle_product", noted)
     monkeypatch.setattr(small_half, "SMALL_SIDE", 100)
     monkeypatch.setattr(answer, "LEAST_MIRRORED", large := 600)
     x = np.random.default_rng(3).standard_normal((side, 448))

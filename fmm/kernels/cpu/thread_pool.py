@@ -67,7 +67,7 @@ class Threads:
                 pass
         _work_off(deque(tasks))
 
-    def run_in_turns(self, tasks: Sequence[Job]) -> None:
+    def run_interruptibly(self, tasks: Sequence[Job]) -> None:
         """The same, some tasks at a time, so that an interrupt is heard in between: as many as take TURN seconds
         if they take as long as those before."""
         together, first = max(self.count, 1), 0
@@ -167,7 +167,7 @@ def _hire_helpers(count: int) -> list[Worker]:
     """The first `count` helpers; NoThreadError where there is no such thread to be had."""
     with _lock.now:
         while len(_helpers) < count:
-            _helpers.append(Worker.hired())
+            _helpers.append(Worker.acquire())
         return _helpers[:count]
 
 

@@ -73,7 +73,7 @@ class Worker:
         self.number = 0  # in the system
 
     @staticmethod
-    def hired(idle: bool = False) -> Worker:
+    def acquire(idle: bool = False) -> Worker:
         """A new one; `idle`: it does any caller's jobs.
 
         `threading` would wait for it to begin until it does, which it may never do for want of memory.
@@ -265,7 +265,7 @@ def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object
     errand = Task(work, last)
     while not errand.hand_over():
         if not _idle:
-            Worker.hired(idle=True)
+            Worker.acquire(idle=True)
     return errand.outcome()
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.parallel_products import ConcurrentBackend, PlanTask, TaskQueue, time_steps
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
-from fmm.kernels.cpu.worker_threads import run_on_worker
 
 import fmm
 from fmm.kernels.cpu import numpy_backend, openblas, parallel_products
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
+from fmm.kernels.cpu.parallel_products import ConcurrentBackend, PlanTask, TaskQueue, time_steps
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime import probe
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
-    monkeypatch.setattr(parallel_products, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(parallel_products, "MIN_CONCURRENT_FLOPS", 0)
     monkeypatch.setattr(host_run, "SMALL", 0)
     monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
     monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
@@ -314,10 +314,10 @@ AT_EXIT = """
 import atexit, sys, threading
 import numpy as np
 import fmm
-from fmm.kernels.cpu import side_by_side
-from fmm.kernels.cpu.threads import openblas as blas
+from fmm.kernels.cpu import parallel_products
+from fmm.kernels.cpu import openblas as blas
 from fmm.runtime.running import host_run
-side_by_side.LEAST_FLOPS = host_run.SMALL = 0
+parallel_products.MIN_CONCURRENT_FLOPS = host_run.SMALL = 0
 blas.loaded_openblas().limit(2)
 a = np.arange(4096.0).reshape(64, 64)
 
@@ -341,13 +341,13 @@ def test_without_threads_to_be_had_the_caller_does_it_all(when: str) -> None:
 AFTER_FORK = """
 import os, warnings
 warnings.simplefilter("ignore")
-from fmm.kernels.cpu.threads import openblas as blas
+from fmm.kernels.cpu import openblas as blas
 library = blas.loaded_openblas()
 library.limit(2)
-with blas.one_thread_each(2):
+with blas.single_threaded_blas(2):
     child = os.fork()
     if not child:
-        with blas.one_thread_each(2) as alone:
+        with blas.single_threaded_blas(2) as alone:
             os._exit(0 if alone and library.count() == 1 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert library.count() == 1

@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
-from fmm.kernels.cpu.worker_threads import run_on_worker
 
 from fmm.kernels.cpu import thread_pool
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from tests.support import ROOT
@@ -319,11 +319,11 @@ def test_an_interrupt_is_heard_between_turns() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background are born deaf to it
     try:
         with pytest.raises(KeyboardInterrupt):
-            Threads(2).run_in_turns([partial(task, number) for number in range(100)])
+            Threads(2).run_interruptibly([partial(task, number) for number in range(100)])
     finally:
         signal.signal(signal.SIGINT, before)
     assert sorted(done) == [0, 1]
-    Threads(2).run_in_turns([partial(done.append, number) for number in range(100, 200)])
+    Threads(2).run_interruptibly([partial(done.append, number) for number in range(100, 200)])
     assert sorted(done)[2:] == list(range(100, 200))
 
 
@@ -343,6 +343,6 @@ def test_turns_are_as_long_as_an_interrupt_may_wait(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(thread_pool, "TURN", 1.0)
     monkeypatch.setattr(Threads, "run", run)
     monkeypatch.setattr("fmm.kernels.cpu.thread_pool.time.monotonic", lambda: now[0])
-    Threads(2).run_in_turns([partial(task, number) for number in range(400)])
+    Threads(2).run_interruptibly([partial(task, number) for number in range(400)])
     assert done == list(range(400))
     assert turns[:5] == [2, 8, 16, 16, 16] and set(turns[-40:]) == {2}

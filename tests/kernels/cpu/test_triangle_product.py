@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.openblas import cblas_function, loaded_openblas
-from fmm.kernels.cpu.triangle_product import BAND, NAMES, mirror_tasks, triangle_product
 
 from fmm.kernels.cpu import triangle_product as module
+from fmm.kernels.cpu.openblas import cblas_function, loaded_openblas
+from fmm.kernels.cpu.triangle_product import BAND, NAMES, mirror_tasks, triangle_product
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, whole_matrix
 

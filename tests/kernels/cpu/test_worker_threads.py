@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, on_worker_thread, run_on_worker
 
 import fmm
 from fmm.kernels.cpu import numpy_backend, worker_threads
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, on_worker_thread, run_on_worker
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.running import host_run
 
@@ -170,7 +170,7 @@ def test_that_there_is_none_is_said_and_nothing_was_done(no_threads: None) -> No
     with pytest.raises(NoThreadError):
         run_on_worker(pytest.fail, [pytest.fail])
     with pytest.raises(NoThreadError):
-        Worker.hired()
+        Worker.acquire()
 
 
 def test_one_that_does_not_begin_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:

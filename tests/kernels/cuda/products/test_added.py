@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_source
 from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_words, tile_op, with_addend

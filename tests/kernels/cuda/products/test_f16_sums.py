@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.record import record_operations

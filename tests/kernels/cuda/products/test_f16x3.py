@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand
 
 from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, read_calibration
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
     SCALING_RULES,
     SPLIT_THREADS,

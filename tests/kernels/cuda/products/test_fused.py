@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm import problem as shapes
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, tile_op
 from fmm.kernels.cuda.record import OperationList, RecordedOp, record_operations

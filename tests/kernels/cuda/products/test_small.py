@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, TriangleOutput, View, gemm_op
 
+from fmm.kernels.cuda.ops import GemmOp, TriangleOutput, View, gemm_op
 from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_launch, small_source
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report

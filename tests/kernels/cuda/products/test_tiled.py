@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 
 from fmm.hardware.datasheets import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.fused import fused_op
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, View
 
 from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import updating_op
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
+from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp

@@ -10,8 +10,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
 
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
 from fmm.kernels.cuda.products import wgmma_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from fmm.kernels.cpu.numpy_backend import rescale_arrays
+from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.sums.mirror_rescale import (
     RESCALE_ENTRY,
     RESCALE_THREADS,
@@ -18,9 +21,6 @@ from fmm.kernels.cuda.sums.mirror_rescale import (
     rescale_launch,
     rescale_source,
 )
-
-from fmm.kernels.cpu.numpy_backend import rescale_arrays
-from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.plans.steps.rescaling import find_exponents, rescale
 from fmm.kernels.plans.steps.sums import whole_matrix
 from tests.support.host_launch import launch_words, told_words, view_of
