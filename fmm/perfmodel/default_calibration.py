@@ -58,7 +58,7 @@ def with_integer_rates(found: Calibration) -> Calibration:
     rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL if found.source == BUILT_IN_SOURCE else 1.0)
     for name in INTEGERS:
         way, _ = any_digits(8 * DTYPES[name].itemsize, 1024)
-        base = found.known_rate(way.real) or found.known_rate("float64") or found.known_rate("float32")
+        base = found.find_rate(way.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
         times = way.count * (RELATIVE_TIME[way.real] if way.real not in found.rates else 1.0)

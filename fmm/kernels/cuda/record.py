@@ -144,7 +144,7 @@ def _copy_of_result(problem: Problem, dest: View, target: Target) -> tuple[Step,
 def _recompute_steps(problem: Problem, scanned: bool, target: Target, addend: View | None) -> tuple[Step, ...]:
     """What computes the product again. `scanned`: must C be looked through for inf and NaN before?"""
     launches = recompute_launches(problem, scanned, target.chip, target.divides, addend)
-    if not (problem.halved and problem.type.is_complex):
+    if not (problem.writes_triangle and problem.type.is_complex):
         return launches
     # What is computed again is rounded otherwise in the other half, and not quite real on the diagonal.
     c = operand_views(problem)["C"]

@@ -25,7 +25,7 @@ from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
 from fmm.tuner.devices.device import BEST, GPU_EFFORTS, TRIES, Effort, FailedError, Run
 
@@ -123,7 +123,7 @@ def _clocks(index: int) -> dict[str, Any]:
 
 def placed(problem: Problem) -> Layouts | tuple[()]:
     """How the operands of a session lie: row by row, but for A's adjoint, which lies as A does."""
-    if not problem.halved:
+    if not problem.writes_triangle:
         return ()
     rows, inner = Layout("C", max(problem.n, 1)), max(problem.k, 1)
     return Layout("C", inner), Layout("F", inner), rows
@@ -136,7 +136,7 @@ class CudaSession:
         self.problem = problem
         self.backend = DeviceBackend()
         cupy.random.seed(seed)
-        self.operands = Operands(problem.size, problem.dtype, ROWS, problem.halved)
+        self.operands = Operands(problem.size, problem.dtype, ROWS, problem.writes_triangle)
         self.asked = Problem(*problem.size, problem.dtype, placed(problem), op=problem.op)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
@@ -146,7 +146,7 @@ class CudaSession:
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = recorded_for_device(run.plan, self.asked)
+            whole = record_for_device(run.plan, self.asked)
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)

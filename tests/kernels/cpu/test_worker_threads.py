@@ -21,7 +21,7 @@ from fmm.kernels.cpu import numpy_backend, worker_threads
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, on_worker_thread, run_on_worker
 from fmm.kernels.plans.plan import VENDOR
-from fmm.runtime.running import host_run
+from fmm.runtime import run_host
 
 
 def test_the_work_is_done_elsewhere_and_its_result_comes_back() -> None:
@@ -131,7 +131,7 @@ def test_the_vendors_product_hears_of_the_callers_settings(
     out: Any, small_by_plans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a stack times one matrix, all rows at once: that is no plan, and runs where the caller's errstate is."""
-    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
     seen, matmul = [], np.matmul
 
     def noted(*given: Any, **more: Any) -> Any:
@@ -191,17 +191,17 @@ def test_the_caller_does_its_tasks_alone(no_threads: None) -> None:
 def test_a_given_plan_runs_on_the_callers_thread(
     given: bool, no_threads: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
     a, b = rng.integers(-4, 5, (2, 300, 300)).astype(float)
     out = np.empty((300, 300)) if given else None
     filled: list[Any] = []
-    fill = host_run._Multiplier.fill
+    fill = run_host._Multiplier.fill
 
     def noted(self: Any, *arrays: Any) -> None:
         filled.append(arrays[2])
         fill(self, *arrays)
 
-    monkeypatch.setattr(host_run._Multiplier, "fill", noted)
+    monkeypatch.setattr(run_host._Multiplier, "fill", noted)
     c = fmm.matmul(a, b, out=out, plan="winograd > vendor")
     np.testing.assert_array_equal(c, a @ b)
     assert len(filled) == 1 and filled[0] is not out, "what the caller sees is written by one copy"
@@ -209,8 +209,8 @@ def test_a_given_plan_runs_on_the_callers_thread(
 
 @pytest.mark.usefixtures("eager", "no_threads")
 def test_otherwise_numpy_answers(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(host_run, "SMALL", 0)
-    monkeypatch.setattr(host_run._Multiplier, "fill", lambda *x: pytest.fail("a plan ran"))
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host._Multiplier, "fill", lambda *x: pytest.fail("a plan ran"))
     a, b = rng.standard_normal((2, 300, 300))
     assert fmm.explain(a, b).plan != VENDOR
     np.testing.assert_array_equal(fmm.matmul(a, b), a @ b)

@@ -108,7 +108,9 @@ def test_a_real_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.clear_config_cache()
-    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads()))
+    decided = decide.decide_plan(
+        Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads())
+    )
     if code:  # so short a tuning may have been checked on too few shapes: then it is not used, and says so
         assert code == 1 and found["section"]["doubts"] and decided.step != "calibrated model"
         return
@@ -119,10 +121,6 @@ def test_a_real_tuning_is_obeyed(
     key = found["device"]
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32", "--device", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] == found["section"]["conditions"]["device"]
-
-
-def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:
-    assert fast_plan(decide.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
 
 
 def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:

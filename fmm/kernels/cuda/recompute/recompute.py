@@ -44,7 +44,7 @@ def may_create_nonfinite(plan: Plan) -> bool:
 
 def can_recompute(problem: Problem) -> bool:
     """Can a product be computed again? Not one that is its own adjoint and updates C, whose old numbers are gone."""
-    return not (problem.halved and problem.updates)
+    return not (problem.writes_triangle and problem.updates)
 
 
 def recompute_launches(

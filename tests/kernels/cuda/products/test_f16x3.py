@@ -44,8 +44,8 @@ from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, planes_by_vendor
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
-from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.devices import Device
+from fmm.runtime.prepare import launches_on
 from tests.support.chips import A100, H200
 from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
 
