@@ -9,8 +9,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-from benchmarks.papers.benches.bench import Array, Call, chosen_plan
-from benchmarks.papers.benches.timing import vendor_speed
 
 from benchmarks.papers.bench import Array, Call, chosen_plan, vendor_speed
 from fmm.kernels.plans.plan import Plan, PlanError

@@ -12,13 +12,6 @@ from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.growth import OF_REFERENCE, error_of, rounded
-from benchmarks.papers.errors.matrices import Array
-from benchmarks.papers.errors.precise import reference
-from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
-from benchmarks.papers.figure import Figure
-
 import fmm
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.error_growth import OF_REFERENCE, error_of, rounded

@@ -96,10 +96,10 @@ class DeviceBackend:
 
     def _capture(self, launches: LaunchList, addresses: Addresses) -> Graph:
         player = self.player(launches, addresses)  # compiled before, not during the capture
-        scratch = cupy.empty(GRAPH_SCRATCH * player.launches.vendor_lanes, cupy.uint8)
+        scratch = cupy.empty(GRAPH_SCRATCH * player.launches.vendor_stream_count, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         counters = player.new_counters(stream.ptr)
-        player.make_lanes()
+        player.create_streams()
         stream.synchronize()
         with stream:
             try:

@@ -13,7 +13,7 @@ from fmm.config.environment import is_componentwise_required, is_emulation_allow
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
@@ -224,7 +224,7 @@ def _on_host(call: PreparedCall, work: Matrices, copied: int) -> PreparedCall:
 
 def _on_device(call: PreparedCall, launches: LaunchList, work: Matrices, asked: ProblemQuery) -> PreparedCall:
     """What a call on a device has besides: launches, addresses and memory."""
-    vendors = GRAPH_SCRATCH * launches.vendor_lanes
+    vendors = GRAPH_SCRATCH * launches.vendor_stream_count
     uses_graph = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
     needed = cublas_scratch(launches) + vendors if uses_graph else launches.workspace
     added = work.addend_offsets(asked.added) if asked.added is not None else ()
@@ -240,7 +240,7 @@ def _recurs(launches: LaunchList, work: Matrices) -> bool:
     ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
     multiply_adds = work.count * prod(work.problem.size)
     several = work.count * len(launches.steps) > 1
-    return several and launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
+    return several and launches.stream_count == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
 def cublas_scratch(launches: LaunchList) -> int:
@@ -318,7 +318,9 @@ def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None)
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
     chip = tuned_chip(call.device) or call.device.chip
-    return record_launches(plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
+    return record_launches(
+        plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_create_nonfinite(plan))
+    )
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
@@ -329,7 +331,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
     from fmm.kernels.cuda.record import record_launches
 
     try:
-        launches = record_launches(plan, problem, chip_target(chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, chip_target(chip, flagged=may_create_nonfinite(plan)))
     except PlanError:
         if given:
             raise

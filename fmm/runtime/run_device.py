@@ -242,7 +242,7 @@ class StreamCall:
         """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
         more memory of its own than was asked for."""
         products = list(self._products(addresses))
-        if any(player.launches.vendor_lanes > self.launches.vendor_lanes for player, _ in products):
+        if any(player.launches.vendor_stream_count > self.launches.vendor_stream_count for player, _ in products):
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):

@@ -13,7 +13,7 @@ import pytest
 
 import fmm
 from fmm.arrays.library import Operand, Setting
-from fmm.kernels.cpu import half_product, numpy_backend
+from fmm.kernels.cpu import numpy_backend, triangle_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
@@ -382,7 +382,7 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
 ) -> None:
     """NumPy mirrors small ones faster, we large ones; fmm.matmul of a matrix and its transpose is the same product."""
     seen = list[int]()
-    usual = half_product.half_product
+    usual = triangle_product.triangle_product
 
     def noted(*given: Any, **asked: Any) -> None:
         seen.append(len(given[2]))

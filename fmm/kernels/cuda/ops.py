@@ -137,8 +137,8 @@ class TriangleOutput:
 class PreparedOperands:
     """Operands of which that stands ready which the leaf makes of them before it multiplies: planes, say."""
 
-    kept_of: Literal["A", "B"] | None = None  # the matrix behind which it was kept by an earlier call
-    from_sums: frozenset[OperandSide] = (
+    prepared_matrix: Literal["A", "B"] | None = None  # the matrix behind which it was kept by an earlier call
+    written_by_sums: frozenset[OperandSide] = (
         frozenset()
     )  # operands of the kernel's for which the sums before have written it
 
@@ -206,12 +206,12 @@ class GemmOp:
         return leaf_use(self.leaf)
 
     @property
-    def by_vendor(self) -> GemmOp:
+    def as_vendor_gemm(self) -> GemmOp:
         """The same product by the vendor's usual call, which computes all of it from the operands themselves."""
         return replace(self, leaf="vendor", half=None, checked=False, ready=NONE_PREPARED)
 
     @property
-    def by_rank_update(self) -> RankOp:
+    def as_rank_update(self) -> RankOp:
         """The wanted half of a matrix's product with its own transpose, by the vendor's function for that."""
         assert self.half is not None and self.half.gram and self.count == 1
         x = self.right if self.left.transposed else self.left

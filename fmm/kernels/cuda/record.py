@@ -109,8 +109,8 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     check_type(plan, problem.dtype, "cuda")
     # Only a leaf that stands alone is given whole operands, of which something may be kept.
-    kept_of = None if plan.levels else problem.kept
-    recorder = Recorder(problem.componentwise, kept_of)
+    prepared_matrix = None if plan.levels else problem.kept
+    recorder = Recorder(problem.componentwise, prepared_matrix)
     operands, added = dict(operand_views(problem)), addend_view(problem)
     if added is not None and has_matching_layout(added, operands["C"]):
         operands[APART] = added
@@ -187,7 +187,7 @@ class OperationList:
     workspace: int  # bytes
 
     @cached_property
-    def lanes_used(self) -> int:
+    def stream_count(self) -> int:
         """How many lanes there are."""
         return max(self.lanes, default=0) + 1
 
@@ -208,11 +208,11 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self, componentwise: bool = False, kept_of: Literal["A", "B"] | None = None) -> None:
+    def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
         """`componentwise`: must every entry be right beside its own size? `kept_of`: behind which matrix stands what
         the leaf has made of it."""
         self.componentwise = componentwise
-        self.ready = PreparedOperands(kept_of) if kept_of else NONE_PREPARED
+        self.ready = PreparedOperands(prepared_matrix) if prepared_matrix else NONE_PREPARED
         self.ops: list[RecordedOp] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0

@@ -126,10 +126,10 @@ def vendor_fallback(op: GemmOp, reason: str) -> SelectedSteps:
     """
     label = f"cuBLAS, not {op.leaf}, because {reason}"
     if op.half is None or op.half.extent != "lower":
-        return (VendorCall(op.by_vendor, batch_label(label, op)),)
+        return (VendorCall(op.as_vendor_gemm, batch_label(label, op)),)
     if not op.half.gram:
         raise PlanError(f"{op.leaf} cannot leave the upper half of this product as it is, because {reason}")
-    return tuple(VendorCall(one.by_rank_update, label) for one in op.one_by_one)
+    return tuple(VendorCall(one.as_rank_update, label) for one in op.one_by_one)
 
 
 def batch_label(label: str, op: GemmOp) -> str:
@@ -152,7 +152,7 @@ def select_tile(op: GemmOp, target: Target) -> SelectedSteps:
     launch = _warpgroup_launch(op, target)
     if isinstance(launch, Launch):
         return (launch,)
-    return (VendorCall(op.by_vendor, batch_label(f"cuBLAS, not {op.leaf}, because {launch}", op)),)
+    return (VendorCall(op.as_vendor_gemm, batch_label(f"cuBLAS, not {op.leaf}, because {launch}", op)),)
 
 
 def select_tile_with_addend(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:
@@ -274,7 +274,7 @@ def fuse_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
 
 def _with_ready_side(op: GemmOp, sums: PlaneSums) -> GemmOp:
     """The product, which need not make the planes that these sums write."""
-    return replace(op, ready=replace(op.ready, from_sums=op.ready.from_sums | {sums.side}))
+    return replace(op, ready=replace(op.ready, written_by_sums=op.ready.written_by_sums | {sums.side}))
 
 
 def select_residues(op: GemmOp, target: Target) -> SelectedSteps:

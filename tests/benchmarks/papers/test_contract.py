@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.papers.errors import budget
-from benchmarks.papers.errors.contract import HOST_TYPES, promised
-from benchmarks.papers.errors.growth import growth_rows
-from benchmarks.papers.errors.growth_plans import host_plans, plans_on
-from benchmarks.papers.experiment import Results, read_results
 
 from benchmarks.papers import error_budget
 from benchmarks.papers.error_growth import HOST_TYPES, growth_rows, host_plans, plans_on, promised

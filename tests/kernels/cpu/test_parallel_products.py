@@ -21,8 +21,7 @@ from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime import probe
-from fmm.runtime.running import host_run
+from fmm.runtime import probe, run_host
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Run
 from tests.support import ROOT
@@ -39,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
     monkeypatch.setattr(parallel_products, "MIN_CONCURRENT_FLOPS", 0)
-    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
     monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
     monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
     library = openblas.loaded_openblas()

@@ -198,7 +198,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     """Between a fork and its join, all of one lane before the other: nothing that one needs is the other's."""
     problem = Problem(45, 38, 51, "float64")
     tape = record_operations(Plan.parse(f"{text} > vendor"), problem)
-    assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
+    assert tape.stream_count == 2 and tape.workspace == _needed(tape.plan, problem)
     memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
     memory["W"] = buffer(tape.workspace)
     kept: list[tuple[int, RecordedOp]] = []
@@ -219,7 +219,7 @@ def test_a_single_product_runs_beside_nothing(text: str) -> None:
     problem = Problem(45, 38, 51, "float64")
     found, expected, tape = _both(Plan.parse(f"{text} > vendor"), problem)
     np.testing.assert_array_equal(found, expected)
-    assert tape.lanes_used == 1 and not any(isinstance(op, StreamSync) for op in tape.ops)
+    assert tape.stream_count == 1 and not any(isinstance(op, StreamSync) for op in tape.ops)
     assert tape.workspace == _needed(tape.plan, problem) == cost(tape.plan, 45, 38, 51).workspace
 
 

@@ -205,7 +205,7 @@ class Player:
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _Parameters]:
         """The lanes of this call, and parameters of its own with its addresses in them."""
-        handle = cublas_handle() if self.launches.vendor_lanes else 0  # a thread's own, which dies with it
+        handle = cublas_handle() if self.launches.vendor_stream_count else 0  # a thread's own, which dies with it
         lanes = acquire_streams(self.launches, self.device, stream, handle)
         if counters is None:
             counters = self._stream_counters(lanes) if self._counting else ()
@@ -216,7 +216,7 @@ class Player:
     ) -> list[PreparedCall]:
         """All calls but the first ones, and around them those that set cuBLAS's handles and set them back."""
         calls, leaving = list[PreparedCall](), list[PreparedCall]()
-        for i, lane in enumerate(lanes[: self.launches.vendor_lanes]):
+        for i, lane in enumerate(lanes[: self.launches.vendor_stream_count]):
             mode = math_mode(lane)
             calls += setup_calls(lane, self.math, mode)
             leaving += restore_calls(lane, self.math, mode)
@@ -258,7 +258,7 @@ class Player:
         counting = ((step.counters, lane) for step, lane in pairs if isinstance(step, Launch) and step.counters)
         return tuple(stream_counters(self.device, lanes[lane].stream, count) for count, lane in counting)
 
-    def make_lanes(self) -> None:
+    def create_streams(self) -> None:
         """Make this thread's lanes, which cannot be made while a stream is captured."""
         acquire_streams(self.launches, self.device, 0, 0)
 

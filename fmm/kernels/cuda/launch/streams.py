@@ -80,14 +80,14 @@ def _another_lane(device: int) -> _LaneOfOurs:
 
 def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
     """As many lanes as the list uses, with a cuBLAS handle for each that calls it. The first is the caller's stream."""
-    if launches.lanes_used == 1:
+    if launches.stream_count == 1:
         return [StreamContext(handle, stream, 0)]
     own_lanes = _lanes.own.by_device.setdefault(device, [])
-    while len(own_lanes) < launches.lanes_used:
+    while len(own_lanes) < launches.stream_count:
         own_lanes.append(_another_lane(device))
-    for lane in own_lanes[1 : launches.vendor_lanes]:
+    for lane in own_lanes[1 : launches.vendor_stream_count]:
         lane.handle = lane.handle or new_handle()
-    first, *others = own_lanes[: launches.lanes_used]
+    first, *others = own_lanes[: launches.stream_count]
     return [
         StreamContext(handle, stream, first.event.ptr),
         *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),

@@ -285,7 +285,7 @@ def test_the_table_of_plans_has_every_kind_of_launch() -> None:
     ops = [op for tape in tapes for op in sums(tape)]
     assert {op.access for op in ops} == {"vector", "scalar"}
     assert any(op.kernel.whole for op in ops) and any(not op.kernel.whole for op in ops)
-    assert any(tape.lanes_used == 2 for tape in tapes)
+    assert any(tape.stream_count == 2 for tape in tapes)
 
 
 @pytest.mark.parametrize("size", [(4, 4, 4), (3, 5, 2)])

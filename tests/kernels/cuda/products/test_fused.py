@@ -169,7 +169,7 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     """As the cost says, too, which counts products in turns one by one; a fused level alone needs no workspace."""
     tape = recorded(text, 512, beta)
     assert Counter(map(type, tape.ops)) == kinds
-    assert tape.lanes_used == lanes
+    assert tape.stream_count == lanes
     several = [op for op in tape.ops if isinstance(op, TileGroup)]
     assert all(op.fits_one_launch == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
@@ -252,7 +252,7 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
         tape = record_operations(Plan.parse(f"{text} > tile"), problem)
         memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
         memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
-        order = tuple(range(tape.lanes_used))[::turn]
+        order = tuple(range(tape.stream_count))[::turn]
         ops = [
             tile_op(op, "float32", FUSED_SIZES["float32"]) if isinstance(op, GemmOp) else op
             for op in in_lane_order(tape, order)
