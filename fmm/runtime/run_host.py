@@ -14,6 +14,7 @@ import numpy as np
 from fmm.arrays.host_memory import borrowed_block
 from fmm.arrays.library import HostLibrary
 from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.exact_product import describe_digits
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, Array
 from fmm.kernels.cpu.numpy_backend import ProgressCallback
@@ -273,7 +274,7 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.host.multiply_inside is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
-        return (f"{vendor}; {digits_described(problem.dtype, leaf_k)}",)
+        return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS
     if large and threads == CONCURRENT_PRODUCTS and library is not None and library.count() == threads:
         return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)
