@@ -79,7 +79,7 @@ def decided(plan: str) -> Iterator[None]:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     forget()
-    with patch.object(prepare, "decide", decide):
+    with patch.object(prepare, "decide_plan", decide):
         yield
     forget()
 

@@ -188,7 +188,7 @@ WORTH_A_COPY = 0.8
 
 def _predicted_time(call: PreparedCall) -> float:
     """Of the call's plan, the vendor's being 1; 0 where a measurement says that it is faster."""
-    return next((c.time for c in call.decision.considered if c.plan == call.plan), 0.0)
+    return next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
 
 
 def _can_write_there(library: Library, call: PreparedCall, found: Operands) -> bool:

@@ -193,12 +193,12 @@ def _as_asked(asked: ProblemQuery, work: Matrices) -> Problem:
     """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
     problem, kept = work.problem, asked.kept
     if asked.added is not None:
-        problem = replace(problem, added=(asked.added[-2], asked.added[-1]))
+        problem = replace(problem, addend_strides=(asked.added[-2], asked.added[-1]))
     if problem.writes_triangle or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
     base = kept.base if kept is not None and usable and not asked.limits.componentwise else None
-    return replace(problem, componentwise=asked.limits.componentwise, kept=base)
+    return replace(problem, componentwise=asked.limits.componentwise, prepared_side=base)
 
 
 def _not_the_librarys(asked: ProblemQuery, work: Matrices) -> bool:
@@ -307,7 +307,7 @@ INSTEAD_OF_GIVEN = {
 def _second_choice(first: Decision, plan: Plan) -> Decision:
     """The next plan, where the first one's kernels cannot read arrays that lie like these, or want more workspace."""
     why = f"{first.plan} was chosen first, but cannot run on these arrays within the limits; the model's next choice"
-    return Decision(plan, first.problem, why, first.considered, first.step, on_cpu=first.on_cpu)
+    return Decision(plan, first.problem, why, first.candidates, first.source, on_cpu=first.on_cpu)
 
 
 def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:

@@ -399,7 +399,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
-    assert (entry.step, entry.considered) == ("certified entry", ())
+    assert (entry.source, entry.candidates) == ("certified entry", ())
     plans = list(smaller_plans(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
@@ -465,7 +465,7 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
 def test_plans_for_a_device() -> None:
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
     assert decision.problem is not None and decision.problem.dtype == "tf32"
-    assert "H200" in str(decision.considered[0].prediction.device)
+    assert "H200" in str(decision.candidates[0].prediction.device)
     assert "own" in fmm.plan(64, 64, 64, dtype="longdouble", device=0, workspace=0).reason
 
 
@@ -738,7 +738,7 @@ def test_an_entry_that_does_not_fit_a_view_gives_way(
     library.leading = leading
     found = product_call.explain_matmul(library, draw((8, 8)), draw((8, 8)), None, NO_CONSTRAINTS)
     files.clear_config_cache()
-    assert (found.step, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
+    assert (found.source, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
     assert found.plan != VENDOR and found.kernels[0] != "test.matmul"
     assert ("cannot run on these arrays" in found.reason) == (leading == 8193)
 

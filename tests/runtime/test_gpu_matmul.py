@@ -65,7 +65,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         decided.append(plan)
         return Decision(plan, problem, "for the test")
 
-    monkeypatch.setattr(prepare, "decide", decide)
+    monkeypatch.setattr(prepare, "decide_plan", decide)
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 256**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)

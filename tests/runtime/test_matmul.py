@@ -1058,7 +1058,7 @@ def test_an_entry_whose_plan_cannot_run_is_passed_over(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     files.clear_config_cache()
     a, b = draw((300, 400)), draw((400, 200))
-    assert fmm.explain(a, b).step == "calibrated model"
+    assert fmm.explain(a, b).source == "calibrated model"
     np.testing.assert_allclose(fmm.matmul(a, b), a @ b, atol=1e-9)
     files.clear_config_cache()
 

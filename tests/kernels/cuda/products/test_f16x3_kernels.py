@@ -134,7 +134,7 @@ def test_what_is_added_stays_where_it_lies(order: Any, broadcast: bool) -> None:
     steps = (0 if broadcast else length, 1)[:: 1 if order == "C" else -1]
     placed_ones = [placed(x, o) for x, o in ((a, "C"), (b, "C"), (np.full((m, n), np.nan), order))]
     layouts: Any = tuple(x[2] for x in placed_ones)
-    op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, added=(steps[0], steps[1])))
+    op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
     memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), APART: added}
     before = added.copy()
     assert op.added is not None and not multiplied(op, WIDE, memory, room)
