@@ -174,9 +174,9 @@ def _launches(
         problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), prepared_side="B")
     else:
         problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), prepared_side="A")
-    from fmm.kernels.cuda.record import record_kept
+    from fmm.kernels.cuda.record import record_preparation
 
-    return record_kept(Plan(leaf=leaf.name), problem, chip_target(chip))
+    return record_preparation(Plan(leaf=leaf.name), problem, chip_target(chip))
 
 
 def _run(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
