@@ -14,7 +14,7 @@ import numpy as np
 from fmm import dispatch, request
 from fmm.arrays.detect import PLAIN_TYPES, type_name
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
-from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
 from fmm.request import REQUIRED, check_flag, check_side, public_signature

@@ -12,9 +12,8 @@ import numpy as np
 from fmm.arrays import host_memory
 from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied_bytes
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import dot, matmul
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.host_arrays import Array, dot, matmul
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 
 class NumpyLike(ABC):

@@ -14,9 +14,9 @@ import numpy as np
 from fmm.arrays.library import Library, Setting
 from fmm.arrays.numpy_library import read_in_place
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.small_hermitian import hermitian_product, in_panels
-from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
+from fmm.kernels.cpu.host_arrays import matmul
+from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
+from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
@@ -188,7 +188,7 @@ WORTH_A_COPY = 0.8
 
 def _predicted_time(call: PreparedCall) -> float:
     """Of the call's plan, the vendor's being 1; 0 where a measurement says that it is faster."""
-    return next((c.time for c in call.decision.considered if c.plan == call.plan), 0.0)
+    return next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
 
 
 def _can_write_there(library: Library, call: PreparedCall, found: Operands) -> bool:
@@ -197,8 +197,8 @@ def _can_write_there(library: Library, call: PreparedCall, found: Operands) -> b
     if call.plan is None:
         return False
     problem = call.decision.problem
-    updates = problem is None or not can_compute_again(problem)
-    again = library.processor == "cpu" or (may_differ(call.plan) and updates)
+    updates = problem is None or not can_recompute(problem)
+    again = library.processor == "cpu" or (may_create_nonfinite(call.plan) and updates)
     kept = found.asked == _whole(found.asked) or not again
     return kept and writes_there(library, call, found.left, found.right, found.out)
 
@@ -292,6 +292,6 @@ def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
         copied = not ((a.flags.forc and a.flags.aligned) or read_in_place(a))
         return "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror" if copied else ""
     side, inner = a.shape if rows else a.shape[::-1]
-    if in_panels(side, inner):
+    if uses_panels(side, inner):
         return "numpy.matmul: one half in panels of rows, each of which is mirrored"
     return "numpy.matmul: a whole product, of which one half is mirrored"

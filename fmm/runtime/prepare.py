@@ -13,7 +13,7 @@ from fmm.config.environment import is_componentwise_required, is_emulation_allow
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
@@ -193,12 +193,12 @@ def _as_asked(asked: ProblemQuery, work: Matrices) -> Problem:
     """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
     problem, kept = work.problem, asked.kept
     if asked.added is not None:
-        problem = replace(problem, added=(asked.added[-2], asked.added[-1]))
+        problem = replace(problem, addend_strides=(asked.added[-2], asked.added[-1]))
     if problem.writes_triangle or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
     base = kept.base if kept is not None and usable and not asked.limits.componentwise else None
-    return replace(problem, componentwise=asked.limits.componentwise, kept=base)
+    return replace(problem, componentwise=asked.limits.componentwise, prepared_side=base)
 
 
 def _not_the_librarys(asked: ProblemQuery, work: Matrices) -> bool:
@@ -224,7 +224,7 @@ def _on_host(call: PreparedCall, work: Matrices, copied: int) -> PreparedCall:
 
 def _on_device(call: PreparedCall, launches: LaunchList, work: Matrices, asked: ProblemQuery) -> PreparedCall:
     """What a call on a device has besides: launches, addresses and memory."""
-    vendors = GRAPH_SCRATCH * launches.vendor_lanes
+    vendors = GRAPH_SCRATCH * launches.vendor_stream_count
     uses_graph = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
     needed = cublas_scratch(launches) + vendors if uses_graph else launches.workspace
     added = work.addend_offsets(asked.added) if asked.added is not None else ()
@@ -240,7 +240,7 @@ def _recurs(launches: LaunchList, work: Matrices) -> bool:
     ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
     multiply_adds = work.count * prod(work.problem.size)
     several = work.count * len(launches.steps) > 1
-    return several and launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
+    return several and launches.stream_count == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
 def cublas_scratch(launches: LaunchList) -> int:
@@ -307,7 +307,7 @@ INSTEAD_OF_GIVEN = {
 def _second_choice(first: Decision, plan: Plan) -> Decision:
     """The next plan, where the first one's kernels cannot read arrays that lie like these, or want more workspace."""
     why = f"{first.plan} was chosen first, but cannot run on these arrays within the limits; the model's next choice"
-    return Decision(plan, first.problem, why, first.considered, first.step, on_cpu=first.on_cpu)
+    return Decision(plan, first.problem, why, first.candidates, first.source, on_cpu=first.on_cpu)
 
 
 def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
@@ -318,7 +318,9 @@ def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None)
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
     chip = tuned_chip(call.device) or call.device.chip
-    return record_launches(plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
+    return record_launches(
+        plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_create_nonfinite(plan))
+    )
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
@@ -329,7 +331,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
     from fmm.kernels.cuda.record import record_launches
 
     try:
-        launches = record_launches(plan, problem, chip_target(chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, chip_target(chip, flagged=may_create_nonfinite(plan)))
     except PlanError:
         if given:
             raise

@@ -19,16 +19,14 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays.host_memory import also_released
 from fmm.arrays.library import DeviceLibrary
-from fmm.kernels.cuda.launch.blas_library import Lane
-from fmm.kernels.cuda.launch.cublas import set_stream
+from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
-from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph
+from fmm.kernels.cuda.launch.graphs import GraphCache, KernelNode, MovableGraph, Replays
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
 from fmm.kernels.cuda.launch.prepared_calls import make_calls
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -153,7 +151,7 @@ class StreamCall:
         self.call = call  # so that it lives as long as its number is in use
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
-        self.flagged = may_differ(call.launches.plan)  # is it computed again where it has an inf or NaN?
+        self.flagged = may_create_nonfinite(call.launches.plan)  # is it computed again where it has an inf or NaN?
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.uses_graph else None
@@ -244,7 +242,7 @@ class StreamCall:
         """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
         more memory of its own than was asked for."""
         products = list(self._products(addresses))
-        if any(player.launches.vendor_lanes > self.launches.vendor_lanes for player, _ in products):
+        if any(player.launches.vendor_stream_count > self.launches.vendor_stream_count for player, _ in products):
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):
@@ -260,7 +258,7 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            set_stream(Lane(cublas_handle(), self.stream, 0))  # the other one goes, and so may that memory
+            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # the other one goes, and so may that memory
         return _Replay(self, graph, addresses, counters)
 
     def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:

@@ -14,14 +14,14 @@ import numpy as np
 from fmm.arrays.host_memory import borrowed_block
 from fmm.arrays.library import HostLibrary
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.arena import Arena, Array
-from fmm.kernels.cpu.exact_product import digits_described
+from fmm.kernels.cpu.exact_product import describe_digits
 from fmm.kernels.cpu.execute import execute_plan
-from fmm.kernels.cpu.numpy_backend import Told
-from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
-from fmm.kernels.cpu.threads.helper_threads import NoThreadError, call_apart
-from fmm.kernels.cpu.threads.openblas import loaded_openblas
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.host_arrays import Arena, Array
+from fmm.kernels.cpu.numpy_backend import ProgressCallback
+from fmm.kernels.cpu.openblas import loaded_openblas
+from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, backend_for
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products
@@ -125,7 +125,7 @@ def _fill_apart(
         last.clear()
 
     try:
-        call_apart(work, last)
+        run_on_worker(work, last)
     except _LeftToVendorError as why:
         if not last:
             raise
@@ -173,7 +173,7 @@ class _Multiplier:
         self.in_place = added is None and self.asked.beta != 0
         self.added = False  # has anything been added to what C held?
         self.progress = current_progress()
-        self.told: Told | None = None
+        self.told: ProgressCallback | None = None
 
     @property
     def can_be_completed(self) -> bool:
@@ -274,9 +274,9 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.host.multiply_inside is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
-        return (f"{vendor}; {digits_described(problem.dtype, leaf_k)}",)
-    library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
-    if large and threads == PRODUCTS_AT_ONCE and library is not None and library.count() == threads:
+        return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
+    library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS
+    if large and threads == CONCURRENT_PRODUCTS and library is not None and library.count() == threads:
         return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)
     return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
 

@@ -57,8 +57,8 @@ class Decision:
     plan: Plan
     problem: Problem | None
     reason: str
-    considered: tuple[Candidate, ...] = ()  # what the model compared, the fastest first
-    step: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
+    candidates: tuple[Candidate, ...] = ()  # what the model compared, the fastest first
+    source: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
     trial: online.Trial | None = field(default=None, compare=False)  # the measurement that it takes part in
     kernels: tuple[str, ...] = ()  # what really runs, a line each
     on_cpu: bool = False
@@ -70,7 +70,7 @@ class Decision:
     @property
     def by_entry(self) -> bool:
         """Did an entry of exactly this shape answer?"""
-        return self.step.endswith(ENTRY)
+        return self.source.endswith(ENTRY)
 
     @property
     def workspace(self) -> int:
@@ -83,7 +83,7 @@ class Decision:
         return expected_error_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
-        lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
+        lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.source}"]
         if self.problem:
             problem = self.problem
             table = explained_table(
@@ -102,11 +102,11 @@ class Decision:
         else:
             lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
             lines += [f"its bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
-        if self.considered:
+        if self.candidates:
             lines += ["", "predicted time, the vendor's being 1:"]
-            times = [f"{c.time:.2f}" for c in self.considered]
+            times = [f"{c.time:.2f}" for c in self.candidates]
             width = max(5, *map(len, times))
-            lines += [f"  {time:>{width}}  {c.plan}" for time, c in zip(times, self.considered, strict=True)]
+            lines += [f"  {time:>{width}}  {c.plan}" for time, c in zip(times, self.candidates, strict=True)]
         return "\n".join(lines)
 
 
@@ -129,7 +129,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     measured = tuned_calibration(tuned, device) if tuned else None
     # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
     on_cpu = device.threads > 0
-    known = decide_by_tuning(problem, limits, tuned, measured, on_cpu) if tuned and not problem.kept else None
+    known = decide_by_tuning(problem, limits, tuned, measured, on_cpu) if tuned and not problem.prepared_side else None
     if known is not None:
         _log_surpassed(known, problem, device)
         return known
@@ -223,7 +223,7 @@ def decide_over_entry(
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
     if found is None or not leaf.time.rate or not leaf.candidacy.probed or rate in measured:
         return None
-    gain = 1 / next(c.time for c in chosen.considered if c.plan == chosen.plan)
+    gain = 1 / next(c.time for c in chosen.candidates if c.plan == chosen.plan)
     gain /= found[0].speedup if certified != VENDOR else 1.0
     if gain < ENTRY_OVERRIDE_GAIN:
         return None
@@ -265,8 +265,8 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
         return chosen
     trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
-        return replace(chosen, problem=problem, step="being measured", trial=trial)
-    return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, step="measured online")
+        return replace(chosen, problem=problem, source="being measured", trial=trial)
+    return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, source="measured online")
 
 
 def _gemm_params(problem: Problem) -> Asked:
@@ -334,7 +334,7 @@ def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return ()
-    return choose(ranking_problem(problem, calibration.batches), calibration, limits).considered
+    return choose(ranking_problem(problem, calibration.batches), calibration, limits).candidates
 
 
 # The vendor cuts a product of few rows along a long inner side; whether its functions for one half do so too, the model

@@ -131,7 +131,7 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say
         return
     # On the host a rule may be about these very arrays: that one is the other's transpose, say.
-    if library.processor == "cpu" and (decision.step == "rule" or problem is None or problem.flops < memory.flops):
+    if library.processor == "cpu" and (decision.source == "rule" or problem is None or problem.flops < memory.flops):
         return
     library.calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
 

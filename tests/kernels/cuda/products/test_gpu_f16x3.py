@@ -213,7 +213,7 @@ def test_sums_that_leave_as_planes(
     record_launches.cache_clear()
     found, launched = by_plan(f"{level} > f16x3", a, b)
     with monkeypatch.context() as without:
-        without.setattr(record, "with_plane_sums", lambda ops, target: ops)
+        without.setattr(record, "fuse_plane_sums", lambda ops, target: ops)
         record_launches.cache_clear()
         expected, usual = by_plan(f"{level} > f16x3", a, b)
     record_launches.cache_clear()
@@ -336,7 +336,7 @@ def test_the_same_bits_every_time(plan: str) -> None:
 # ---- where there are no warpgroups: as on other chips, forced here
 
 
-def by_vendor(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
+def as_vendor_gemm(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
     """C by what would run on a chip that has no such instructions, in poisoned memory."""
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
@@ -357,19 +357,19 @@ def test_the_vendors_products_of_planes(shape: tuple[int, int, int]) -> None:
             cupy.asarray(normal(s, i), order=o) for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
         )
         expected = a.astype(np.float64) @ b.astype(np.float64)
-        assert float(abs(by_vendor("f16x3", a, b) - expected).max()) <= 2e-6 * k, orders
-        assert float(abs(by_vendor("f16x3", a, b, -2) + 2 * expected).max()) <= 4e-6 * k, orders
+        assert float(abs(as_vendor_gemm("f16x3", a, b) - expected).max()) <= 2e-6 * k, orders
+        assert float(abs(as_vendor_gemm("f16x3", a, b, -2) + 2 * expected).max()) <= 4e-6 * k, orders
 
 
 def test_batches_of_the_vendors_products_of_planes() -> None:
     a, b = normal((512, 768)), normal((768, 256), 1)
     expected = a.astype(np.float64) @ b.astype(np.float64)
-    assert float(abs(by_vendor("strassen.batched.pad16 > f16x3", a, b) - expected).max()) <= 2e-6 * 768
+    assert float(abs(as_vendor_gemm("strassen.batched.pad16 > f16x3", a, b) - expected).max()) <= 2e-6 * 768
 
 
 def test_the_vendors_products_of_every_kind_of_data() -> None:
     for name, (a, b) in hard_matrices(256, 1024, 192).items():
-        c = by_vendor("f16x3", cupy.asarray(a), cupy.asarray(b))
+        c = as_vendor_gemm("f16x3", cupy.asarray(a), cupy.asarray(b))
         assert beside(a, b, c.get())[0] <= BY_VENDOR, name
 
 
@@ -378,7 +378,7 @@ def test_the_vendors_products_are_no_less_accurate_than_sgemm(kind: str) -> None
     rng = cupy.random.default_rng(5)
     a, b = ((rng.random if kind == "uniform" else rng.standard_normal)((4096, 4096), np.float32) for _ in range(2))
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    vendor, own = (float(cupy.linalg.norm(c - exact)) for c in (a @ b, by_vendor("f16x3", a, b)))
+    vendor, own = (float(cupy.linalg.norm(c - exact)) for c in (a @ b, as_vendor_gemm("f16x3", a, b)))
     assert own <= 1.5 * vendor
 
 

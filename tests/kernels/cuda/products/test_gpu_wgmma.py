@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.launch_list import Launch, Turn
+from fmm.kernels.cuda.launch_list import Launch, StreamSync
 from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -99,7 +99,7 @@ def check(
 def used(plan: str, problem: Problem, alignment: Alignment = ALIGNED) -> list[bool]:
     """Does the kernel make the products, each of them?"""
     steps = record_for_device(Plan.parse(plan), problem, alignment=alignment).steps
-    products = [step for step in steps if not isinstance(step, Turn) and step.does == "product"]
+    products = [step for step in steps if not isinstance(step, StreamSync) and step.does == "product"]
     assert products
     return [isinstance(step, Launch) and "gemm_wgmma" in step.label for step in products]
 

@@ -25,8 +25,6 @@ from operator import call
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from fmm.kernels.cpu.threads.fork_safe import in_child
-
 Result = TypeVar("Result")
 Job = Callable[[], object]  # it keeps what it raises to itself
 
@@ -37,6 +35,13 @@ PAUSE = 0.001  # seconds until something is tried again for which there was no m
 
 class NoThreadError(RuntimeError):
     """There is no thread to be had: no memory for it, too many of them, or the interpreter is exiting."""
+
+
+def after_fork_in_child(renew: Callable[[], None]) -> Callable[[], None]:
+    """Have this called in every forked child, before anything else runs there."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+    return renew
 
 
 class _Here(threading.local):
@@ -51,16 +56,16 @@ _numbers = count()
 # How a job is handed to each of the threads that wait for any caller's: taken by `pop`, given back by `append`.
 _idle: list[Callable[[Job], None]] = []
 _given_up: list[float] = []  # when a thread did not begin
-in_child(_idle.clear)
-in_child(_given_up.clear)
+after_fork_in_child(_idle.clear)
+after_fork_in_child(_given_up.clear)
 
 
-def in_own_thread() -> bool:
+def on_worker_thread() -> bool:
     """Is this one of our threads?"""
     return _here.inbox is not None
 
 
-class Helper:
+class Worker:
     """A thread of ours, which does one job after the other as they come into its inbox."""
 
     def __init__(self) -> None:
@@ -68,14 +73,14 @@ class Helper:
         self.number = 0  # in the system
 
     @staticmethod
-    def hired(idle: bool = False) -> Helper:
+    def acquire(idle: bool = False) -> Worker:
         """A new one; `idle`: it does any caller's jobs.
 
         `threading` would wait for it to begin until it does, which it may never do for want of memory.
         """
         if _given_up and time.monotonic() - _given_up[-1] < REST:
             raise NoThreadError("a new thread did not begin a moment ago")
-        helper, ready = Helper(), allocate_lock()
+        helper, ready = Worker(), allocate_lock()
         ready.acquire()
         try:
             start_new_thread(helper._serve, (ready, idle))
@@ -107,7 +112,7 @@ def _nothing() -> None:
     pass
 
 
-def claimed(claim: list[bool]) -> bool:
+def try_claim(claim: list[bool]) -> bool:
     """Take what can be taken once: by the thread that does a job, or by the one that cancels it."""
     try:
         return claim.pop()
@@ -115,7 +120,7 @@ def claimed(claim: list[bool]) -> bool:
         return False
 
 
-def until_done(step: Callable[[], object]) -> None:
+def retry_until_done(step: Callable[[], object]) -> None:
     """In a thread of ours nothing but a lack of memory keeps a lock from being opened or waited for; that passes."""
     while True:
         try:
@@ -173,7 +178,7 @@ _gates: list[Gate] = []  # shut, and nobody's
 # ---- a caller's job
 
 
-class _Errand(Generic[Result]):
+class Task(Generic[Result]):
     """A caller's work, and what came of it."""
 
     def __init__(self, work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> None:
@@ -187,12 +192,12 @@ class _Errand(Generic[Result]):
     def __call__(self) -> None:
         """In the helper's thread, which any caller may have again before this one goes on."""
         try:
-            if claimed(self.claim):
+            if try_claim(self.claim):
                 self.run()
         finally:
-            until_done(_idle_again)
+            retry_until_done(_idle_again)
             self.ended = True
-            until_done(self.gate.open)
+            retry_until_done(self.gate.open)
 
     def run(self) -> None:
         work, self.work = self.work, None
@@ -215,10 +220,10 @@ class _Errand(Generic[Result]):
                 raise
             return False
         except MemoryError:
-            if claimed(self.claim):
+            if try_claim(self.claim):
                 raise  # the helper, if it has it, leaves it alone
             while not self.ended:
-                until_done(self.gate.wait)
+                retry_until_done(self.gate.wait)
             for step in self.last:
                 step()
         else:
@@ -249,22 +254,22 @@ def _move_to(processors: set[int] | None) -> None:
         _here.processors = processors
 
 
-def call_apart(work: Callable[[], Result], last: Sequence[Callable[[], object]] = ()) -> Result:
+def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object]] = ()) -> Result:
     """work(), in a thread of ours: it has not begun or is done when an exception of a signal's leaves.
 
     `last`: a list that the work may change; what is in it then is called in the caller's thread, before any handler of
     a signal. Every such call should be one of C. NoThreadError: there is no thread, and nothing was done.
     """
-    if in_own_thread():
+    if on_worker_thread():
         return _at_once(work, last)
-    errand = _Errand(work, last)
+    errand = Task(work, last)
     while not errand.hand_over():
         if not _idle:
-            Helper.hired(idle=True)
+            Worker.acquire(idle=True)
     return errand.outcome()
 
 
-def run_together(steps: Iterable[Callable[[], object]]) -> None:
+def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
     """The steps one after the other in one call of C, if each is one: no signal is heard of in between."""
     deque(map(call, list(steps)), maxlen=0)
 
@@ -275,3 +280,19 @@ def _at_once(work: Callable[[], Result], last: Sequence[Callable[[], object]]) -
     finally:
         for step in last:
             step()
+
+
+class ForkSafeLock:
+    """A lock that a forked child finds open: `with lock.now`.
+
+    `now` is Python's own, which Ctrl-C cannot leave shut: a lock entered by Python code could be. `kind` makes it:
+    threading.RLock for one that its holder may enter again.
+    """
+
+    def __init__(self, kind: Callable[[], Any] = threading.Lock) -> None:
+        self._kind = kind
+        self._renew()
+        after_fork_in_child(self._renew)
+
+    def _renew(self) -> None:
+        self.now = self._kind()

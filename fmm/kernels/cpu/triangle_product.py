@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.threads.openblas import cblas_function
+from fmm.kernels.cpu.host_arrays import Array, matmul
+from fmm.kernels.cpu.openblas import cblas_function
+from fmm.kernels.cpu.worker_threads import run_uninterrupted
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Place
 
@@ -26,12 +26,12 @@ TILE = 128  # rows that are transposed at a time
 BAND = 1024  # rows that one task mirrors, and columns of a tile: the cache keeps a tile's lines until they are full
 
 ANYWHERE = Place("C", 0, 0, 0, 0)  # the arrays are given beside it
-IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
+MIRROR_IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
 
-Rank = Callable[["Factor", Array, bool, Any, Any], None]
+Rank = Callable[["GramFactor", Array, bool, Any, Any], None]
 
 
-class Factor(NamedTuple):
+class GramFactor(NamedTuple):
     """The one matrix X of a product X X^H (or, `turned`, X^H X), row by row in memory."""
 
     matrix: Array
@@ -45,7 +45,7 @@ class Factor(NamedTuple):
 # ---- the lower half, by a leaf
 
 
-def half_product(left: Array, right: Array, dest: Array, asked: Asked) -> None:
+def triangle_product(left: Array, right: Array, dest: Array, asked: Asked) -> None:
     """The lower half of dest = alpha left right + beta dest; of the upper one nothing is written unless it is loose."""
     if not dest.size:
         return
@@ -76,11 +76,11 @@ def _rows_contiguous(x: Array) -> bool:
     return (cols <= 1 or right == item) and (rows <= 1 or (down >= cols * item and down % item == 0))
 
 
-def _factor(left: Array, right: Array) -> Factor | None:
+def _factor(left: Array, right: Array) -> GramFactor | None:
     """Of the two, which are each other's adjoints, the one that lies row by row."""
     if _rows_contiguous(left):
-        return Factor(left, False)
-    return Factor(right, True) if _rows_contiguous(right) else None
+        return GramFactor(left, False)
+    return GramFactor(right, True) if _rows_contiguous(right) else None
 
 
 @lru_cache(maxsize=len(NAMES))
@@ -99,7 +99,7 @@ def _rank_function(dtype: str) -> Rank | None:
 
 
 def _by_cblas(
-    function: Any, integer: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex
+    function: Any, integer: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
     """In place, whatever the distance of dest's rows."""
     x, size, real = factor.matrix, len(dest), dest.real.dtype
@@ -110,7 +110,7 @@ def _by_cblas(
     function(*head, *operand, scalar(_real(beta)), _pointer(dest), integer(_leading(dest)))
 
 
-def _by_scipy(function: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
+def _by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
     """Into a new array, whose half is then copied: SciPy writes no blocks. It reads column by column, the transpose."""
     product = function(1, factor.matrix.T, trans=0 if factor.turned else 2, lower=not lower).T
     _updated(product, dest, lower, Asked(_real(alpha), _real(beta)))
@@ -179,7 +179,7 @@ def _copy_adjoint(source: Array, dest: Array, where: Array | None) -> None:
 def make_hermitian(c: Array) -> None:
     """The upper half becomes the adjoint of the lower one, the diagonal real: of few enough rows for one thread."""
     if len(c) > TILE:
-        for mirrored in mirror_tasks(IN_PLACE, c, c):
+        for mirrored in mirror_tasks(MIRROR_IN_PLACE, c, c):
             mirrored()
         return
     np.copyto(c, np.conjugate(c).T, where=above_diagonal(len(c)))
@@ -195,3 +195,60 @@ def imaginary_diagonal(c: Array) -> Array:
 def above_diagonal(rows: int) -> Array:
     """Of at most TILE rows."""
     return ~np.tri(rows, dtype=bool)
+
+
+PANEL = 64  # rows
+# Multiply-adds of complex numbers up to which one half saves less than its panels cost.
+LEAST_HALVED = 1 << 19
+
+
+def uses_panels(side: int, inner: int) -> bool:
+    """Is one half of such a product computed, and not the whole?"""
+    return side > TILE or side * side * inner >= LEAST_HALVED
+
+
+def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
+    """a a^H (or, not of its `rows`, a^H a), in `out` of its shape and type, or as a new array.
+
+    What a signal raises leaves `out` complete or untouched.
+    """
+    adjoint = np.conjugate(a).T
+    left, right = (a, adjoint) if rows else (adjoint, a)
+    side, inner = left.shape
+    if not uses_panels(side, inner):
+        c: Array = matmul(left, right)
+        make_hermitian(c)
+    elif out is None or side <= TILE or not out.flags.carray or np.may_share_memory(a, out):
+        c = np.empty((side, side), a.dtype)
+        for step in _panel_steps(left, right, c):
+            step()
+    else:
+        _fill(left, right, out)
+        return out
+    if out is None:
+        return c
+    out[...] = c
+    return out
+
+
+def _fill(left: Array, right: Array, out: Array) -> None:
+    """In panels, in one call of C; if one of them fails, the whole at once."""
+    with np.errstate(all="ignore"):  # of an overflow BLAS's own halves do not tell either
+        try:
+            run_uninterrupted(_panel_steps(left, right, out))
+        except BaseException:
+            matmul(left, right, out)
+            raise
+
+
+def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], object]]:
+    """The product's lower half, and the upper one as its adjoint, in steps each of which is one call of C."""
+    conjugate, side = np.conjugate, len(c)
+    for top in range(0, side, PANEL):
+        rows, left_of_end = slice(top, top + PANEL), slice(0, top + PANEL)
+        yield partial(matmul, left[rows], right[:, left_of_end], c[rows, left_of_end])
+        if top:
+            yield partial(conjugate, c[rows, :top].T, c[:top, rows])
+        block = c[rows, rows]
+        yield partial(conjugate, block.T, block, where=above_diagonal(len(block)))
+    yield partial(imaginary_diagonal(c).fill, 0.0)

@@ -19,19 +19,19 @@ from functools import partial
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.half_product import BAND, half_product, mirror_band
-from fmm.kernels.cpu.numpy_backend import NumpyBackend, Told, host_product
-from fmm.kernels.cpu.threads.helper_threads import in_own_thread, until_done
-from fmm.kernels.cpu.threads.openblas import one_thread_each
-from fmm.kernels.cpu.threads.thread_pool import Share, Threads, side_by_side
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_product
+from fmm.kernels.cpu.openblas import single_threaded_blas
+from fmm.kernels.cpu.thread_pool import Share, Threads, start_on_workers
+from fmm.kernels.cpu.triangle_product import BAND, mirror_band, triangle_product
+from fmm.kernels.cpu.worker_threads import on_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.leaf_parts import Multiply
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 from fmm.kernels.plans.steps.sums import Mirror, Sum
 
-PRODUCTS_AT_ONCE = 2  # measured with two; with more, a plan would have too few products to share
-LEAST_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
+CONCURRENT_PRODUCTS = 2  # measured with two; with more, a plan would have too few products to share
+MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
 WINDOW = 32  # tasks looked ahead: the products of a level, and the sums of the next that can begin beside them
 SMALL_SHARE = 32  # products below this part of the whole begin before the check is done: little is lost should it fail
 BANDS = 4  # of rows, that a sum is cut into, so that it can begin where the rows that it needs are there
@@ -40,39 +40,39 @@ ROW_UNIT = 192  # ... nor elsewhere than between whole tiles of any BLAS's: the 
 
 
 @dataclass(eq=False)
-class Task:
+class PlanTask:
     """Work on arrays, and the unfinished tasks that it must wait for."""
 
     reads: Sequence[Array]
     writes: Sequence[Array]
     work: Callable[[], object]
     flops: int = 0  # of a product; a sum has none that count
-    after: set[Task] = field(default_factory=set)
+    after: set[PlanTask] = field(default_factory=set)
     multiply: Multiply | None = None  # of a product that may be cut: by what
 
     def __post_init__(self) -> None:
         self.read, self.written = [_byte_span(x) for x in self.reads], [_byte_span(x) for x in self.writes]
 
     @staticmethod
-    def multiplying(multiply: Multiply, left: Array, right: Array, dest: Array) -> Task:
+    def multiplying(multiply: Multiply, left: Array, right: Array, dest: Array) -> PlanTask:
         work = partial(multiply, left, right, dest)
-        return Task((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
+        return PlanTask((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
-    def must_follow(self, other: Task) -> bool:
+    def must_follow(self, other: PlanTask) -> bool:
         return (
             _spans_meet(self.written, other.written)
             or _spans_meet(self.written, other.read)
             or _spans_meet(self.read, other.written)
         )
 
-    def halves(self) -> list[Task]:
+    def halves(self) -> list[PlanTask]:
         """Two products of about half the rows each; none if those would be too few, or nobody knows how to cut it."""
         if self.multiply is None:
             return []
         (left, right), (dest,) = self.reads, self.writes
         middle = round(len(left) / 2 / ROW_UNIT) * ROW_UNIT
         parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= LEAST_ROWS else ()
-        return [Task.multiplying(self.multiply, left[part], right, dest[part]) for part in parts]
+        return [PlanTask.multiplying(self.multiply, left[part], right, dest[part]) for part in parts]
 
 
 Span = tuple[int, int, Array]
@@ -114,14 +114,14 @@ class TaskQueue:
     def __init__(self, flops: int = 0) -> None:
         self.flops = flops  # of the whole product
         self.changed = threading.Condition()
-        self.waiting: list[Task] = []
-        self.running: set[Task] = set()
-        self.gate: Task | None = None  # large products wait for it
+        self.waiting: list[PlanTask] = []
+        self.running: set[PlanTask] = set()
+        self.gate: PlanTask | None = None  # large products wait for it
         self.closed = False
         self.error: BaseException | None = None
         self.seconds = {False: 0.0, True: 0.0}  # of the workers: on sums, on products
 
-    def add(self, task: Task) -> None:
+    def add(self, task: PlanTask) -> None:
         """Append a task, as soon as there is room in the window."""
         with self.changed:
             self.changed.wait_for(lambda: self.error or len(self.waiting) + len(self.running) < WINDOW)
@@ -137,12 +137,12 @@ class TaskQueue:
     def close(self) -> None:
         """No more tasks will come: the workers end when all are done."""
         self.closed = True
-        until_done(self._wake_all)
+        retry_until_done(self._wake_all)
 
     def fail(self, error: BaseException) -> None:
         """No task is begun any more; whoever adds one, or waits for the end, gets the first error."""
         self.error = self.error or error
-        until_done(self._wake_all)
+        retry_until_done(self._wake_all)
 
     def _wake_all(self) -> None:
         with self.changed:
@@ -158,7 +158,7 @@ class TaskQueue:
         except BaseException as error:
             self.fail(error)
 
-    def _next(self) -> Task | None:
+    def _next(self) -> PlanTask | None:
         with self.changed:
             while not self.error and not (self.closed and not self.waiting):
                 if (task := self._ready()) is not None:
@@ -168,7 +168,7 @@ class TaskQueue:
                 self.changed.wait()
             return None
 
-    def _ready(self) -> Task | None:
+    def _ready(self) -> PlanTask | None:
         """The first task that need not wait; a product if another worker is summing already, for sums share the memory
         and Python's lock. What is alone is shared with the next worker who asks."""
         ready = [task for task in self.waiting if not task.after]
@@ -183,7 +183,7 @@ class TaskQueue:
         self.waiting.remove(task)
         return task
 
-    def _replace(self, task: Task, parts: Sequence[Task]) -> None:
+    def _replace(self, task: PlanTask, parts: Sequence[PlanTask]) -> None:
         place = self.waiting.index(task)
         self.waiting[place : place + 1] = parts
         for other in self.waiting:
@@ -191,7 +191,7 @@ class TaskQueue:
                 other.after.remove(task)
                 other.after.update(part for part in parts if other.must_follow(part))
 
-    def _finish(self, task: Task, seconds: float) -> None:
+    def _finish(self, task: PlanTask, seconds: float) -> None:
         with self.changed:
             self.seconds[task.flops > 0] += seconds
             self.running.discard(task)
@@ -201,53 +201,53 @@ class TaskQueue:
 
 
 @dataclass(frozen=True)
-class SideBySide(NumpyBackend):
+class ConcurrentBackend(NumpyBackend):
     """The NumPy backend whose steps become tasks of a flow."""
 
     flow: TaskQueue
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Done before the first large product, beside the sums."""
-        gate = Task(reads, (), check)
+        gate = PlanTask(reads, (), check)
         self.flow.add(gate)
         self.flow.gate = gate
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        self.flow.add(Task.multiplying(self.telling(host_product(leaf)), left, right, dest))
+        self.flow.add(PlanTask.multiplying(self.telling(host_product(leaf)), left, right, dest))
 
     def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
-        work = partial(self.telling(partial(half_product, asked=asked)), left, right, dest)
-        self.flow.add(Task((left, right), (dest,), work, flops=dest.size * left.shape[1]))
+        work = partial(self.telling(partial(triangle_product, asked=asked)), left, right, dest)
+        self.flow.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         for top in range(0, len(dest), BAND):
             rows, cols = slice(top, top + BAND), slice(0, top + BAND)
             read, written = source[rows, cols], [dest[rows, cols], *([dest[cols, rows]] if step.fill == "full" else [])]
-            self.flow.add(Task((read,), written, partial(mirror_band, step, source, dest, top)))
+            self.flow.add(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         if isinstance(step, LineExponents | Rescaled):
-            self.flow.add(Task(reads, writes, partial(super().sum, step, reads, writes)))
+            self.flow.add(PlanTask(reads, writes, partial(super().sum, step, reads, writes)))
             return
         rows = max(x.shape[0] for x in writes)
         height = max(-(-rows // BANDS), 1)
         for top in range(0, rows, height):
             ins, outs = ([x[top : top + height] for x in arrays] for arrays in (reads, writes))
-            self.flow.add(Task(ins, outs, partial(super().sum, step, ins, outs)))
+            self.flow.add(PlanTask(ins, outs, partial(super().sum, step, ins, outs)))
 
 
 @contextmanager
 def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
     """How `count` threads are shared meanwhile: how many products run at a time, and threads for each."""
-    with one_thread_each(count if count == PRODUCTS_AT_ONCE else 0) as alone:
+    with single_threaded_blas(count if count == CONCURRENT_PRODUCTS else 0) as alone:
         yield (count, 1) if alone else (1, count)
 
 
 @contextmanager
-def backend_for(count: int, flops: int, told: Told | None = None) -> Iterator[NumpyBackend]:
+def backend_for(count: int, flops: int, told: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
     """What runs a plan on `count` threads: two products at a time where that is possible, in a thread of ours, else one
     on all threads."""
-    if flops < LEAST_FLOPS or not in_own_thread():
+    if flops < MIN_CONCURRENT_FLOPS or not on_worker_thread():
         yield NumpyBackend(Threads(count), told=told)
         return
     with threads_per_product(count) as (at_a_time, each):
@@ -259,19 +259,64 @@ def backend_for(count: int, flops: int, told: Told | None = None) -> Iterator[Nu
 
 
 @contextmanager
-def _running_queue(flow: TaskQueue, count: int, each: int, told: Told | None) -> Iterator[NumpyBackend]:
-    workers: list[Share] = side_by_side(count, flow.work)
+def _running_queue(flow: TaskQueue, count: int, each: int, told: ProgressCallback | None) -> Iterator[NumpyBackend]:
+    workers: list[Share] = start_on_workers(count, flow.work)
     if not workers:
         yield NumpyBackend(Threads(each), told=told)
         return
     try:
-        yield SideBySide(Threads(each), flow, told=told)
+        yield ConcurrentBackend(Threads(each), flow, told=told)
     except BaseException as error:
         flow.fail(error)
         raise
     finally:
         flow.close()
         for worker in workers:  # none may write any more when the caller goes on
-            until_done(worker.wait)
+            retry_until_done(worker.wait)
     if flow.error:
         raise flow.error
+
+
+@dataclass
+class StepTimes:
+    """Seconds of the whole processor: what one of two threads does takes half of it. Sums: all that is no product."""
+
+    sums: float = 0.0
+    products: float = 0.0
+
+
+def time_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
+    """Run steps of a product of so many flops on `count` threads, as fmm.matmul would, and say what they took."""
+    return run_on_worker(partial(_times_of_steps, count, flops, steps))
+
+
+def _times_of_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
+    found = StepTimes()
+    with backend_for(count, flops) as usual:
+        steps(usual if isinstance(usual, ConcurrentBackend) else _Timed(usual.threads, found))
+    if isinstance(usual, ConcurrentBackend):
+        seconds = usual.flow.seconds
+        return StepTimes(seconds[False] / CONCURRENT_PRODUCTS, seconds[True] / CONCURRENT_PRODUCTS)
+    return found
+
+
+@dataclass(frozen=True)
+class _Timed(NumpyBackend):
+    """One step at a time, each on all threads."""
+
+    spent: StepTimes = field(default_factory=StepTimes)
+
+    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        check()
+        self.spent.sums += time.perf_counter() - start
+
+    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
+        start = time.perf_counter()
+        super().multiply(leaf, left, right, dest)
+        self.spent.products += time.perf_counter() - start
+
+    def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        start = time.perf_counter()
+        super().sum(step, list(reads), list(writes))
+        self.spent.sums += time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Launches of the kernels that scale matrices by powers of two (rescale.cuh)."""
+"""Launches of the kernel that finishes a matrix that is its own adjoint (mirror_half.cuh)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,52 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.views import View
+from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import MirrorOp, View
 from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 
-THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as rescale.cuh has them
-ENTRY = "fmm_rescale"
+MIRROR_THREADS = 256  # MIRROR_THREADS
+MIRROR_ENTRY = "fmm_mirror"
+
+
+class MirrorVariant(NamedTuple):
+    """What a kernel is compiled for: fmm::MirrorVariant of mirror_half.cuh."""
+
+    in_place: bool  # does the lower half stand there already?
+    reads_source: bool
+    reads_dest: bool
+    full: bool  # does it write the upper half too?
+    raises_flag: bool
+
+
+def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
+    """The launch; `flagged`: is a flag raised where an inf or NaN is stored in C?"""
+    x, y = op.source.strides, op.dest.strides
+    parameters = struct.pack("<7q2dq", 0, *x, 0, *y, op.dest.rows, op.alpha, op.beta, 0)
+    slots = [Slot(0, op.source.base, op.source.offset), Slot(3, op.dest.base, op.dest.offset)]
+    raises = flagged and op.writes_result
+    slots += [Slot(9, FLAG)] if raises else []
+    variant = MirrorVariant(op.in_place, op.alpha != 0, op.beta != 0, op.full, raises)
+    kernel = Kernel(mirror_source, (op.dest.dtype, op.tile, variant), MIRROR_ENTRY, MIRROR_THREADS)
+    result = "the upper half is the lower one's mirror" if op.full else "the lower half"
+    label = f"mirror_half: {result}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
+    return Launch("sums", label, kernel, (op.tiles, 1, 1), parameters, tuple(slots))
+
+
+@lru_cache(maxsize=256)
+def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
+    """The whole CUDA source, entry point `ENTRY`."""
+    flags = ", ".join(str(flag).lower() for flag in variant)
+    body = (f"fmm::mirror_half<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
+    return entry_source("fmm::HalfMirror", body, "mirror_half.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY)
+
+
+RESCALE_THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as rescale.cuh has them
+RESCALE_ENTRY = "fmm_rescale"
 Signed = tuple[View | None, int]  # a vector of exponents, if there is one, and the sign with which they are taken
 
 
@@ -47,15 +83,15 @@ class RescaleOp:
         return self.dest.base == "C"
 
 
-Scaling = ExponentsOp | RescaleOp
+ScalingOp = ExponentsOp | RescaleOp
 
 
-def scaling_launch(op: Scaling, flagged: bool) -> Launch:
+def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
     """The launch of either kind; `flagged`: is a flag raised where an inf or NaN is stored in C?"""
     return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
 
 
-def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> Scaling:
+def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> ScalingOp:
     """The operation that a step asks of a GPU."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
@@ -103,7 +139,9 @@ def exponents_launch(op: ExponentsOp) -> Launch:
     parameters.add_address(op.dest)
     parameters.add_numbers(op.dest.right)
     adjacent = abs(steps[0]) < abs(steps[1])  # do lines lie side by side, and not end to end?
-    kernel = Kernel(rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), ENTRY, THREADS)
+    kernel = Kernel(
+        rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY, RESCALE_THREADS
+    )
     return parameters.launch(f"line_exponents: {op.label}", kernel, -(-sides[0] // (ACROSS if adjacent else DOWN)))
 
 
@@ -123,7 +161,9 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
     parameters.slots += [Slot(len(parameters.words), FLAG)] if raises else []
     parameters.add_numbers(0)
     by_columns = abs(y.down) < abs(y.right)
-    kernel = Kernel(rescale_source, ("rescale", "Rescaled", y.dtype, (by_columns, raises)), ENTRY, THREADS)
+    kernel = Kernel(
+        rescale_source, ("rescale", "Rescaled", y.dtype, (by_columns, raises)), RESCALE_ENTRY, RESCALE_THREADS
+    )
     return parameters.launch(f"rescale: {op.label}", kernel, -(-y.rows // TILE) * -(-y.cols // TILE))
 
 
@@ -132,4 +172,4 @@ def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[boo
     """The whole CUDA source, entry point `ENTRY`. `flags`: the function's template arguments behind the type."""
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)
-    return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (THREADS,), entry=ENTRY)
+    return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (RESCALE_THREADS,), entry=RESCALE_ENTRY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import dot, inner, matmul
 
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 
@@ -49,3 +50,6 @@ class Arena:
     def release(self, mark: int) -> None:
         """Give back everything taken since `used` was `mark`."""
         self.used = mark
+
+
+__all__ = ["dot", "inner", "matmul"]

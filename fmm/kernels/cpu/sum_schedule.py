@@ -14,7 +14,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms
 
 
 @dataclass(frozen=True)
-class Call:
+class ElementwiseCall:
     """dest = first (op) second, as far as the operation needs them."""
 
     op: str  # "add", "subtract", "scale" (by `factor`), "negate", "copy" or "zero"
@@ -26,12 +26,12 @@ class Call:
 
 @dataclass(frozen=True)
 class CallSchedule:
-    calls: tuple[Call, ...]
+    calls: tuple[ElementwiseCall, ...]
     scratch: int
 
 
 @lru_cache(maxsize=4096)
-def elementwise_calls(
+def schedule_calls(
     program: AdditionProgram,
     present: tuple[bool, ...],
     wanted: tuple[bool, ...],
@@ -54,8 +54,8 @@ class _Builder:
         self.program, self.aliases, self.writes = program, aliases, writes
         self.overwritten = set().union(*aliases.values())
         self.slot = {v: v for v in range(program.inputs)}
-        self.calls: list[Call] = []
-        self.finally_: list[Call] = []
+        self.calls: list[ElementwiseCall] = []
+        self.finally_: list[ElementwiseCall] = []
         self.first_scratch = self.next_scratch = scratch
         self.free: list[int] = []
         self.last_use = {v: i for i, terms in enumerate(program.lines, program.inputs) for _, v in terms}
@@ -73,8 +73,8 @@ class _Builder:
         source = value
         if value in self.overwritten:
             source = self._take()
-            self.calls.append(Call("copy", source, value))
-        self.finally_.append(Call("copy", self.writes[output], source))
+            self.calls.append(ElementwiseCall("copy", source, value))
+        self.finally_.append(ElementwiseCall("copy", self.writes[output], source))
 
     def _line(self, number: int, terms: Terms) -> None:
         outputs = [o for o, value in enumerate(self.program.outputs) if value == number]
@@ -83,7 +83,7 @@ class _Builder:
         spot = self.aliases.get(home, set()) if home is not None else set()
         self._emit(dest, sorted(terms, key=lambda term: term[1] not in spot))
         self.slot[number] = dest
-        self.finally_ += [Call("copy", self.writes[o], dest) for o in outputs if o != home]
+        self.finally_ += [ElementwiseCall("copy", self.writes[o], dest) for o in outputs if o != home]
         for value in {v for _, v in terms}:
             self._release(value, number)
 
@@ -96,29 +96,29 @@ class _Builder:
     def _emit(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
         """dest = sum of the terms, the first of which may stand in dest itself."""
         if not terms:
-            self.calls.append(Call("zero", dest))
+            self.calls.append(ElementwiseCall("zero", dest))
             return
         (c, value), *rest = terms
         first = self.slot[value]
         if c == 1 and rest and rest[0][0] in (1, -1):
             d, value = rest.pop(0)
-            self.calls.append(Call("add" if d == 1 else "subtract", dest, first, self.slot[value]))
+            self.calls.append(ElementwiseCall("add" if d == 1 else "subtract", dest, first, self.slot[value]))
         elif c == -1 and rest and rest[0][0] == 1:
-            self.calls.append(Call("subtract", dest, self.slot[rest.pop(0)[1]], first))
+            self.calls.append(ElementwiseCall("subtract", dest, self.slot[rest.pop(0)[1]], first))
         elif c in (1, -1):
-            self.calls.append(Call("copy" if c == 1 else "negate", dest, first))
+            self.calls.append(ElementwiseCall("copy" if c == 1 else "negate", dest, first))
         else:
-            self.calls.append(Call("scale", dest, first, factor=plain_number(c)))
+            self.calls.append(ElementwiseCall("scale", dest, first, factor=plain_number(c)))
         for d, value in rest:
             self._accumulate(dest, d, self.slot[value])
 
     def _accumulate(self, dest: int, c: Coefficient, source: int) -> None:
         if c in (1, -1):
-            self.calls.append(Call("add" if c == 1 else "subtract", dest, dest, source))
+            self.calls.append(ElementwiseCall("add" if c == 1 else "subtract", dest, dest, source))
             return
         scaled = self._take()
-        self.calls.append(Call("scale", scaled, source, factor=plain_number(c)))
-        self.calls.append(Call("add", dest, dest, scaled))
+        self.calls.append(ElementwiseCall("scale", scaled, source, factor=plain_number(c)))
+        self.calls.append(ElementwiseCall("add", dest, dest, scaled))
         self.free.append(scaled)
 
     def _take(self) -> int:
