@@ -1,4 +1,4 @@
-"""Devices through which products are streamed: what schedules ask of any, and CUDA's."""
+"""The devices through which products are streamed: the interface of any, and CUDA's implementation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from fmm.arrays.pick import cupy_library
+from fmm.arrays.detect import cupy_library
 from fmm.out_of_core.schedule import Rates
-from fmm.out_of_core.transfers import Engine, Transfers, measured_rates
+from fmm.out_of_core.transfers import Engine, Transfers, measure_rates
 from fmm.runtime import matmul
-from fmm.runtime.card_sharers import processes_on
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions.limits import PlanConstraints, count_gpu_processes
 from fmm.runtime.devices import Device, cuda_device
-from fmm.runtime.gemm import Update, gemm_product
+from fmm.runtime.gemm import BlasGemmParams, run_gemm
 
 
 class Machine(Protocol):
@@ -29,7 +28,7 @@ class Machine(Protocol):
 
     def free_bytes(self) -> int: ...
 
-    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]: ...
+    def engine(self, constraints: PlanConstraints) -> AbstractContextManager[Engine]: ...
 
     @property
     def out_of_memory(self) -> type[BaseException]: ...
@@ -37,7 +36,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class CudaMachine:
-    """The CUDA device of this number, by CuPy."""
+    """The CUDA device of this number, through CuPy."""
 
     number: int
 
@@ -54,37 +53,33 @@ class CudaMachine:
         return cupy_library().out_of_memory
 
     def free_bytes(self) -> int:
-        return cupy_library().free_bytes(self.number) // processes_on(self.number)
+        return cupy_library().free_bytes(self.number) // count_gpu_processes(self.number)
 
-    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]:
-        made: AbstractContextManager[Engine] = _cuda_engine()(
-            self.number, partial(_tile_product, cupy_library(), wishes)
-        )
-        return made
+    def engine(self, constraints: PlanConstraints) -> AbstractContextManager[Engine]:
+        from fmm.out_of_core import cuda_engine  # loads CuPy
 
-
-def _cuda_engine() -> Any:
-    """The class, whose module loads CuPy."""
-    from fmm.out_of_core.cuda_engine import CudaEngine
-
-    return CudaEngine
+        product = partial(_multiply_tiles, cupy_library(), constraints)
+        engine: Any = cuda_engine.CudaEngine(self.number, product)
+        return engine  # type: ignore[no-any-return]
 
 
-def _tile_product(library: Any, wishes: Wishes, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> None:
-    """C = A B, or C = A B + C, of arrays on the device."""
-    own = wishes._replace(workspace=workspace)
+def _multiply_tiles(
+    library: Any, constraints: PlanConstraints, a: Any, b: Any, c: Any, adds: bool, workspace: int
+) -> None:
+    """Compute C = A B, or C = A B + C, of device arrays."""
+    limited = constraints._replace(workspace=workspace)
     if adds:
-        gemm_product(library, a, b, c, c, Update(1, 1), own)
+        run_gemm(library, a, b, c, c, BlasGemmParams(1, 1), limited)
     else:
-        matmul.product(library, a, b, c, own)
+        matmul.run_matmul(library, a, b, c, limited)
 
 
 @lru_cache(maxsize=16)
 def _cuda_rates(number: int) -> Rates:
-    with CudaMachine(number).engine(Wishes()) as engine:
+    with CudaMachine(number).engine(PlanConstraints()) as engine:
         transfers = Transfers(engine)
         try:
-            return measured_rates(engine, transfers, time.perf_counter)
+            return measure_rates(engine, transfers, time.perf_counter)
         finally:
             engine.finish()
             transfers.close()

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
-from fmm.kernels.cpu.threads.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
@@ -58,7 +58,7 @@ def with_integer_rates(found: Calibration) -> Calibration:
     rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL if found.source == BUILT_IN_SOURCE else 1.0)
     for name in INTEGERS:
         way, _ = any_digits(8 * DTYPES[name].itemsize, 1024)
-        base = found.known_rate(way.real) or found.known_rate("float64") or found.known_rate("float32")
+        base = found.find_rate(way.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
         times = way.count * (RELATIVE_TIME[way.real] if way.real not in found.rates else 1.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.work import rows_aligned
+from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.fit.parameters import BY_NAME, LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
@@ -39,7 +39,11 @@ class Observation:
         if self.run.plan.timed_by_tiles:
             if self.run.plan.levels:
                 return "inside"
-            return "tile" if rows_aligned(self.problem, self.run.plan.leaf_use.leaf.candidacy.alignment) else "odd tile"
+            return (
+                "tile"
+                if are_rows_aligned(self.problem, self.run.plan.leaf_use.leaf.candidacy.alignment)
+                else "odd tile"
+            )
         if self.run.part != "whole":
             return self.run.part
         return "vendor" if self.run.plan == VENDOR else "plan"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import candidates, rank_candidates
-from fmm.perfmodel.work import estimated_work, rows_aligned
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import rank_candidates
+from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import BEST, Device, Effort, Run
@@ -208,7 +209,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
     untuned = starting_calibration(device.untuned(), problem.dtype)
     if untuned.batches:
         return []
-    taking = [p for p in candidates(False) if p.takes_type(problem.dtype)]
+    taking = [p for p in compared_plans(False) if p.takes_type(problem.dtype)]
     found = [p for p in taking if p.leaf_type(problem.dtype) != problem.dtype]
     return worth_probing(device, problem, found) if found else []
 
@@ -227,5 +228,5 @@ def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[
 def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
     plans = [p for p in light_candidates(device, effort) if p.timed_by_tiles and within_limits(device, p, problem)]
-    plans = [p for p in plans if rows_aligned(problem, p.leaf_use.leaf.candidacy.alignment)]
+    plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.candidacy.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]
