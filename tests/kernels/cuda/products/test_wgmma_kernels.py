@@ -12,8 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent, WantedHalf
-from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
 from fmm.kernels.cuda.products import wgmma_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
@@ -149,7 +148,7 @@ def test_a_separate_addend() -> None:
 
 
 def made_half(
-    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: HalfExtent, scalars: tuple[float, float], rows: bool
+    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: TriangleExtent, scalars: tuple[float, float], rows: bool
 ) -> tuple[Array, int]:
     """Return x times its transpose in a row-major C, and how many numbers around C are unchanged."""
     n, k = x.shape
@@ -157,7 +156,7 @@ def made_half(
     left, right = (placed(y, order, dtype) for y, order in zip((x, x.T), orders, strict=True))
     to = placed(old, "C", dtype)
     problem = Problem(n, k, n, dtype, (left[2], right[2], to[2]), *scalars, op="gram")
-    made = made_op(problem, sizes, half=WantedHalf(half, gram=True))
+    made = made_op(problem, sizes, half=TriangleOutput(half, gram=True))
     play(wgmma_launch(made), {"A": left[0], "B": right[0], "C": to[0]})
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
@@ -178,7 +177,7 @@ def made_half(
         ],
     ),
 )
-def test_triangles(dtype: str, sizes: WgmmaSizes, half: HalfExtent) -> None:
+def test_triangles(dtype: str, sizes: WgmmaSizes, half: TriangleExtent) -> None:
     """On and below the diagonal as in the whole product; above it the mirror, or anything; memory around C
     unchanged."""
     rng = np.random.default_rng(2)
