@@ -14,7 +14,8 @@
     H  hidden    overlap * min(P, the part of S below an overlapped level). Negative if sums delay products.
     L  launches  max(launch * (starts + passes), host * calls - (P + S - H)): the second is the time by which the host
                  takes longer to start products than the device to do all its work.
-    E  ends      with several products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)), where c is
+    E  ends      with several products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)), where c
+    is
                  `Calibration.lanes`, the number of products at a time.
 
 Names are those of the fields of Rate and Calibration. With several products at a time on a CPU, a leaf product counts
@@ -259,7 +260,8 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
 
 # ---- s of the vendor's kernels where C has few tiles, so that whole rounds of them count
 
-# Rounds are counted where there are fewer than this. Of more rounds the last leaves little idle, and `fill` fits better.
+# Rounds are counted where there are fewer than this. Of more rounds the last leaves little idle, and `fill` fits
+# better.
 FEW_ROUNDS = 3
 # The tiles in which the vendor's ordinary cores compute C, and by which share a tile of half the size takes longer for
 # each entry. (Settled on the products of five H200s.)
@@ -333,8 +335,8 @@ def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, toget
 
 WIDE = F16X3_SIZES[0]
 # The time of a tile of half the width as a share of a wide tile's: along the inner dimension, and to begin and end.
-# (Settled with SINGLY, ALONE and the rate of `f16x3` on 289 products of an H200: off by 2.7 % at the median and 7.6 % at
-# nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
+# (Settled with SINGLY, ALONE and the rate of `f16x3` on 289 products of an H200: off by 2.7 % at the median and 7.6 %
+# at nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
 NARROW, NARROW_END = 0.70, 0.41
 # How much longer a tile takes to begin and end where rows of C do not begin at multiples of eight bytes, so that each
 # number is written by itself.
