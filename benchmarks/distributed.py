@@ -282,9 +282,9 @@ def about(count: int) -> dict[str, Any]:
     """Where and with what it was measured."""
     if DEVICE == "cpu":
         return {**host_environment(sys.argv), "torch": torch.__version__, "processes": count}
-    from benchmarks.this_gpu import environment
+    from benchmarks.harness import gpu_environment
 
-    return {**environment(), "torch": torch.__version__, "nccl": str(torch.cuda.nccl.version()), "gpus": count}
+    return {**gpu_environment(), "torch": torch.__version__, "nccl": str(torch.cuda.nccl.version()), "gpus": count}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
-from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 
 SHOWN = 8  # ways to share a product that are printed
@@ -120,7 +120,7 @@ class _OneDevice:
 
     def plan(self, m: int, k: int, n: int) -> Plan:
         problem = Problem(m, k, n, self.dtype)
-        return VENDOR if self.rates(problem) is None else decide(problem, self.limits, self.device).plan
+        return VENDOR if self.rates(problem) is None else decide_plan(problem, self.limits, self.device).plan
 
     def seconds(self, m: int, k: int, n: int) -> float:
         found = self._known.get((m, k, n))

@@ -36,7 +36,7 @@ from fmm.distributed.quadrants import level_above, quadrants
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.runtime.devices import Device, described_gpu, device_of
+from fmm.runtime.devices import Device, get_device, gpu_from_description
 
 NO_LEVEL = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
 KEPT = 256  # decisions for each mesh
@@ -336,10 +336,10 @@ def _device(x: Any) -> Device:
     local = x.to_local()
     library = torch_library_of(local)
     try:
-        return device_of(library.processor, library.device_number(local))
+        return get_device(library.processor, library.device_number(local))
     except ImportError:  # without CuPy the processes' products are torch's own, and shared all the same
         facts = torch.cuda.get_device_properties(local.get_device())
-        return described_gpu(facts.name, f"{facts.major}.{facts.minor}", facts.multi_processor_count)
+        return gpu_from_description(facts.name, f"{facts.major}.{facts.minor}", facts.multi_processor_count)
 
 
 def _network(mesh: Any, device: Device) -> Network:

@@ -9,7 +9,7 @@ from fmm.distributed.decide_sharing import Asked, decide_sharing, growth_of
 from fmm.distributed.layout import Layout, M
 from fmm.hardware.links import network_of
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.runtime.devices import described_gpu
+from fmm.runtime.devices import gpu_from_description
 
 
 def test_two_devices_are_nearly_twice_as_fast() -> None:
@@ -45,7 +45,7 @@ def test_what_is_no_product_on_a_mesh() -> None:
 def test_what_is_too_large_is_not_chosen() -> None:
     """A half of B is 128 MiB, and what arrives is beside that."""
     layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
-    gpu, network = described_gpu("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
+    gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
     free = decide_sharing(layout, "float32", gpu, network, Asked(above=VENDOR))
     tight = decide_sharing(layout, "float32", gpu, network, Asked(room=100 << 20, above=VENDOR))
     assert tight.best.memory <= 100 << 20 < free.best.memory

@@ -28,7 +28,7 @@ from fmm.distributed.predict_sharing import in_pieces, rectangles
 from fmm.distributed.sharded_tensors import cuts_of
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
-from fmm.runtime.tensors.graph_operator import OPERATOR
+from fmm.runtime.torch_autograd.operator import OPERATOR
 from tests.support.array_ranks import ARRAYS
 from tests.support.hostile_ranks import HOSTILE
 

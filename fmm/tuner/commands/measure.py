@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.commands.config_file import add_json, add_output, config_sections, one_line_errors
 from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device, Run
@@ -86,14 +86,14 @@ def _bench(options: argparse.Namespace) -> int:
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """fmm's own choice and the given plans, in rounds with the vendor."""
     limits = Limits(device.memory, default_error_growth(device.untuned().batches))
-    decision = decide(problem, limits, devices.Device(device.identity, device.untuned()))
+    decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned()))
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
     with journal.open("bench", problem) as timed:
         samples = timed.rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:
-            step = decision.step if run.plan == decision.plan else "given"
+            step = decision.source if run.plan == decision.plan else "given"
             yield _bench_row(problem, run, samples, step if run != Run() or run.plan == decision.plan else "vendor")
     for trial in journal.recorded:
         if trial.failed:

@@ -32,8 +32,8 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, tuned_choice
-from fmm.runtime.decisions.limits import limits_without_arrays, share_of
+from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, decide_by_tuning
+from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.device_registry import (
     config_tuning,
@@ -138,16 +138,16 @@ def _sides(m: int, k: int | None, n: int | None) -> Shape:
 
 def _function(problem: Problem) -> str:
     """Whom a user calls for it."""
-    return "fmm.gram" if problem.halved else "fmm.matmul"
+    return "fmm.gram" if problem.writes_triangle else "fmm.matmul"
 
 
 def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The model's, but for integers with a short side on the host, which fmm.matmul leaves to NumPy unasked."""
     choice = choose(problem, calibration, limits)
-    if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_EXACT_SIDE:
+    if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
-    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
+    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
 
@@ -159,7 +159,7 @@ def _by_tuning(
     tuned = None if problem.type.exact else config_tuning(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
-    known = tuned_choice(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
+    known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
     entry = _entry_of(tuned, problem, limits)
     told = f"{entry.plan}, {entry.text}" if entry else ""
     why = passed_over(entry, problem, limits, tuned, known) if entry else ""
@@ -220,7 +220,7 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _left(name, problem)
     if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
-        left = share_of(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
+        left = workspace_share(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 

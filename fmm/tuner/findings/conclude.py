@@ -17,7 +17,7 @@ from fmm.config.schema import Thresholds
 from fmm.kernels.plans.leaf import ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.runtime.decisions.calibration_in_force import with_unmeasured
+from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.diagnostics import (
     distant_margin,
@@ -55,7 +55,7 @@ def model_so_far(journal: Journal, dtype: str) -> Calibration:
 
 
 def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
-    return with_unmeasured(fitted.calibration, device.untuned(), failed_rates(trials))
+    return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
 
 
 def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:

@@ -24,10 +24,10 @@ from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.calibration_in_force import completed_calibration
-from fmm.runtime.decisions.decide import Decision, check_runnable, tuned_choice
-from fmm.runtime.decisions.limits import share_of
-from fmm.runtime.devices import datasheet_of
+from fmm.runtime.decisions.calibration_in_force import complete_calibration
+from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
+from fmm.runtime.decisions.limits import workspace_share
+from fmm.runtime.devices import find_datasheet
 from fmm.tuner.findings.thresholds import ROUND, holds_from
 
 
@@ -54,7 +54,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     tuned, real = _checked(key, dtype, sections[dtype]), _real_type(key, dtype, sections)
     guess = guess_of(key, tuned.identity.name)
     memory = device_memory(sections[dtype], guess)
-    calibration = completed_calibration(tuned, real, guess)
+    calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
@@ -69,7 +69,7 @@ def guess_of(key: str, name: str) -> Calibration | None:
     """What the datasheet tells of a GPU by its key in a config and its name; None of a processor, or of a GPU that is
     in no table."""
     parts = gpu_parts(key)
-    return datasheet_of(name, *parts) if parts else None
+    return find_datasheet(name, *parts) if parts else None
 
 
 def device_name(key: str, section: Raw) -> str:
@@ -158,7 +158,7 @@ def _chosen(problem: Problem, calibration: Calibration, limits: Limits) -> Candi
 
 
 def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
-    return tuned_choice(problem, limits, used.tuned, used.calibration, used.on_cpu)
+    return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.on_cpu)
 
 
 # ---- entries that are passed over
@@ -215,7 +215,7 @@ def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     if used.memory is None:
         return Limits(NO_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
-    return Limits(share_of(left), growth) if left >= 0 else None
+    return Limits(workspace_share(left), growth) if left >= 0 else None
 
 
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # whose rows begin anywhere

@@ -13,7 +13,7 @@ import pytest
 from fmm.config import environment, files, reader
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import Decision, decide
+from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.tuner.cli import main
 from fmm.tuner.findings.model_in_use import CANARY, ROOM, UNTIMED, answer_for, model_in_use
 from tests.support import configs
@@ -45,7 +45,7 @@ def section(plan: str = OLD, speedup: float = 1.3, verified: bool = True, **more
 def decided(path: Path, found: dict[str, Any], limits: Limits = LIMITS) -> Decision:
     path.write_text(reader.config_text({H200.identity.key: {"float32": found}}), encoding="utf-8")
     files.clear_config_cache()
-    return decide(PROBLEM, limits, H200)
+    return decide_plan(PROBLEM, limits, H200)
 
 
 @pytest.mark.parametrize(("plan", "speedup"), [(OLD, 1.3), ("vendor", 1.02)])
@@ -54,7 +54,7 @@ def test_a_leaf_that_the_tuning_did_not_know_comes_before_its_entry(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         found = decided(path, section(plan, speedup))
-    assert found.plan.leaf == "f16x3" and found.step == "calibrated model"
+    assert found.plan.leaf == "f16x3" and found.source == "calibrated model"
     assert "is from before f16x3" in found.reason and "tune again" in found.reason
     assert "tune again" in caplog.text
 
@@ -74,7 +74,7 @@ MEASURED = {**KNOWN, "leaf_rates": {"f16x3": {"flops": 2.4e14, "fill": 2.7e5, "p
     ids=["as fast", "measured", "failed", "not allowed", "doubted"],
 )
 def test_else_the_entry_answers(path: Path, found: dict[str, Any], limits: Limits) -> None:
-    assert decided(path, found, limits).step in ("certified entry", "datasheet model")
+    assert decided(path, found, limits).source in ("certified entry", "datasheet model")
     assert "from before" not in decided(path, found, limits).reason
 
 
@@ -118,7 +118,7 @@ def test_predict_tells_what_is_done_and_why(
     """The plan is that of fmm.matmul, by the same limits; of an entry that it passes over it says why."""
     told = predicted(path, found, capsys, *options)
     limits = Limits(told["workspace_limit"], told["error_growth_limit"])
-    decision = decide(PROBLEM, limits, H200)
+    decision = decide_plan(PROBLEM, limits, H200)
     assert told["chosen"]["plan"] == str(decision.plan) and decision.by_entry == by_entry
     assert bool(told["measured"]) == by_entry and bool(told["passed_over"]) != by_entry
     assert why in told["passed_over"] and (BEFORE in told["reason"]) == (why == UNTIMED)

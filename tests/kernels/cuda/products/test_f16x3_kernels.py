@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
@@ -135,7 +134,7 @@ def test_what_is_added_stays_where_it_lies(order: Any, broadcast: bool) -> None:
     steps = (0 if broadcast else length, 1)[:: 1 if order == "C" else -1]
     placed_ones = [placed(x, o) for x, o in ((a, "C"), (b, "C"), (np.full((m, n), np.nan), order))]
     layouts: Any = tuple(x[2] for x in placed_ones)
-    op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, added=(steps[0], steps[1])))
+    op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
     memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), APART: added}
     before = added.copy()
     assert op.added is not None and not multiplied(op, WIDE, memory, room)
