@@ -186,8 +186,10 @@ def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
 
 def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     """Return the cycles of shared memory for one thread block's tile: (14) less what is read once for many threads."""
-    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.shared_elements for x in operand_sides(s, w,
-    along)) return ITEM * elements / chip.limits.shared_bytes_per_clock
+    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(
+        x.shared_elements for x in operand_sides(s, w, along)
+    )
+    return ITEM * elements / chip.limits.shared_bytes_per_clock
 
 
 def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
@@ -233,7 +235,7 @@ def launch_seconds(
 ) -> float:
     """Return the seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
 
-    The multiprocessor with the most tiles decides. It computes as many tiles at a time as fit; writing C, (10), is added.
+    The multiprocessor with the most tiles decides. It computes as many tiles at a time as fit, then writes C, (10).
     """
     most = resident_blocks(s, w, chip.limits)
     if not most:

@@ -172,7 +172,9 @@ def _products(
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    if leaf.preparation.keeps and problem.prepared_side and not plan.levels:  # a prepared operand is not read before the product
+    if (
+        leaf.preparation.keeps and problem.prepared_side and not plan.levels
+    ):  # a prepared operand is not read before the product
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.preparation.by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])
