@@ -207,7 +207,7 @@ def test_atomic_updates_move_c_once_more() -> None:
 def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> None:
     """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
     last: dict[int, RecordedOp] = {}
-    for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
+    for op, lane in zip(recorded(text).ops, recorded(text).streams, strict=True):
         if isinstance(op, TileOp | TileGroup):
             assert op.may_overlap == isinstance(last.get(lane), TileOp | TileGroup)
         last = {} if isinstance(op, StreamSync) else last | {lane: op}
@@ -216,7 +216,7 @@ def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> N
 def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[RecordedOp]:
     """Between a fork and its join, all of one lane's launches before the next one's."""
     between: list[tuple[int, RecordedOp]] = []
-    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+    for op, lane in zip(tape.ops, tape.streams, strict=True):
         between.append((lane, op))
         if isinstance(op, StreamSync) or not any(isinstance(x, StreamSync) for x in tape.ops):
             yield from (x for lane in order for at, x in between if at == lane)
@@ -267,7 +267,7 @@ def test_figure_7s_stages_wait_for_each_other() -> None:
     """No order of the two lanes within a stage changes a bit; and the blocks of C are first written, then added to."""
     tape = recorded("strassen-huang.fused.streams", 32)
     names: dict[object, str] = {StreamSync.FORK: "F", StreamSync.JOIN: "J"}
-    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.lanes, strict=True)]
+    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.streams, strict=True)]
     assert "".join(kinds) == "F0101JF01J0"
     for order in permutations((0, 1)):
         begun: set[int] = set()
