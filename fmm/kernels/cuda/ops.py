@@ -98,9 +98,9 @@ def transposed_view(x: View) -> View:
 
 def addend_view(problem: Problem) -> View | None:
     """The matrix that beta multiplies, if that is not C; else None."""
-    if problem.added is None:
+    if problem.addend_strides is None:
         return None
-    return View(APART, 0, problem.m, problem.n, *problem.added, problem.stored)
+    return View(APART, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
 
 
 def has_matching_layout(added: View, dest: View) -> bool:

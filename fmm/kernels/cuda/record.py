@@ -109,7 +109,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     check_type(plan, problem.dtype, "cuda")
     # Only a leaf that stands alone is given whole operands, of which something may be kept.
-    prepared_matrix = None if plan.levels else problem.kept
+    prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = Recorder(problem.componentwise, prepared_matrix)
     operands, added = dict(operand_views(problem)), addend_view(problem)
     if added is not None and has_matching_layout(added, operands["C"]):
