@@ -141,7 +141,7 @@ def test_a_separate_addend() -> None:
         places = [placed(x, "C", "bfloat16") for x in (a, b, np.zeros((m, n)))]
         places[2][1][...] = POISON["bfloat16"]
         layouts: Any = tuple(x[2] for x in places)
-        problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, added=(0 if broadcast else n, 1))
+        problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, addend_strides=(0 if broadcast else n, 1))
         memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), APART: there}
         play(wgmma_launch(made_op(problem, TOGETHER)), memory)
         np.testing.assert_array_equal(numbers_of(places[2][1], "bfloat16"), 2 * (a @ b) + 3 * added)
