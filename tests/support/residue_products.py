@@ -100,7 +100,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
         multiplied(op, first, chosen, memory)
         first += len(chosen)
     if kind.exact and not op.writes_c:
-        play(join_integer_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
+        play(join_integer_launch(op), f"fmm::residues::JoinIntegers<{kind.cpp}>", bases)
     elif not kind.exact:
         play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
     return bool(flag[0])

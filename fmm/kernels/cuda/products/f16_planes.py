@@ -41,8 +41,8 @@ MAX_REGISTER_LOADS = 16  # loads of a line that a thread holds in registers at m
 # balanced: the inner dimension is scaled too, if the launches before have found that it must be.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
-    "default": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
-    "separate": "Usual<fmm::planes::Apart, 1>",
+    "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
+    "separate": "LineScaling<fmm::planes::Separate, 1>",
     "recorded": "Spread<false>",
     "balanced": "Spread<true>",
 }
@@ -199,7 +199,7 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
     body = ["if (!*p.x0.balanced) return;"] if rule == "balanced" else []
     body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
-        forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "recorded" else ""
+        forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
         body += [
             f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
             f"block -= p.{name}.blocks;",

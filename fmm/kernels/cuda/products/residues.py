@@ -330,8 +330,8 @@ def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
 @lru_cache(maxsize=64)
 def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the whole CUDA source of the join to integers, entry point `ENTRY`."""
-    body = (f"{SPACE}join_whole<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
-    return _join_entry(f"JoinWhole<{DTYPES[dtype].cpp}>", body)
+    body = (f"{SPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
 def _join_entry(parameters: str, body: tuple[str, ...]) -> str:

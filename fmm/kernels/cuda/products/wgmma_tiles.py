@@ -112,12 +112,14 @@ def wgmma_instruction(element: DType, width: int) -> list[str]:
     depth = MMA_K_BYTES // element.itemsize
     signs = "" if is_integer else ", 1, 1"
     transposes = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
-    inputs = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if transposes else "")
+    inputs = '"l"(a), "l"(b), "r"(keeps)'
+    if transposes:
+        inputs += ', "n"(int(LEFT_TRANSPOSED)), "n"(int(RIGHT_TRANSPOSED))'
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
     return [
         "struct Step {",
         f"    using Sum = {number};",
-        "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
+        "    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>",
         f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
         "                                                    unsigned long long b, int keeps) {",
         '        asm volatile("{.reg .pred keeps; "',
