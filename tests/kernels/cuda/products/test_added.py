@@ -44,8 +44,8 @@ def only_product(problem: Problem, leaf: str = "tile") -> GemmOp:
 
 def added_tile(problem: Problem) -> TileOp:
     op = only_product(problem)
-    assert op.added is not None
-    return with_addend(tile_op(replace(op, added=None), problem.dtype, SMALL), op.added)
+    assert op.addend is not None
+    return with_addend(tile_op(replace(op, addend=None), problem.dtype, SMALL), op.addend)
 
 
 # ---- the tiled kernels, on the host
@@ -116,7 +116,7 @@ def test_joins_with_an_addend_stay_in_registers(text: str, dtype: str, architect
         join = record_operations(Plan.parse(text), problem).ops[-1]
         assert isinstance(join, SumOp) and join.writes_result
         r = report(text, sum_source(join.kernel, join.access, True), architecture)
-        found.append((join.access, join.kernel.lanes, r.local))
+        found.append((join.access, join.kernel.vector_width, r.local))
     assert found[0][:2] == found[1][:2] and found[1][2] <= found[0][2]
 
 
@@ -179,7 +179,7 @@ def test_which_leaves_begin_with_a_copy(text: str, dtype: str, chip: Any, begins
     assert len(copies) == begins
     if begins:  # and whatever multiplies then adds to what C holds
         assert APART in bases(steps[0])
-    assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.added for x in steps)
+    assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.addend for x in steps)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
