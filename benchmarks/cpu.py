@@ -22,8 +22,8 @@ import numpy as np
 
 import fmm
 from benchmarks.harness import write_result
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.candidates import compared_plans

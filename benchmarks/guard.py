@@ -21,7 +21,7 @@ import cupy
 import numpy as np
 
 from benchmarks.harness import gpu_seconds
-from fmm.kernels.cuda.launch_list import LaunchList, Turn
+from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -37,8 +37,8 @@ HOST = 1e-4  # seconds: more than what any of these calls takes the host, which 
 
 def only_recomputing(launches: LaunchList) -> LaunchList:
     """The part of a list that follows the plan's own launches."""
-    steps = tuple(x for x in launches.steps if not isinstance(x, Turn) and x.does == "recompute")
-    return replace(launches, steps=steps, lanes=(0,) * len(steps))
+    steps = tuple(x for x in launches.steps if not isinstance(x, StreamSync) and x.does == "recompute")
+    return replace(launches, steps=steps, streams=(0,) * len(steps))
 
 
 class Case:

@@ -11,7 +11,7 @@ from fmm.config.older_keys import meant_key
 from fmm.config.schema import Raw, Tuned, read_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.runtime import devices

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.config import environment, files, identity, reader, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
 from fmm.hardware.chip import BlockTerms
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem

@@ -115,7 +115,7 @@ def rectangle(device: str) -> None:
     gradients(mesh, a, b)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))
     check(fmm.distributed.matmul(x, y, placements=[Shard(1)]), a, b, "elsewhere")
-    best = min(fmm.distributed.explain(x, y).considered, key=lambda way: not way.rectangle)
+    best = min(fmm.distributed.explain(x, y).candidates, key=lambda way: not way.rectangle)
     assert "as a rectangle" in str(best)
 
 
