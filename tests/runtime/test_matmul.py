@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.parallel_products import threads_per_product
-from fmm.kernels.cpu.thread_pool import blas_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +25,8 @@ from fmm.arrays.library import Setting
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
+from fmm.kernels.cpu.parallel_products import threads_per_product
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime import matmul as calls
