@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import cupy
 
-from fmm.hardware.capability import nearest_capability
 from fmm.hardware.chip import Chip
+from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
 BYTES_PER_CLOCK = 16  # of memory traffic for a multiprocessor, where the driver hides the memory clock

@@ -1,4 +1,4 @@
-"""One launch of a kernel, prepared on a device: compiled, tensor maps encoded, the driver's call bound but for addresses."""
+"""One kernel launch prepared on a device: compiled, tensor maps encoded, the driver's call bound but for addresses."""
 
 from __future__ import annotations
 
