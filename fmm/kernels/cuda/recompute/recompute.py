@@ -51,8 +51,8 @@ def recompute_launches(
 ) -> tuple[Launch, ...]:
     """Return the launches that follow a plan's own.
 
-    With `unseen`, C is first scanned for inf and NaN, since its writer raises no flag. `addend` is what beta multiplies:
-    the addend, or a copy of C's old numbers.
+    With `unseen`, C is first scanned for inf and NaN, since its writer raises no flag. `addend` is the matrix that beta
+    multiplies, which may be a copy of C's old numbers.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored in TILED_STRATEGIES and not problem.updates and whole

@@ -1,4 +1,4 @@
-"""Launches of the two kernels that finish sums: the mirror of a triangle (mirror_half.cuh) and scaling (rescale.cuh)."""
+"""Launches of the kernels that finish sums: the mirror of a triangle (mirror_half.cuh) and scaling (rescale.cuh)."""
 
 from __future__ import annotations
 
