@@ -506,10 +506,10 @@ def minplus(
     array([[4.]])
     """
     request.check_operands("minplus", ("a", "b"), (a, b), unknown)
-    from fmm.semirings import shortest_paths as semirings
+    from fmm.semirings.minplus import minplus_product
 
     flags = check_flag("maximum", maximum), check_flag("argmin", argmin)
-    return semirings.minplus_product(a, b, request.unwrap_out(out), *flags)
+    return minplus_product(a, b, request.unwrap_out(out), *flags)
 
 
 def shortest_paths(

@@ -164,24 +164,28 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
-    gram = op.half is not None and op.half.gram
+    gram = op.triangle is not None and op.triangle.gram
     shared = (
-        gram and not (op.checked or op.ready.written_by_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
+        gram
+        and not (op.checked or op.prepared.written_by_sums or a.is_prepared or b.is_prepared)
+        and a.has_layout_of(b)
     )
     return a, a if shared else b
 
 
 def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
     """Return these planes, or the prepared planes behind the operand if there are any."""
-    if op.ready.prepared_matrix is None or op.ready.prepared_matrix != x.source.base or op.checked:
+    if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.ready.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.prepared.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
     """Return the planes of A and B that must still be made; one if both operands share them."""
     missing = [
-        x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.written_by_sums
+        x
+        for x, side in zip(planes, SIDES, strict=True)
+        if not x.is_prepared and side not in op.prepared.written_by_sums
     ]
     return list(dict.fromkeys(missing))
 
