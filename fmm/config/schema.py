@@ -164,7 +164,7 @@ class Thresholds:
     block_strategy: Mapping[str, str] = field(default_factory=dict)
     one_level: Mapping[str, float] = field(default_factory=dict)  # measured: best speedup by one level, by side
     # Of alpha, pi, n1, epsilon and tau1 to tau3: the range of 95 % of the models that fit the measurements as well as
-    # the fitted one (fmm.tuner.fit.admitted).
+    # the fitted one (fmm.tuner.fit.sampled).
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     # tau1 to tau3 with FMM_EMULATION=0; only where that is another model.
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
