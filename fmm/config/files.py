@@ -46,7 +46,7 @@ def search_path(named: str) -> tuple[Path, ...]:
 
 
 def config_file(path: Path) -> Path:
-    """Return the config in a folder, or the path itself; a path that does not exist is a folder unless it ends in .json."""
+    """Return the config in a folder, or the path itself if it is a file; a new path is a file if it ends in .json."""
     return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
 
 
