@@ -121,7 +121,7 @@ def test_what_is_no_open_client_is_refused_in_words() -> None:
                     TypeError, match=f"^client must be a distributed.Client.*not {type(wrong).__name__}$"
                 ):
                     call(wrong)
-            with pytest.raises(ValueError, match=r"^client must be a distributed.Client that is open; .* closed$"):
+            with pytest.raises(ValueError, match=r"^client must be an open distributed.Client; .* closed$"):
                 call(closed)
 
 
