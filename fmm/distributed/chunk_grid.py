@@ -130,7 +130,7 @@ class ChunkTasks(PlainMachine):
         alpha: Coefficient,
         beta: Coefficient,
     ) -> Cell | None:
-        """Return alpha times the sum of the products plus beta before: a task for each group, then tasks that add groups."""
+        """Return alpha times the sum of the products plus beta before; one task a group, then tasks that add them."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
         groups = list[Cell]()
         for first in range(0, len(present), self.together):
@@ -236,8 +236,8 @@ def check_unmasked(chunks: Sequence[Any]) -> None:
     """Raise TypeError for masked chunks: sums in place would lose their masks."""
     if any(isinstance(chunk, np.ma.MaskedArray) for chunk in chunks):
         raise TypeError(
-            "a chunk is a masked array, but the array's _meta is a plain one: pass meta= to map_blocks or from_delayed, "
-            "then dask.array.matmul multiplies"
+            "a chunk is a masked array, but the array's _meta is a plain one: pass meta= to map_blocks or "
+            "from_delayed, then dask.array.matmul multiplies"
         )
 
 

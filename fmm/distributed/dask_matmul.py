@@ -1,7 +1,10 @@
 """Products of two Dask matrices as one graph: levels over the grid of chunks, and fmm.matmul of pairs of chunks.
 
-The levels are walked when the graph is made (chunk_grid.py); the workers run the tasks. Chunks with inf or NaN are
-recomputed without levels when the graph is computed (dask_recompute.py).
+The levels are walked when the graph is made (chunk_grid.py); the workers run the tasks. A task depends on its operands
+alone and changes none of them, so the tasks of a lost worker can be repeated. The plan of two chunks is chosen here,
+once, so that workers with equal processors compute the same bits. Several products that are added form one task with
+one result, where Dask makes a chunk of each product and then sums. Chunks with inf or NaN are recomputed without levels
+when the graph is computed (dask_recompute.py).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, 
 from fmm.distributed.dask_recompute import with_recomputed_chunks
 from fmm.distributed.quadrants import levels_over_blocks
 from fmm.dtypes import DTYPES, STORED
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
@@ -85,7 +88,7 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     >>> fmm.dask.matmul(x, x).compute()[0]
     array([4., 4., 4., 4.])
     """
-    growth = None if max_error_growth is None else checked_growth(max_error_growth)
+    growth = None if max_error_growth is None else check_error_growth(max_error_growth)
     x, y = da.asanyarray(x), da.asanyarray(y)
     dtype = np.result_type(x.dtype, y.dtype)
     has_unknown_sizes = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
@@ -132,8 +135,8 @@ def _choose_grid_plan(x: Any, y: Any, plan: str | None, on_device: bool, limit: 
     """Return the required levels over the grid, by default the fastest, and the products per task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = worker_counts()
-    calibration = device_of("cpu", 1).guess  # of one BLAS thread: Dask starts workers with one
-    rate = calibration.known_rate(x.dtype.name) if calibration else None
+    calibration = get_device("cpu", 1).guess  # of one BLAS thread: Dask starts workers with one
+    rate = calibration.find_rate(x.dtype.name) if calibration else None
     plans = [levels_over_blocks(text, "over chunks") for text in (GRID_PLANS if plan is None else (plan,))]
     if on_device or calibration is None or rate is None:
         return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
