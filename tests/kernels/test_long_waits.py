@@ -101,7 +101,7 @@ def test_compiling_kernels_is_said_and_they_are_asked_for_once(
     for _ in range(3):
         compiled.compile_kernels(0, kernels(count))
     wait()
-    assert sorted(kernel.given for kernel in asked) == [(number,) for number in range(count)]
+    assert sorted(kernel.source_arguments for kernel in asked) == [(number,) for number in range(count)]
     compiled.compile_kernels(1, kernels(count))  # another device's
     assert len(asked) == 2 * count
 

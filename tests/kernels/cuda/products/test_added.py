@@ -44,8 +44,8 @@ def only_product(problem: Problem, leaf: str = "tile") -> GemmOp:
 
 def added_tile(problem: Problem) -> TileOp:
     op = only_product(problem)
-    assert op.added is not None
-    return with_addend(tile_op(replace(op, added=None), problem.dtype, SMALL), op.added)
+    assert op.addend is not None
+    return with_addend(tile_op(replace(op, addend=None), problem.dtype, SMALL), op.addend)
 
 
 # ---- the tiled kernels, on the host
@@ -62,7 +62,7 @@ def test_tiles_add_a_separate_addend(dtype: str, order: Any, gap: int, rng: np.r
         step = 0 if broadcast else cols + gap
         steps = (step, 1) if order == "C" else (1, step)
         layouts = Layout("C", k), Layout("C", n), Layout(order, cols + gap)
-        op = added_tile(Problem(m, k, n, dtype, layouts, alpha, beta, added=steps))
+        op = added_tile(Problem(m, k, n, dtype, layouts, alpha, beta, addend_strides=steps))
         assert op.kernel.epilogue == ADDEND_EPILOGUE and op.access == ("scalar" if gap else "vector")
         sizes = {"A": m * k, "B": k * n, "C": rows * (cols + gap), APART: (1 if broadcast else rows) * (cols + gap)}
         memory = {name: floats(size + 8, dtype) for name, size in sizes.items()}
@@ -112,11 +112,11 @@ def test_joins_with_an_addend_stay_in_registers(text: str, dtype: str, architect
     nvrtc()
     found = []
     for added in (None, ROW):
-        problem = Problem(1024, 1024, 1024, dtype, beta=1, added=added)
+        problem = Problem(1024, 1024, 1024, dtype, beta=1, addend_strides=added)
         join = record_operations(Plan.parse(text), problem).ops[-1]
         assert isinstance(join, SumOp) and join.writes_result
         r = report(text, sum_source(join.kernel, join.access, True), architecture)
-        found.append((join.access, join.kernel.lanes, r.local))
+        found.append((join.access, join.kernel.vector_width, r.local))
     assert found[0][:2] == found[1][:2] and found[1][2] <= found[0][2]
 
 
@@ -126,21 +126,21 @@ def test_joins_with_an_addend_stay_in_registers(text: str, dtype: str, architect
 def test_warpgroups_broadcast_a_row() -> None:
     """The addend is read with a row stride of 0, and the copy engine does not add to C."""
     plain = Problem(256, 256, 256, "bfloat16", beta=1)
-    made = wgmma_op(only_product(replace(plain, added=ROW)), "bfloat16", 132)
+    made = wgmma_op(only_product(replace(plain, addend_strides=ROW)), "bfloat16", 132)
     usual = wgmma_op(only_product(replace(plain, beta=2)), "bfloat16", 132)
     assert made is not None and usual is not None and made.kernel == usual.kernel
     at = 3 * 128 + 8  # behind the maps and the pointer: from row to row, from layer to layer, sides, how much is kept
     assert struct.unpack_from("<2q2if", made.parameters, at) == (0, 0, 256, 256, 1.0)
     assert struct.unpack_from("<2q2if", usual.parameters, at) == (256, 0, 256, 256, 2.0)
     assert (made.adds, made.keep) == (False, 1.0)
-    (first,) = launches("tile", replace(plain, added=ROW))
+    (first,) = launches("tile", replace(plain, addend_strides=ROW))
     assert isinstance(first, Launch) and first.slots[-1].base == APART
     assert not any(slot.base == "C" for slot in first.slots[3:])
 
 
 def test_warpgroups_need_even_leading_dimensions() -> None:
     """With an odd leading dimension, rows do not start at pairs of numbers."""
-    problem = Problem(256, 256, 256, "bfloat16", beta=1, added=(257, 1))
+    problem = Problem(256, 256, 256, "bfloat16", beta=1, addend_strides=(257, 1))
     assert wgmma_op(only_product(problem), "bfloat16", 132) is None
     begin, _ = launches("tile", problem)
     assert isinstance(begin, Launch) and "begin C" in begin.label
@@ -172,21 +172,21 @@ def bases(step: Any) -> set[str]:
     ],
 )
 def test_which_leaves_begin_with_a_copy(text: str, dtype: str, chip: Any, begins: bool) -> None:
-    problem = Problem(2048, 2048, 2048, dtype, beta=1, added=ROW)
+    problem = Problem(2048, 2048, 2048, dtype, beta=1, addend_strides=ROW)
     steps = launches(text, problem, chip)
     assert [APART in bases(step) for step in steps].count(True) == 1
     copies = [step for step in steps if isinstance(step, Launch) and "begin C" in step.label]
     assert len(copies) == begins
     if begins:  # and whatever multiplies then adds to what C holds
         assert APART in bases(steps[0])
-    assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.added for x in steps)
+    assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.addend for x in steps)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
 @pytest.mark.parametrize("text", ["strassen^2.batched.pad16 > vendor", "winograd > vendor"])
 def test_joins_read_the_addend_in_place(text: str, dtype: str) -> None:
     """The launch that writes C reads the addend, with accesses of the same width; no other step reads or copies it."""
-    plain, biased = (Problem(1024, 1024, 1024, dtype, beta=b, added=x) for b, x in ((0, None), (1, ROW)))
+    plain, biased = (Problem(1024, 1024, 1024, dtype, beta=b, addend_strides=x) for b, x in ((0, None), (1, ROW)))
     usual, steps = launches(text, plain), launches(text, biased)
     assert len(usual) == len(steps)
     (join,) = (step for step in steps if APART in bases(step))
@@ -197,7 +197,7 @@ def test_recomputation_starts_from_the_addend() -> None:
     """beta applies to the addend alone: the old numbers of C do not count."""
     problem = Problem(1024, 1024, 1024, "float32", beta=1)
     text = "strassen.batched.pad16 > vendor"
-    both, target = (problem, replace(problem, added=ROW)), chip_target(H200, flagged=True)
+    both, target = (problem, replace(problem, addend_strides=ROW)), chip_target(H200, flagged=True)
     plain, biased = (record_launches(Plan.parse(text), x, target) for x in both)
     assert len(biased.steps) == len(plain.steps) - 1 and biased.workspace < plain.workspace
     again = biased.steps[-1]

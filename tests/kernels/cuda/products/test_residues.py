@@ -139,8 +139,7 @@ def test_exponents_are_the_largest_within_the_bound() -> None:
 
 
 def test_the_bound_that_norms_are_scaled_to() -> None:
-    """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's
-    product."""
+    """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's product."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
         top = Fraction(max_norm(count, k)) + Fraction(sqrt(k)) / 2
         assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))
@@ -330,14 +329,14 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     held = memory[: x.nbytes].view(np.float64).reshape(lines, length)
     held[...] = x if order == "C" else x.T
     one = (m, k, 1) if base == "A" else (1, k, n)
-    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), kept=base), ONE)
+    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), prepared_side=base), ONE)
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
     (side,) = (replace(x, is_prepared=False) for x in made.sides if x.is_prepared)
     measured(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
-    problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), kept=base)
+    problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), prepared_side=base)
     op = op_of(problem, ONE)
     assert [x.is_prepared for x in op.sides] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
@@ -357,10 +356,10 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
 
 
 def test_planes_are_prepared_for_one_leaf_and_side() -> None:
-    problem = Problem(512, 512, 512, kept="B")
+    problem = Problem(512, 512, 512, prepared_side="B")
     assert [x.is_prepared for x in op_of(problem, ONE).sides] == [False, True]
     assert not any(x.is_prepared for x in op_of(problem, FAST).sides)
-    turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), kept="B")
+    turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), prepared_side="B")
     assert not any(x.is_prepared for x in op_of(turned, ONE).sides)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4

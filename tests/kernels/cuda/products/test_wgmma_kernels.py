@@ -141,7 +141,7 @@ def test_a_separate_addend() -> None:
         places = [placed(x, "C", "bfloat16") for x in (a, b, np.zeros((m, n)))]
         places[2][1][...] = POISON["bfloat16"]
         layouts: Any = tuple(x[2] for x in places)
-        problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, added=(0 if broadcast else n, 1))
+        problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, addend_strides=(0 if broadcast else n, 1))
         memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), APART: there}
         play(wgmma_launch(made_op(problem, TOGETHER)), memory)
         np.testing.assert_array_equal(numbers_of(places[2][1], "bfloat16"), 2 * (a @ b) + 3 * added)
@@ -156,7 +156,7 @@ def made_half(
     left, right = (placed(y, order, dtype) for y, order in zip((x, x.T), orders, strict=True))
     to = placed(old, "C", dtype)
     problem = Problem(n, k, n, dtype, (left[2], right[2], to[2]), *scalars, op="gram")
-    made = made_op(problem, sizes, half=TriangleOutput(half, gram=True))
+    made = made_op(problem, sizes, triangle=TriangleOutput(half, gram=True))
     play(wgmma_launch(made), {"A": left[0], "B": right[0], "C": to[0]})
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
