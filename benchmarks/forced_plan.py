@@ -43,7 +43,7 @@ def force(text: str) -> None:
         return Decision(plan, problem, f"{VARIABLE} is set")
 
     changes: list[tuple[Any, str, Any]] = [
-        (prepare, "decide", decide),
+        (prepare, "decide_plan", decide),
         *((early_declines, name, 0) for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED")),
         (early_declines, "SMALLEST_SIDE", 2),
         (dispatch, "SMALL_BYTES", 0),

@@ -194,7 +194,7 @@ def prepare_row(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> N
     try:
         with machine.as_type(row.dtype), others_take(row.taken):
             decision = fmm.explain(a, b, c)
-            row.plan, row.step, row.workspace = str(decision.plan), decision.step, decision.workspace
+            row.plan, row.step, row.workspace = str(decision.plan), decision.source, decision.workspace
             c[...] = float("nan")
             fmm.matmul(a, b, out=c)
             row.error = relative_error(a, b, c) / base

@@ -32,7 +32,7 @@ import fmm
 from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds, keep_gpu_busy
 from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
-from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.launch.graphs import REPEATS
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import prepare, run_device
 from fmm.runtime.decisions.decide import Decision
@@ -79,7 +79,7 @@ def decided(plan: str) -> Iterator[None]:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     forget()
-    with patch.object(prepare, "decide", decide):
+    with patch.object(prepare, "decide_plan", decide):
         yield
     forget()
 

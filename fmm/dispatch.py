@@ -14,8 +14,8 @@ from fmm.arrays.detect import PLAIN_TYPES, cupy_library, describe_array, library
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import OPERATIONS, Operation, Problem, Shape

@@ -17,11 +17,10 @@ import numpy as np
 
 import fmm
 from fmm.arrays.host_memory import borrowed_block
-from fmm.kernels.cpu.arena import Arena
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem

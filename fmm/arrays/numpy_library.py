@@ -12,9 +12,8 @@ import numpy as np
 from fmm.arrays import host_memory
 from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied_bytes
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import dot, matmul
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.host_arrays import Array, dot, matmul
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 
 class NumpyLike(ABC):
@@ -194,9 +193,9 @@ class NumpyLibrary(NumpyLike):
             NAMES.get(dtype),
             refusal=refusal,
             refuses_plans=refuses_plans,
-            vendor_advantage=SYRK if adjoint and read_in_place(a) else "",
+            vendor_advantage=SYRK if adjoint and is_blas_readable(a) else "",
             adjoint=adjoint,
-            mirrors=adjoint and read_in_place(a),
+            mirrors=adjoint and is_blas_readable(a),
             casts_out=True,
             flattens_stacks=False,
         )
@@ -326,7 +325,7 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
-def read_in_place(x: Array) -> bool:
+def is_blas_readable(x: Array) -> bool:
     """Can NumPy's BLAS read the matrix, or those of a stack, where they lie? If not, NumPy copies both operands, and no
     longer notices that one is the transpose of the other."""
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize

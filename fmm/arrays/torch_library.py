@@ -15,8 +15,8 @@ from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, cont
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
 from fmm.arrays.torch_calls import MATMUL, is_observed, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.half_product import IN_PLACE, mirror_tasks
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
 
 
 def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
@@ -332,7 +332,7 @@ class TorchHostLibrary(_TorchTensors):
             return
         view = self.as_numpy(product)
         for index in np.ndindex(*view.shape[:-2]):
-            for task in mirror_tasks(IN_PLACE, view[index], view[index]):
+            for task in mirror_tasks(MIRROR_IN_PLACE, view[index], view[index]):
                 task()
         if out is not product:
             out.copy_(product)

@@ -16,9 +16,9 @@ from fmm.api import matmul
 from fmm.arrays.numpy_library import NAMES, NUMPY_DOT
 from fmm.integrations.product_functions import Replaced, array_product, as_matmul_takes, dot_operands, names_of, put
 from fmm.integrations.report import reporting
-from fmm.kernels.cpu.numpy_products import dot as numpy_dot
-from fmm.kernels.cpu.numpy_products import inner as numpy_inner
-from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
+from fmm.kernels.cpu.host_arrays import dot as numpy_dot
+from fmm.kernels.cpu.host_arrays import inner as numpy_inner
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.runtime.decisions.early_declines import is_small_on_host, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul

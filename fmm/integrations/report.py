@@ -24,11 +24,11 @@ from fmm.integrations.report_value import (
     outcome_of,
     unseen_products,
 )
-from fmm.kernels.cpu.threads.fork_safe import Lock, in_child
+from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child
 from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 from fmm.runtime.decisions.decide import Decision
 
-_lock = Lock()  # of all counts
+_lock = ForkSafeLock()  # of all counts
 
 
 @dataclass
@@ -100,7 +100,7 @@ def _begin_anew() -> None:
         begin_report()
 
 
-in_child(_begin_anew)
+after_fork_in_child(_begin_anew)
 
 
 # ---- one product
@@ -202,4 +202,4 @@ def _wait_for_its_end() -> None:
         util.register_after_fork(_write_all, lambda write: util.Finalize(None, write, exitpriority=LAST))
 
 
-in_child(_wait_for_its_end)
+after_fork_in_child(_wait_for_its_end)

@@ -21,7 +21,7 @@ from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.config.environment import is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.side_by_side import share_elements
+from fmm.kernels.cpu.parallel_products import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.out_of_core.choose_schedule import DoesNotFitError, choose_schedule
 from fmm.out_of_core.machine import Machine

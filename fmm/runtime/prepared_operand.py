@@ -171,12 +171,12 @@ def _launches(
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)
     if side == "right":  # times any rows
-        problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), kept="B")
+        problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), prepared_side="B")
     else:
-        problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), kept="A")
-    from fmm.kernels.cuda.record import record_kept
+        problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), prepared_side="A")
+    from fmm.kernels.cuda.record import record_preparation
 
-    return record_kept(Plan(leaf=leaf.name), problem, chip_target(chip))
+    return record_preparation(Plan(leaf=leaf.name), problem, chip_target(chip))
 
 
 def _run(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fmm.arrays.detect import cupy_library, kind_of, mixed_arrays_error, on_device
 from fmm.arrays.numpy_library import tensor_as_numpy
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import Domain
 from fmm.semirings.host import NumpySemiring, Semiring

@@ -52,7 +52,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             ran.append(call.plan)
             return library.vendor(a, b, out)
 
-    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
     monkeypatch.setattr(early_declines, "SMALL", 100**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 100**2)

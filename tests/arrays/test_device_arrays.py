@@ -23,7 +23,7 @@ from fmm.arrays.library import Library, Operand, Setting, contiguous
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.recompute import trust as trust_of_streams
+from fmm.kernels.cuda.recompute import recompute as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
@@ -35,7 +35,7 @@ from fmm.runtime.decisions.decide import decide_plan, smaller_plans
 from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints, default_workspace_bytes
 from fmm.runtime.devices import gpu_from_description, parse_cuda_index
-from fmm.runtime.operands import NotOursError
+from fmm.runtime.operands import VendorOnlyError
 from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -258,14 +258,14 @@ def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str
     a, b = draw(left), draw(right)
     out = VIEWS[view](np.matmul(a, b).shape)
     call = prepare_query(asked(a, b, out))
-    assert call.direct
+    assert call.writes_out
     carried_out(call, a, b, out)
     np.testing.assert_allclose(out, a @ b, atol=1e-12)
 
 
 @pytest.mark.parametrize("view", ["gaps along both", "backward", "broadcast"])
 def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
-    assert not prepare_query(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
+    assert not prepare_query(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).writes_out
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
     ],
 )
 def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dtype: str | None, why: str) -> None:
-    with pytest.raises(NotOursError, match=why):
+    with pytest.raises(VendorOnlyError, match=why):
         prepare_query(asked(a, b, out, dtype=dtype))
 
 
@@ -399,7 +399,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
-    assert (entry.step, entry.considered) == ("certified entry", ())
+    assert (entry.source, entry.candidates) == ("certified entry", ())
     plans = list(smaller_plans(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
@@ -465,7 +465,7 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
 def test_plans_for_a_device() -> None:
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
     assert decision.problem is not None and decision.problem.dtype == "tf32"
-    assert "H200" in str(decision.considered[0].prediction.device)
+    assert "H200" in str(decision.candidates[0].prediction.device)
     assert "own" in fmm.plan(64, 64, 64, dtype="longdouble", device=0, workspace=0).reason
 
 
@@ -588,7 +588,7 @@ def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "CALLS", 4)
+    monkeypatch.setattr(prepare, "CACHED_CALLS", 4)
     library = HostArrays()
     for n in range(8, 20):
         multiply(library, draw((n, n)), draw((n, n)))
@@ -738,7 +738,7 @@ def test_an_entry_that_does_not_fit_a_view_gives_way(
     library.leading = leading
     found = product_call.explain_matmul(library, draw((8, 8)), draw((8, 8)), None, NO_CONSTRAINTS)
     files.clear_config_cache()
-    assert (found.step, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
+    assert (found.source, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
     assert found.plan != VENDOR and found.kernels[0] != "test.matmul"
     assert ("cannot run on these arrays" in found.reason) == (leading == 8193)
 
@@ -818,23 +818,23 @@ def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
 
 
 def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
-    trust, rescues, runs_of_rest = trust_of_streams.Trust(), 0, []
+    trust, rescues, runs_of_rest = trust_of_streams.Backoff(), 0, []
     for _ in range(12):
         rescues += 1
         rest = 0
         while not trust.holds(rescues):
             rest += 1
         runs_of_rest.append(rest)
-    assert runs_of_rest == [min(trust_of_streams.FIRST_REST * 2**i, trust_of_streams.LAST_REST) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.LAST_REST))
+    assert runs_of_rest == [min(trust_of_streams.MIN_BACKOFF * 2**i, trust_of_streams.MAX_BACKOFF) for i in range(12)]
+    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.MAX_BACKOFF))
     assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.FIRST_REST - 1
+    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.MIN_BACKOFF - 1
 
 
 def test_every_type_has_a_rescue() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
         text = recompute.simple_source(dtype)
-        assert text.count(recompute.COMPUTE_AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+        assert text.count(recompute.RECOMPUTE_ENTRY + "(") == 1 and text.count(recompute.SCAN_ENTRY + "(") == 1
 
 
 # ---- torch's tensors on the host

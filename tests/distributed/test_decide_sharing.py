@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fmm.distributed
-from fmm.distributed.decide_sharing import Asked, decide_sharing, growth_of
+from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, sharing_error_growth
 from fmm.distributed.layout import Layout, M
 from fmm.hardware.links import network_of
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -22,15 +22,15 @@ def test_two_devices_are_nearly_twice_as_fast() -> None:
 
 def test_a_level_above_is_one_that_is_asked_for() -> None:
     found = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="winograd")
-    assert {str(way.above) for way in found.considered} == {"winograd > vendor"}
+    assert {str(way.above) for way in found.candidates} == {"winograd > vendor"}
     assert ", below winograd" in str(found)
     plain = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="vendor")
-    assert {str(way.above) for way in plain.considered} == {"vendor"}
+    assert {str(way.above) for way in plain.candidates} == {"vendor"}
 
 
 def test_the_error_limit_holds_for_the_level_above_too() -> None:
     found = fmm.distributed.plan(16384, 16384, 16384, mesh=2, dtype="bfloat16", max_error_growth=1.0)
-    assert growth_of(found.best, "bfloat16") == 1.0
+    assert sharing_error_growth(found.best, "bfloat16") == 1.0
     assert str(found.local) == "vendor"
 
 
@@ -46,7 +46,7 @@ def test_what_is_too_large_is_not_chosen() -> None:
     """A half of B is 128 MiB, and what arrives is beside that."""
     layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
     gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
-    free = decide_sharing(layout, "float32", gpu, network, Asked(above=VENDOR))
-    tight = decide_sharing(layout, "float32", gpu, network, Asked(room=100 << 20, above=VENDOR))
+    free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(above=VENDOR))
+    tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, above=VENDOR))
     assert tight.best.memory <= 100 << 20 < free.best.memory
     assert "(too large)" not in str(free)

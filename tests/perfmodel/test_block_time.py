@@ -34,9 +34,9 @@ def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytes
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
     monkeypatch.setattr(block_model, "COPY", 0)
     monkeypatch.setattr(block_model, "LOOP", 0)
-    monkeypatch.setattr(Side, "reads", lambda *_: 0)
-    monkeypatch.setattr(Side, "bursts", False)
-    monkeypatch.setattr(Side, "stored", property(lambda side: side.tile))
+    monkeypatch.setattr(Side, "fragment_reads", lambda *_: 0)
+    monkeypatch.setattr(Side, "reads_bursts", False)
+    monkeypatch.setattr(Side, "shared_elements", property(lambda side: side.tile))
     on = replace(H200, fitted=IDEAL, bandwidth=1e30)
     per_sm = resident_blocks(s, GEMM, on.limits)
     tiles, k = 4 * on.multiprocessors * per_sm, 4096  # four rounds
@@ -61,8 +61,8 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
     a, b = block_model.operand_sides(named_strategy("Huge"), (2, 2, 2))
     assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
-    assert (a.stored, b.stored) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
-    assert (a.bursts, b.bursts) == (False, False)
+    assert (a.shared_elements, b.shared_elements) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
+    assert (a.reads_bursts, b.reads_bursts) == (False, False)
 
 
 def test_fewer_lanes_bind_before_slots() -> None:

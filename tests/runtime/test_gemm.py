@@ -12,7 +12,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.recompute.recompute import may_differ, recompute_launches, simple_source
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite, recompute_launches, simple_source
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -313,7 +313,7 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
-    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(chosen, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([instead])))
     monkeypatch.setattr(gemm, "is_small_on_host", lambda a, b: False)
     run, tried = run_host.run_call, list[str]()
@@ -378,7 +378,7 @@ LAYOUTS = Layout("C", 80), Layout("C", 96), Layout("F", 72)
 def launches(plan: str, dtype: str, alpha: complex, beta: complex) -> Any:
     problem = Problem(64, 80, 96, dtype, LAYOUTS, alpha, beta)
     text = Plan.parse(plan)
-    return problem, record_launches(text, problem, chip_target(H200, flagged=may_differ(text)))
+    return problem, record_launches(text, problem, chip_target(H200, flagged=may_create_nonfinite(text)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
@@ -401,7 +401,7 @@ def test_what_c_held_is_kept_for_computing_again(dtype: str) -> None:
 def test_of_an_empty_result_nothing_is_kept() -> None:
     problem = Problem(0, 80, 96, "float32", alpha=2, beta=0.5)
     found = record_launches(Plan.parse("strassen.batched > vendor"), problem, chip_target(H200, flagged=True))
-    assert len(found.steps) == len(found.lanes) and not any("keep" in launch.label for launch in found.launches)
+    assert len(found.steps) == len(found.streams) and not any("keep" in launch.label for launch in found.launches)
 
 
 def test_nothing_is_kept_where_nothing_is_added() -> None:

@@ -16,8 +16,8 @@ import pytest
 
 import fmm
 from fmm.arrays.detect import library_of
-from fmm.kernels.cuda.launch.graph_cache import REPEATS
-from fmm.kernels.cuda.recompute import trust
+from fmm.kernels.cuda.launch.graphs import REPEATS
+from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_error_growth
@@ -65,7 +65,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         decided.append(plan)
         return Decision(plan, problem, "for the test")
 
-    monkeypatch.setattr(prepare, "decide", decide)
+    monkeypatch.setattr(prepare, "decide_plan", decide)
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 256**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
@@ -391,7 +391,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
         fmm.matmul(bad, good)
         stream.synchronize()
         assert slot.recomputed == before + 1
-        for rest in (trust.FIRST_REST, 2 * trust.FIRST_REST):
+        for rest in (recompute.MIN_BACKOFF, 2 * recompute.MIN_BACKOFF):
             for _ in range(rest):  # these would be computed again too, if they were not left to the vendor
                 same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
@@ -492,7 +492,7 @@ def graphs(eager: list[Plan]) -> Iterator[Any]:
     from fmm.runtime.run_device import GRAPHS
 
     GRAPHS.clear()
-    flags.forget_flags()  # no plan rests because of what other tests multiplied
+    flags.reset_flags()  # no plan rests because of what other tests multiplied
     yield GRAPHS
     GRAPHS.clear()
 

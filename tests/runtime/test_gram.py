@@ -13,7 +13,7 @@ import pytest
 
 import fmm
 from fmm.arrays.library import Operand, Setting
-from fmm.kernels.cpu import half_product, numpy_backend
+from fmm.kernels.cpu import numpy_backend, triangle_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
@@ -318,7 +318,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(run_host, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
-    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(first, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
     for side in ("SMALL_SIDE", "LONG_SIDE"):
         monkeypatch.setattr(gram, side, 50)
@@ -354,7 +354,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         chosen = constraints.plan or fast
         decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
         spans = ((0, 8),) * 3
-        return PreparedCall(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
+        return PreparedCall(decision, Setting(0), plan=chosen, writes_out=out is not None, spans=spans)
 
     def run(library: Any, ready: PreparedCall, a: Any, b: Any, out: Any, constraints: Any) -> Any:
         ran.append((str(ready.plan), out is None))
@@ -382,7 +382,7 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
 ) -> None:
     """NumPy mirrors small ones faster, we large ones; fmm.matmul of a matrix and its transpose is the same product."""
     seen = list[int]()
-    usual = half_product.half_product
+    usual = triangle_product.triangle_product
 
     def noted(*given: Any, **asked: Any) -> None:
         seen.append(len(given[2]))

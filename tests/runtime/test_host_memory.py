@@ -25,9 +25,9 @@ from fmm.arrays import host_memory, numpy_library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
-from fmm.kernels.cpu.arena import aligned_block
+from fmm.kernels.cpu.host_arrays import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import run_host
 from fmm.runtime.decisions import limits
@@ -654,7 +654,7 @@ def test_a_forked_child_multiplies() -> None:
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 
-LOCKING = ("fmm.kernels.cpu.threads.thread_pool",)
+LOCKING = ("fmm.kernels.cpu.thread_pool",)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -683,7 +683,7 @@ def test_a_child_forked_while_another_thread_holds_the_lock(module: str) -> None
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_every_lock_of_a_cpu_is_open_in_a_child() -> None:
     """Whoever held them in the parent is not there to open them."""
-    others = "fmm.runtime.probe", "fmm.runtime.decisions.online", "fmm.kernels.cpu.threads.openblas"
+    others = "fmm.runtime.probe", "fmm.runtime.decisions.online", "fmm.kernels.cpu.openblas"
     modules = [sys.modules[name] for name in (*LOCKING, *others)]
     with ExitStack() as held:
         for module in modules:

@@ -25,8 +25,8 @@ from fmm.arrays.library import Setting
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
-from fmm.kernels.cpu.side_by_side import threads_per_product
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.parallel_products import threads_per_product
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime import matmul as calls
@@ -898,7 +898,7 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
         return Prepared(asked[-1], Setting(1))
 
     monkeypatch.setattr(calls, "prepared", prepared)
-    monkeypatch.setitem(early_declines.REMEMBERED, "cpu", early_declines.Memory(10.0, 2 * 1100**3))
+    monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 2 * 1100**3))
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")
@@ -1058,7 +1058,7 @@ def test_an_entry_whose_plan_cannot_run_is_passed_over(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     files.clear_config_cache()
     a, b = draw((300, 400)), draw((400, 200))
-    assert fmm.explain(a, b).step == "calibrated model"
+    assert fmm.explain(a, b).source == "calibrated model"
     np.testing.assert_allclose(fmm.matmul(a, b), a @ b, atol=1e-9)
     files.clear_config_cache()
 

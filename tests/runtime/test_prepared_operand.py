@@ -121,7 +121,7 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     (split,) = made.steps
     base, at = ("A", 0) if side == "left" else ("B", 1)
     size = (300, 500, 200) if side == "left" else (200, 300, 500)
-    problem = Problem(*size, "float32", _layouts(size, at, order), kept=base)  # type: ignore[arg-type]
+    problem = Problem(*size, "float32", _layouts(size, at, order), prepared_side=base)  # type: ignore[arg-type]
     assert H200.chip is not None
     found = record_launches(Plan.parse("f16x3"), problem, chip_target(H200.chip))
     other, product = found.steps
@@ -152,7 +152,7 @@ def question(
 ) -> ProblemQuery:
     a = Operand((512, 2048), (2048, 1), dtype)
     b = Operand((2048, 4096), (4096 * steps, 1), "float32")
-    return ProblemQuery(a, b, None, Setting(0, dtype), H200, limits, kept=kept)
+    return ProblemQuery(a, b, None, Setting(0, dtype), H200, limits, prepared_side=kept)
 
 
 def test_a_product_uses_what_is_kept() -> None:
@@ -168,14 +168,14 @@ def test_a_product_uses_what_is_kept() -> None:
         question(kept, dtype="float64"),
     ):
         call = prepare_query(asked)
-        assert call.decision.problem is None or not call.decision.problem.kept
+        assert call.decision.problem is None or not call.decision.problem.prepared_side
         assert not any("splits A in" in line for line in (call.launches.describe() if call.launches else ()))
 
 
 def test_float64_is_kept_as_residues() -> None:
     """Where the problem says so; and a product of few rows is worth them sooner."""
     known = datasheet_calibration("h200")
-    times = [choose(Problem(2048, 8192, 8192, kept=kept), known, PLENTY) for kept in (None, "B")]
+    times = [choose(Problem(2048, 8192, 8192, prepared_side=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
     (leaf,) = (x for x in ending_rows() if x.preparation.keeps and "float64" in x.types.below)
     made = _launches(leaf, 0, (300, 500), "float64", "C", "right")
@@ -186,7 +186,9 @@ def test_float64_is_kept_as_residues() -> None:
 def test_what_is_kept_counts_in_the_choice() -> None:
     """A plan whose leaf keeps its operand is predicted to take less time, and begins to pay for fewer rows."""
     known = datasheet_calibration("h200")
-    times = [choose(Problem(128, 8192, 8192, "float32", kept=kept), known, PLENTY).best.time for kept in (None, "B")]
+    times = [
+        choose(Problem(128, 8192, 8192, "float32", prepared_side=kept), known, PLENTY).best.time for kept in (None, "B")
+    ]
     assert times[1] < 0.7 * times[0]
 
 
@@ -194,9 +196,9 @@ def test_gradients_are_products_of_which_nothing_is_kept() -> None:
     torch = pytest.importorskip("torch")
     p = fmm.prepare(np.ones((70, 70), np.float32))
     object.__setattr__(p, "_kept", PreparedSide("B", 70, 70, Layout("C", 70)))
-    assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].kept is not None
-    assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].kept is None
-    assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].kept is None
+    assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].prepared_side is not None
+    assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].prepared_side is None
+    assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].prepared_side is None
 
 
 # ---- componentwise

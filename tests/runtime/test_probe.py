@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 
 import fmm
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose

@@ -12,7 +12,7 @@ import pytest
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
-from fmm.kernels.cpu import side_by_side
+from fmm.kernels.cpu import parallel_products
 from fmm.out_of_core import product as out_of_core
 from fmm.runtime import progress
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
@@ -171,9 +171,9 @@ def test_a_plan_on_the_host_tells_of_each_leafs_product(
 ) -> None:
     """Two at a time, too, where they become tasks that come later."""
     if at_once:
-        monkeypatch.setattr(side_by_side, "LEAST_FLOPS", 0)
-        monkeypatch.setattr(side_by_side, "LEAST_ROWS", 8)
-        monkeypatch.setattr(side_by_side, "ROW_UNIT", 8)
+        monkeypatch.setattr(parallel_products, "LEAST_FLOPS", 0)
+        monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
+        monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
         monkeypatch.setattr("fmm.runtime.run_host.SMALL", 0)
     a, b = (np.ones(shape, "c16" if plan.startswith("3m") else "f8") for shape in ((203, 301), (301, 155)))
     np.testing.assert_allclose(fmm.matmul(a, b, plan=plan, progress=True), a @ b)

@@ -24,8 +24,7 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from benchmarks.compile_ahead import write_kernel
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.kernels.cuda.launch_list import Kernel, LaunchList
 from fmm.problem import Problem
 from tests.support import cuda_device
 from tests.support.chips import H200

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.half_product import half_product, mirror_tasks
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.sums.compiled_sums import sum_tasks
-from fmm.kernels.cpu.sums.elementwise import Call, CallSchedule, elementwise_calls
-from fmm.kernels.cpu.sums.rescale import rescaled_arrays
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.compiled_sums import sum_tasks
+from fmm.kernels.cpu.host_arrays import Array, matmul
+from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.leaf_parts import Multiply
 from fmm.kernels.plans.steps.asked import Asked
@@ -30,13 +28,13 @@ PANEL = 256 * 1024
 WIDTH = 1024
 
 Window = tuple[slice, slice]
-Told = Callable[[int], object]  # hears how many multiply-adds are done
+ProgressCallback = Callable[[int], object]  # hears how many multiply-adds are done
 
 
 @dataclass(frozen=True)
 class NumpyBackend:
     threads: Threads
-    told: Told | None = field(default=None, kw_only=True)
+    told: ProgressCallback | None = field(default=None, kw_only=True)
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Done before any product."""
@@ -71,7 +69,7 @@ class NumpyBackend:
 
     def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
         """The lower half, whatever the leaf: BLAS has one way."""
-        self.telling(partial(half_product, asked=asked))(left, right, dest)
+        self.telling(partial(triangle_product, asked=asked))(left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))
@@ -79,7 +77,7 @@ class NumpyBackend:
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums; beyond the edge of a smaller read there are zeros."""
         if isinstance(step, LineExponents | Rescaled):
-            rescaled_arrays(step, reads, writes[0])
+            rescale_arrays(step, reads, writes[0])
             return
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
             reads, writes = [x.T for x in reads], [x.T for x in writes]
@@ -89,7 +87,7 @@ class NumpyBackend:
             wanted = tuple(_reaches(x, window) for x in writes)
             if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
                 continue
-            plan = elementwise_calls(step.program, present, wanted, step.aliases)
+            plan = schedule_calls(step.program, present, wanted, step.aliases)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             compiled = sum_tasks(plan, slots, window)
             panels = _cache_panels(window, plan, slots)
@@ -141,7 +139,7 @@ def _sum_panel(plan: CallSchedule, slots: Sequence[Array | None], window: Window
         _OPERATIONS[call.op](views, call)
 
 
-_OPERATIONS: dict[str, Callable[[list[Any], Call], Any]] = {
+_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
     "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
     "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
     # Not numpy.negative: NumPy 2.3 and 2.4 read float32 16 bytes, or float64 64 bytes, apart wrongly.
@@ -150,3 +148,63 @@ _OPERATIONS: dict[str, Callable[[list[Any], Call], Any]] = {
     "zero": lambda v, c: v[c.dest].fill(0),
     "scale": lambda v, c: np.multiply(v[c.first], c.factor, out=v[c.dest]),
 }
+
+
+ROWS = 256 * 1024  # numbers that are looked at or scaled at a time
+
+
+def rescale_arrays(step: LineExponents | Rescaled, reads: Sequence[Array], dest: Array) -> None:
+    """Do the step. Symbols, which have no size, have the exponent 0."""
+    if isinstance(step, LineExponents):
+        dest[0, :] = 0 if dest.dtype == object else _exponents(step, reads)
+    elif dest.dtype == object:
+        if dest is not reads[0]:
+            dest[...] = reads[0]
+    else:
+        _rescale(step, reads, dest)
+
+
+def _exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
+    source = reads[0] if step.axis == 0 else reads[0].T
+    found = np.empty(len(source), np.int64)
+    along = step.sign * _whole(reads[1]) if step.sign else None
+    height = max(ROWS // source.shape[1], 1)
+    for top in range(0, len(source), height):
+        found[top : top + height] = _largest_exponents(source[top : top + height], along)
+    return np.right_shift(found - _whole(reads[-1]), 1) if step.against else found
+
+
+def _largest_exponents(rows: Array, along: Array | None) -> Array:
+    with np.errstate(all="ignore"):
+        size = np.maximum(abs(rows.real), abs(rows.imag)) if rows.dtype.kind == "c" else abs(rows)
+        finite = np.isfinite(size).all(axis=1)
+        exponents = np.frexp(np.where(np.isfinite(size), size, 0))[1].astype(np.int64)
+    exponents += 0 if along is None else along
+    exponents[size == 0] = LEAST
+    largest = exponents.max(axis=1)
+    return np.where(finite & (largest > LEAST), largest, 0)
+
+
+LEAST = -(1 << 20)
+
+
+def _rescale(step: Rescaled, reads: Sequence[Array], dest: Array) -> None:
+    source, vectors = reads[0], [_whole(x) for x in reads[1:]]
+    rows = step.row_sign * vectors.pop(0)[:, None] if step.row_sign else 0
+    cols = step.col_sign * vectors.pop(0)[None, :] if step.col_sign else 0
+    exponents = np.broadcast_to(rows + cols, source.shape)
+    height = max(ROWS // source.shape[1], 1)
+    with np.errstate(all="ignore"):
+        for top in range(0, len(source), height):
+            band = slice(top, top + height)
+            by = exponents[band].astype(np.int32)
+            if dest.dtype.kind == "c":
+                np.ldexp(source[band].real, by, out=dest[band].real)
+                np.ldexp(source[band].imag, by, out=dest[band].imag)
+            else:
+                np.ldexp(source[band], by, out=dest[band])
+
+
+def _whole(vector: Array) -> Array:
+    found: Array = vector[0].real.astype(np.int64)
+    return found

@@ -93,7 +93,7 @@ def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) ->
         samples = timed.rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:
-            step = decision.step if run.plan == decision.plan else "given"
+            step = decision.source if run.plan == decision.plan else "given"
             yield _bench_row(problem, run, samples, step if run != Run() or run.plan == decision.plan else "vendor")
     for trial in journal.recorded:
         if trial.failed:

@@ -17,14 +17,12 @@ from fmm.arrays import host_memory
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import identity
 from fmm.config.identity import Identity
-from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.side_by_side import threads_per_product
-from fmm.kernels.cpu.step_timer import StepTimes, time_steps
-from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.cpu.threads.thread_pool import blas_threads, usable_processors
+from fmm.kernels.cpu.parallel_products import StepTimes, threads_per_product, time_steps
+from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
+from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
@@ -47,7 +45,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        self.lanes = call_apart(partial(_products_at_once, self.threads))
+        self.lanes = run_on_worker(partial(_products_at_once, self.threads))
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property

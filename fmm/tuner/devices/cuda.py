@@ -18,7 +18,7 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
+from fmm.kernels.cuda.launch_list import LaunchList, StepKind, StreamSync
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.candidates import peer_plans, probed_plans
@@ -34,7 +34,7 @@ LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 # 5 to 10 %). After so many idle seconds it is therefore kept busy for so many milliseconds before a sample.
 IDLE, HEAT = 0.004, 40.0
 ROWS = 16  # rows of a result that are checked
-PARTS: Mapping[str, Work] = {"sums": "sums", "products": "product"}
+PARTS: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -154,8 +154,8 @@ class CudaSession:
             if run.part == "whole" and run.plan != VENDOR:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
-            steps = tuple(step for step in whole.steps if not isinstance(step, Turn) and step.does == kept)
-            self._launches[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
+            steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
+            self._launches[run] = whole if kept is None else replace(whole, steps=steps, streams=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None

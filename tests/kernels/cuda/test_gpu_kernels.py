@@ -12,10 +12,10 @@ import pytest
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.launch_list import LaunchList, Turn
+from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, sum_source
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -335,10 +335,10 @@ def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
 
 def _own(tape: LaunchList) -> LaunchList:
     """The plan's own steps, without those that would compute C again and lower the flag."""
-    pairs = zip(tape.steps, tape.lanes, strict=True)
-    kept = [(step, lane) for step, lane in pairs if isinstance(step, Turn) or step.does != "recompute"]
+    pairs = zip(tape.steps, tape.streams, strict=True)
+    kept = [(step, lane) for step, lane in pairs if isinstance(step, StreamSync) or step.does != "recompute"]
     steps, lanes = zip(*kept, strict=True)
-    return replace(tape, steps=steps, lanes=lanes)
+    return replace(tape, steps=steps, streams=lanes)
 
 
 def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
@@ -426,5 +426,7 @@ def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     ):
         tape = record_operations(Plan.parse(f"{text} > vendor"), Problem(512, 512, 512, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
-            kernel = cupy.RawModule(code=sum_source(op.kernel, op.access), options=("--std=c++17",)).get_function(ENTRY)
+            kernel = cupy.RawModule(code=sum_source(op.kernel, op.access), options=("--std=c++17",)).get_function(
+                SUM_ENTRY
+            )
             assert kernel.local_size_bytes <= 16, (text, dtype, op.label)

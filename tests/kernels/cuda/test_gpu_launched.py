@@ -20,7 +20,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch import graphs
-from fmm.kernels.cuda.launch.compile import compiled_kernel
+from fmm.kernels.cuda.launch.compile import compile_kernel
 from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 pytestmark = pytest.mark.gpu
@@ -66,7 +66,7 @@ def test_what_is_said_is_what_is_launched(use: LeafUse) -> None:
         ours = [step for step in launches.steps if isinstance(step, Launch)]
         calls = [step for step in launches.steps if isinstance(step, VendorCall)]
         seen = captured(launches)
-        named = Counter(compiled_kernel(0, launch.kernel).address for launch in ours)
+        named = Counter(compile_kernel(0, launch.kernel).address for launch in ours)
         assert {kernel: seen[kernel] for kernel in named} == named, launches.describe()
         theirs = seen.total() - named.total()
         # A call of the library's is one kernel or several; without a call there is no kernel but ours.

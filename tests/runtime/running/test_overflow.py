@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Sum

@@ -21,7 +21,7 @@ import fmm
 from fmm.config import files, identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose

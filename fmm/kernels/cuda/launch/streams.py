@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 import cupy
+from cupy_backends.cuda.api import runtime
 
-from fmm.kernels.cuda.launch.blas_library import Lane
-from fmm.kernels.cuda.launch.cublas import new_handle
+from fmm.kernels.cuda.launch.cublas import StreamContext, new_handle
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
-from fmm.kernels.cuda.launch_list import LaunchList, Turn
+from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
-def turn_calls(turn: Turn, lanes: list[Lane]) -> list[PreparedCall]:
+def sync_calls(turn: StreamSync, lanes: list[StreamContext]) -> list[PreparedCall]:
     """The calls after which the other lanes wait for what the first has done so far (FORK), or it for them (JOIN)."""
     first, *others = lanes
-    pairs = [(first, lane) if turn is Turn.FORK else (lane, first) for lane in others]
+    pairs = [(first, lane) if turn is StreamSync.FORK else (lane, first) for lane in others]
     runtime = cupy.cuda.runtime
     recorded = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
     calls: list[PreparedCall] = [partial(runtime.eventRecord, event, stream) for event, stream in recorded]
@@ -78,14 +78,38 @@ def _another_lane(device: int) -> _LaneOfOurs:
     return _LaneOfOurs()
 
 
-def lanes_for(launches: LaunchList, device: int, stream: int, handle: int) -> list[Lane]:
+def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
     """As many lanes as the list uses, with a cuBLAS handle for each that calls it. The first is the caller's stream."""
-    if launches.lanes_used == 1:
-        return [Lane(handle, stream, 0)]
+    if launches.stream_count == 1:
+        return [StreamContext(handle, stream, 0)]
     own_lanes = _lanes.own.by_device.setdefault(device, [])
-    while len(own_lanes) < launches.lanes_used:
+    while len(own_lanes) < launches.stream_count:
         own_lanes.append(_another_lane(device))
-    for lane in own_lanes[1 : launches.vendor_lanes]:
+    for lane in own_lanes[1 : launches.vendor_stream_count]:
         lane.handle = lane.handle or new_handle()
-    first, *others = own_lanes[: launches.lanes_used]
-    return [Lane(handle, stream, first.event.ptr), *(Lane(x.handle, x.stream.ptr, x.event.ptr) for x in others)]
+    first, *others = own_lanes[: launches.stream_count]
+    return [
+        StreamContext(handle, stream, first.event.ptr),
+        *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),
+    ]
+
+
+_of_streams: dict[tuple[int, int, int], int] = {}
+
+
+def stream_counters(device: int, stream: int, count: int) -> int:
+    """The address of counters for a launch on this stream, whose launches share them: they come one after the other."""
+    key = device, stream, 1 << (count - 1).bit_length()
+    if key not in _of_streams:
+        _of_streams[key] = new_counters(key[2], stream)
+    return _of_streams[key]
+
+
+def new_counters(count: int, stream: int) -> int:
+    """The address of new counters, which are zero once the stream gets there.
+
+    They are never given back, since kernels may still write them.
+    """
+    pointer = int(runtime.malloc(4 * count))
+    runtime.memsetAsync(pointer, 0, 4 * count, stream)
+    return pointer

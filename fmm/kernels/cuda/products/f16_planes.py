@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, Side
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
     PLANE_ALIGN,
@@ -28,11 +27,9 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.cuda.tensor_map import TensorMap
-from fmm.kernels.cuda.views import Factor, Piece
 from fmm.kernels.plans.memory_layout import whole
 
-SIDES: tuple[Side, Side] = ("left", "right")  # the kernel's A, its B
+SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
 SPLIT_THREADS = 256  # threads of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP = 32
@@ -44,8 +41,8 @@ MAX_REGISTER_LOADS = 16  # loads of a line that a thread holds in registers at m
 # balanced: the inner dimension is scaled too, if the launches before have found that it must be.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
-    "default": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
-    "separate": "Usual<fmm::planes::Apart, 1>",
+    "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
+    "separate": "LineScaling<fmm::planes::Separate, 1>",
     "recorded": "Spread<false>",
     "balanced": "Spread<true>",
 }
@@ -74,7 +71,7 @@ class OperandPlanes:
     The planes are in the workspace, or behind the operand itself if an earlier call prepared them.
     """
 
-    source: Factor
+    source: GemmOperand
     along: Along  # the dimension along which the operand's lines run
     lines: int
     length: int  # numbers in a line
@@ -117,10 +114,10 @@ class OperandPlanes:
         """Offset behind the exponents in bytes."""
         return self.exponents + exponent_bytes(self.count * self.outer)
 
-    def split_kernel(self, divides: Mapping[str, int]) -> SplitKernel:
+    def split_kernel(self, alignment: Mapping[str, int]) -> SplitKernel:
         """Return how the operand is split: a thread block for each long line, a warp for each short one."""
         wide = all(x * FLOAT32_BYTES % VECTOR_BYTES == 0 for x in (self.source.leading, self.source.stride))
-        wide = wide and self.source.offset % VECTOR_BYTES == 0 and divides[self.source.base] % VECTOR_BYTES == 0
+        wide = wide and self.source.offset % VECTOR_BYTES == 0 and alignment[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
             return SplitKernel("outer", 0, 0, wide)
         group = WARP if self.length <= 1024 else SPLIT_THREADS
@@ -151,7 +148,7 @@ class OperandPlanes:
     def tensor_map(self, most: int) -> TensorMap:
         """Return the map of planes in which hi and lo alternate by 64 numbers; one copy loads at most `most` lines."""
         length = PLANES_PER_OPERAND * self.pitch
-        piece = Piece(self.base, self.offset, self.lines, length)
+        piece = BlockTerm(self.base, self.offset, self.lines, length)
         box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
         return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, LINE_BYTES)
 
@@ -167,21 +164,29 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
-    gram = op.half is not None and op.half.gram
-    shared = gram and not (op.checked or op.ready.from_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
+    gram = op.triangle is not None and op.triangle.gram
+    shared = (
+        gram
+        and not (op.checked or op.prepared.written_by_sums or a.is_prepared or b.is_prepared)
+        and a.has_layout_of(b)
+    )
     return a, a if shared else b
 
 
 def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
     """Return these planes, or the prepared planes behind the operand if there are any."""
-    if op.ready.kept_of is None or op.ready.kept_of != x.source.base or op.checked:
+    if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.ready.kept_of, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.prepared.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
     """Return the planes of A and B that must still be made; one if both operands share them."""
-    missing = [x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.from_sums]
+    missing = [
+        x
+        for x, side in zip(planes, SIDES, strict=True)
+        if not x.is_prepared and side not in op.prepared.written_by_sums
+    ]
     return list(dict.fromkeys(missing))
 
 
@@ -194,7 +199,7 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
     body = ["if (!*p.x0.balanced) return;"] if rule == "balanced" else []
     body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
-        forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "recorded" else ""
+        forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
         body += [
             f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
             f"block -= p.{name}.blocks;",
@@ -208,13 +213,13 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
 
 
 def plane_split_launch(
-    operands: Sequence[OperandPlanes], divides: Mapping[str, int], rule: ScalingRule = "default"
+    operands: Sequence[OperandPlanes], alignment: Mapping[str, int], rule: ScalingRule = "default"
 ) -> Launch:
     """Return the launch that makes the exponents and planes of these operands.
 
-    `divides` maps a base to the largest power of two that divides its address.
+    `alignment` maps a base to the largest power of two that divides its address.
     """
-    kernels = tuple(x.split_kernel(divides) for x in operands)
+    kernels = tuple(x.split_kernel(alignment) for x in operands)
     parameters = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
     grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
@@ -280,10 +285,10 @@ def balance_source(left: Along, right: Along) -> str:
 
 
 def checked_split_launches(
-    x: ExponentSpread, multiprocessors: int, divides: Mapping[str, int]
+    x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int]
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: split and record the spread, decide whether to balance, and split again if so."""
-    kernels = x.left.split_kernel(divides), x.right.split_kernel(divides)
+    kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.parameters(kernels)
     grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
 

@@ -13,16 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, Side
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import GemmOp, OperandSide
 from fmm.kernels.cuda.products.f16_planes import SIDES, OperandPlanes, operand_planes
 from fmm.kernels.cuda.products.kernel_sizes import FLOAT32_BYTES
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
-from fmm.kernels.cuda.sums.sum_arrays import Array
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, SumOp
-from fmm.kernels.cuda.sums.sum_source import step_lines
+from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
 
 EXTENT_THREADS, WARP, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
 MASK_BITS = 64  # blocks that the mask of a sum can name
@@ -34,7 +31,7 @@ class PlaneSums:
 
     split: SumOp
     planes: OperandPlanes
-    side: Side  # the operand of the row-major product
+    side: OperandSide  # the operand of the row-major product
     separate: bool = False  # True if all hi come before all lo, as the vendor's products need
 
     @property
@@ -42,7 +39,7 @@ class PlaneSums:
         return False
 
     @cached_property
-    def source(self) -> Array:
+    def source(self) -> BlockArray:
         """The matrix that provides the blocks."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
@@ -73,7 +70,7 @@ class PlaneSums:
         return kernel if self.planes.pitch == self.split.cols else replace(kernel, whole=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
+def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
     """Return the split that writes planes in place of an operand of a batch of products.
 
     None if the split writes neither operand of the batch, or cannot write its planes.
@@ -83,7 +80,7 @@ def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separa
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
     sums = [PlaneSums(split, x, side, separate) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
-    return sums[0] if sums and not any(divides[base] % size for base in bases) else None
+    return sums[0] if sums and not any(alignment[base] % size for base in bases) else None
 
 
 def _can_write(split: SumOp, x: OperandPlanes) -> bool:
@@ -107,7 +104,7 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
-        and -(-x.pitch // (THREADS * kernel.lanes)) <= GRID_LIMIT
+        and -(-x.pitch // (SUM_THREADS * kernel.lanes)) <= GRID_LIMIT
     )
 
 
@@ -130,8 +127,8 @@ def bounds_source(sums: int) -> str:
 @lru_cache(maxsize=64)
 def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
-    parameters = f"fmm::planes::Told<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
-    arrangement = f"fmm::planes::{'Apart' if separate else 'InTurns'}"
+    parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
+    arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
     return _source(parameters, call, kernel.bounds, step_lines(kernel))
 
@@ -143,19 +140,19 @@ def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = 
 # ---- the launches
 
 
-def plane_sum_launches(x: PlaneSums, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
+def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
     """Return three launches: the largest numbers of blocks, the exponents of sums, and the sums as planes."""
-    return _extent_launch(x, divides), _bound_launch(x), _sum_launch(x)
+    return _extent_launch(x, alignment), _bound_launch(x), _sum_launch(x)
 
 
-def _extent_launch(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
+def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """The results go to the memory of the sums, which no launch writes now."""
     a, (down, across) = x.source, x.blocks
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
     )
     wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
-    wide = wide and a.offset % VECTOR_BYTES == 0 and divides[a.base] % VECTOR_BYTES == 0
+    wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)
@@ -184,7 +181,7 @@ def _sum_launch(x: PlaneSums) -> Launch:
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
-    grid = planes.lines, -(-planes.pitch // (THREADS * x.kernel.lanes)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, THREADS)
+    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.lanes)), 1
+    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, VendorCall
+from fmm.kernels.cuda.launch_list import FLAG, MAP_BYTES, MAP_WORDS, Kernel, Launch, Slot, TensorMap, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     ExponentSpread,
@@ -38,8 +37,6 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     raster_rows,
     wgmma_instruction,
 )
-from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor, View
 
 POINTERS = 5  # pointers of struct Product3, behind its maps
 # The sizes without clusters are for a C of so few rows that the lower thread block of a cluster would have no work.
@@ -86,7 +83,7 @@ class F16x3Op:
     left: OperandPlanes
     right: OperandPlanes
     missing: tuple[OperandPlanes, ...]  # planes that must be made before the product
-    dest: Factor
+    dest: GemmOperand
     m: int
     n: int
     k: int
@@ -138,23 +135,23 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     None if alpha or beta is complex, or if a batch has a separate addend.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
-    if alpha.imag or beta.imag or (op.added is not None and op.count > 1):
+    if alpha.imag or beta.imag or (op.addend is not None and op.count > 1):
         return None
     m, n, k = op.n, op.m, op.k
     a, b = operand_planes(op)
     spread = ExponentSpread(a, b, b.end) if op.checked else None
-    s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.half is not None)
+    s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.triangle is not None)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.extent))
     missing = tuple(missing_planes(op, (a, b)))
-    return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
+    return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.addend)
 
 
-def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, ...]:
+def plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
     """Return the launches that make the missing planes."""
     if op.spread is not None:
-        return checked_split_launches(op.spread, multiprocessors, divides)
-    return (plane_split_launch(op.missing, divides),) if op.missing else ()
+        return checked_split_launches(op.spread, multiprocessors, alignment)
+    return (plane_split_launch(op.missing, alignment),) if op.missing else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
@@ -197,14 +194,14 @@ class PlaneProduct(NamedTuple):
 
 
 def vendor_f16x3_steps(
-    op: GemmOp, multiprocessors: int, divides: Mapping[str, int], flagged: bool
+    op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
     """Return the split, the vendor's products of planes, and the unscaling; or the reason why this is impossible."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
     missing = missing_planes(op, (a, b))
-    splits = (plane_split_launch(missing, divides, "separate"),) if missing else ()
+    splits = (plane_split_launch(missing, alignment, "separate"),) if missing else ()
     calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
     return *splits, *calls, _unscale_launch(op, a, b, multiprocessors, flagged)
 
@@ -223,16 +220,16 @@ def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct
     The call counts as "sums", because the last launch turns its result into C.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
-    whole = replace(op.by_vendor, dtype="float16", dest_dtype="float32")
+    whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")
     piece = replace(whole, k=x.length, left=left, right=right, alpha=x.factor, beta=x.keep)
     return VendorCall(piece, f"cuBLAS, float16 products added up in float32, {x.length} of the inner dimension", "sums")
 
 
-def _plane_factor(x: OperandPlanes, source: Factor, start: int, lo: bool) -> Factor:
+def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
     """Return hi or lo from position `start` of the inner dimension, as BLAS sees it; its layout is the operand's."""
     numbers = x.lines * x.pitch
     first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.pitch)
-    return Factor(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)
+    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)
 
 
 def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from fmm.dtypes import BYTE, DTYPES, RINGS
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, Work
+from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, Kernel, Launch, Slot, StepKind
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_PIECES,
@@ -43,8 +42,6 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     count_cluster_tiles,
     wgmma_instruction,
 )
-from fmm.kernels.cuda.tensor_map import MAP_WORDS
-from fmm.kernels.cuda.views import Factor, Piece
 from fmm.kernels.plans.levels.residue_room import EXPONENT, ROOM, ResidueRoom, kept_room
 from fmm.kernels.plans.memory_layout import whole
 
@@ -65,7 +62,7 @@ class ResidueOp:
     geometry: ResidueRoom
     left: ResidueOperand
     right: ResidueOperand
-    dest: Factor
+    dest: GemmOperand
     planes: int  # offset of C's planes in the workspace, in bytes
     multiprocessors: int
     factor: float
@@ -94,7 +91,7 @@ class ResidueOp:
         if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_map(Piece("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+            dest = byte_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
@@ -104,11 +101,11 @@ class ResidueOp:
 
 
 def residue_op(
-    op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, divides: Mapping[str, int] = NO_ALIGNMENT
+    op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
     """Return the product by planes in the leaf's workspace, or by the operands' own bytes.
 
-    None if alpha or beta is complex. `divides` maps a base to a power of two that divides its address.
+    None if alpha or beta is complex. `alignment` maps a base to a power of two that divides its address.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
@@ -120,38 +117,38 @@ def residue_op(
     left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
     are_residues = dtype in RINGS and g.item == 1 and moduli == 1
     first, second = (
-        _bytes_from(source, dimension, divides) if are_residues else None
+        _bytes_from(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
     y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.turned[0], second)
     x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
-    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
+    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, alignment)
     # The products of a fast scheme's blocks are not their own adjoints.
-    lower_only = op.half is not None and not levels and not DTYPES[dtype].exact
+    lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
 def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
-    if op.use.leaf.preparation.keeps is None or not op.ready.kept_of == base == side.source.base:
+    if op.use.leaf.preparation.keeps is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + whole(EXPONENT * side.lines, ROOM)
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
-def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
+def _bytes_from(x: GemmOperand, along: Along, alignment: Mapping[str, int]) -> BytesFrom | None:
     """Return the source of an operand's bytes that are residues themselves; None if they must be copied first."""
     if along == "outer":
         return "planes"
-    return "source" if _is_aligned(x, divides) else None
+    return "source" if _is_aligned(x, alignment) else None
 
 
-def _is_aligned(x: Factor, divides: Mapping[str, int]) -> bool:
+def _is_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
     """Return True if the copy engine can read the lines of an operand of bytes."""
-    return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, divides.get(x.base, 1)))
+    return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, alignment.get(x.base, 1)))
 
 
 @lru_cache(maxsize=4096)
@@ -168,13 +165,13 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 # ---- the launches
 
 
-def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
+def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
     """Return all launches of a product: exponents, then planes and their products by groups of moduli, then C.
 
-    `divides` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
+    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
     for an inf or NaN in C.
     """
-    aligned, exact = _aligned_sides(op, divides), DTYPES[op.dtype].exact
+    aligned, exact = _aligned_sides(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.sides)
     launches = [measure_launch(op.sides, op.dtype, aligned)] if measures else []
     first = 0
@@ -188,13 +185,13 @@ def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -
     return tuple(launches)
 
 
-def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
+def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
     """Return the launches that prepare one operand, and their workspace in bytes."""
     if not any(x.is_prepared for x in op.sides):
         return (), 0
     # The operand to prepare is the one that residue_op describes as ready.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
-    aligned, moduli = _aligned_sides(op, divides), remainder_weights(op.geometry.moduli).moduli
+    aligned, moduli = _aligned_sides(op, alignment), remainder_weights(op.geometry.moduli).moduli
     workspace = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
@@ -203,9 +200,9 @@ def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> t
     return launches, workspace
 
 
-def _aligned_sides(op: ResidueOp, divides: Mapping[str, int]) -> tuple[bool, ...]:
+def _aligned_sides(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
     """Return whether A and B begin at multiples of 16 bytes."""
-    return tuple(divides[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
+    return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
 
 
 # ---- products of planes
@@ -216,7 +213,7 @@ class ResidueKernel:
     """A compiled variant of the products of planes."""
 
     sizes: WgmmaSizes
-    triangle: HalfExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
     def shared(self) -> int:
@@ -248,7 +245,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
-    does: Work = "product" if op.writes_c else "sums"
+    does: StepKind = "product" if op.writes_c else "sums"
     kernel = Kernel(residue_product_source, (spec,), ENTRY, s.threads, spec.shared, architecture="sm_90a")
     count = f"{product.count} product{'s' * (product.count > 1)}"
     products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
@@ -333,8 +330,8 @@ def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
 @lru_cache(maxsize=64)
 def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the whole CUDA source of the join to integers, entry point `ENTRY`."""
-    body = (f"{SPACE}join_whole<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
-    return _join_entry(f"JoinWhole<{DTYPES[dtype].cpp}>", body)
+    body = (f"{SPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
 def _join_entry(parameters: str, body: tuple[str, ...]) -> str:

@@ -14,9 +14,8 @@ from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import MAP_BYTES, MAP_WORDS, Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, TriangleExtent, View
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
@@ -27,8 +26,6 @@ from fmm.kernels.cuda.products.tiling import (
     row_major_operands,
     triangle_tiles,
 )
-from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 
 LINE_BYTES = 128  # of a line of a tile along the inner dimension
 MMA_K_BYTES = 32  # of a row of A that one wgmma instruction multiplies
@@ -69,7 +66,7 @@ class WgmmaKernel:
     element: str
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
-    triangle: HalfExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
     def passes(self) -> int:
@@ -115,12 +112,14 @@ def wgmma_instruction(element: DType, width: int) -> list[str]:
     depth = MMA_K_BYTES // element.itemsize
     signs = "" if is_integer else ", 1, 1"
     transposes = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
-    inputs = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if transposes else "")
+    inputs = '"l"(a), "l"(b), "r"(keeps)'
+    if transposes:
+        inputs += ', "n"(int(LEFT_TRANSPOSED)), "n"(int(RIGHT_TRANSPOSED))'
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
     return [
         "struct Step {",
         f"    using Sum = {number};",
-        "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
+        "    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>",
         f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
         "                                                    unsigned long long b, int keeps) {",
         '        asm volatile("{.reg .pred keeps; "',
@@ -144,7 +143,7 @@ class GroupKernel(Protocol):
     @property
     def sizes(self) -> WgmmaSizes: ...
     @property
-    def triangle(self) -> HalfExtent | None: ...
+    def triangle(self) -> TriangleExtent | None: ...
 
 
 Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
@@ -199,15 +198,15 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
     # The copy engine can add to C, but not where a tile is mirrored, and not to a separate addend.
-    adds = beta == 1 and op.half is None and op.added is None
-    sizes = TRIANGLE_SIZES if op.half else WGMMA_SIZES
-    s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.half is not None)
+    adds = beta == 1 and op.triangle is None and op.addend is None
+    sizes = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
+    s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.triangle is not None)
     line = LINE_BYTES // DTYPES[dtype].itemsize
 
-    def map_of(x: Factor, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
+    def map_of(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
         """Return the map of a matrix as lines, which are its rows or columns; one copy loads at most `most` lines."""
         length, lines = (cols, rows) if by_rows else (rows, cols)
-        piece, steps = Piece(x.base, x.offset, rows, cols), Lines(x.leading, x.stride)
+        piece, steps = BlockTerm(x.base, x.offset, rows, cols), BlockStrides(x.leading, x.stride)
         return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), LINE_BYTES)
 
     maps = (
@@ -218,7 +217,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.extent)
     keep = 0.0 if adds else beta.real / alpha.real
-    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.added)
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.addend)
 
 
 def _can_multiply(op: GemmOp, dtype: str) -> bool:
@@ -234,7 +233,7 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
 
 def _can_write(op: GemmOp, dtype: str) -> bool:
     """Return True if the kernel can write this result, and read its addend."""
-    itemsize, added = DTYPES[dtype].itemsize, op.added
+    itemsize, added = DTYPES[dtype].itemsize, op.addend
     # The copy engine writes 16 bytes at a time, so zeros would follow a row of C that ends within 16 bytes.
     if op.m * itemsize % VECTOR_BYTES:
         return False
@@ -245,7 +244,7 @@ def _can_write(op: GemmOp, dtype: str) -> bool:
     return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
 
 
-def _is_aligned(x: Factor, itemsize: int) -> bool:
+def _is_aligned(x: GemmOperand, itemsize: int) -> bool:
     """Return True if the copy engine can read or write the matrix whenever its base is aligned."""
     return all(step * itemsize % VECTOR_BYTES == 0 for step in (x.leading, x.stride)) and x.offset % VECTOR_BYTES == 0
 

@@ -11,7 +11,7 @@ import pytest
 
 import fmm
 from fmm.config import files
-from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.launch.graphs import REPEATS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.runtime import devices

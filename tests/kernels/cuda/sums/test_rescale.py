@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cpu.sums.rescale import rescaled_arrays
+from fmm.kernels.cpu.numpy_backend import rescale_arrays
 from fmm.kernels.cuda.launch_list import FLAG, Launch
-from fmm.kernels.cuda.sums.rescale import (
-    ENTRY,
-    THREADS,
+from fmm.kernels.cuda.sums.mirror_rescale import (
+    RESCALE_ENTRY,
+    RESCALE_THREADS,
     ExponentsOp,
     RescaleOp,
     exponents_launch,
@@ -30,13 +30,13 @@ from tests.support.sums_on_host import kernel_in_turns
 
 DRIVER = f"""
 template <class Told> int told_bytes(void (*)(Told)) {{ return sizeof(Told); }}
-template <class Told> void enter(const void* p) {{ {ENTRY}(*static_cast<const Told*>(p)); }}
+template <class Told> void enter(const void* p) {{ {RESCALE_ENTRY}(*static_cast<const Told*>(p)); }}
 template <class Told> void start(void (*)(Told), const void* p, int blocks) {{
-    run(enter<Told>, p, blocks, 1, {THREADS});
+    run(enter<Told>, p, blocks, 1, {RESCALE_THREADS});
 }}
 extern "C" int launch(const void* parameters, int blocks) {{
-    start({ENTRY}, parameters, blocks);
-    return told_bytes({ENTRY});
+    start({RESCALE_ENTRY}, parameters, blocks);
+    return told_bytes({RESCALE_ENTRY});
 }}
 """
 Matrix = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ def on_host(*given: Any) -> Any:
 
 def play(launch: Launch, bases: dict[str, Matrix]) -> None:
     words = told_words(launch.parameters, launch.slots, bases)
-    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0])
+    launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0])
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
@@ -89,7 +89,7 @@ def test_exponents_as_numpy_finds_them(dtype: str) -> None:
             "x", whole_matrix("A", m, n), axis, whole_matrix("D", 1, lines), vectors[0] if sign else None, sign,
             vectors[-1] if against else None,
         )  # fmt: skip
-        rescaled_arrays(step, [held[p.name] for p in step.reads], wanted)
+        rescale_arrays(step, [held[p.name] for p in step.reads], wanted)
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -108,7 +108,7 @@ def test_copies_as_numpy_scales_them(dtype: str) -> None:
         places = [(whole_matrix(name, 1, count) if sign else None, sign) for name, count, sign in
                   zip("RQ", (m, n), signs, strict=True)]  # fmt: skip
         step = rescale("x", whole_matrix("A", m, n), whole_matrix("C", m, n), *places)
-        rescaled_arrays(step, [held[p.name] for p in step.reads], wanted)
+        rescale_arrays(step, [held[p.name] for p in step.reads], wanted)
         np.testing.assert_allclose(y, wanted, rtol=0, atol=float(np.finfo(dtype).smallest_subnormal))
         assert held[FLAG][0] == 0
 

@@ -16,10 +16,9 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
+from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_order import peak_values
-from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from tests.support.marks import quick_and_slow
@@ -108,7 +107,7 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
     ],
 )
 def test_lanes_fill_an_access_while_registers_last(text: str, dtype: str, lanes: list[int]) -> None:
-    assert [kernel.lanes for kernel in kernels(text, dtype, 512)] == lanes
+    assert [kernel.vector_width for kernel in kernels(text, dtype, 512)] == lanes
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
@@ -227,7 +226,7 @@ def sources(case: Case, architecture: str) -> Iterator[tuple[str, str]]:
             # A multiple of every grid and of 16 bytes below it, so that whole layers and wide accesses are met.
             size = 512 if "^" in plan else 576
             for op, access in product(launches(plan, dtype, size, *case.scalars), ("vector", "scalar")):
-                if (access == "scalar" or op.kernel.lanes > 1) and case.only in ("", op.label):
+                if (access == "scalar" or op.kernel.vector_width > 1) and case.only in ("", op.label):
                     text = sum_source(op.kernel, access, case.flag and op.writes_result)
                     if text not in seen:
                         seen.add(text)
@@ -266,7 +265,7 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: s
 def blocks(architecture: str, kernel: Report) -> int:
     """Its thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
+    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), SUM_THREADS, kernel.registers, kernel.shared)
 
 
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))

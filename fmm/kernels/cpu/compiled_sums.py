@@ -1,0 +1,271 @@
+"""Sums in compiled loops, where llvmlite is installed (it comes with Numba): every number is loaded and stored once.
+
+NumPy adds two arrays at a time, so the parts of a longer sum go through the cache again and again, and every line of a
+result is fetched before it is written. Here a schedule of elementwise calls becomes one function of LLVM's: of a line
+of 64 bytes of each array all is loaded, computed in registers and stored; past the caches, where rows of the results
+begin on such lines and there are more of them than caches hold. The operations are NumPy's, in its order: so are the
+results, bit for bit.
+
+Real and imaginary parts of one complex matrix are loaded together and parted in registers, and so are stored.
+
+Left out, and left to NumPy: factors of complex numbers, other arrays whose rows have gaps between their numbers, and
+sums that are too short to be worth a function of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from itertools import count as counted
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.sum_schedule import CallSchedule
+
+LINE = 64  # bytes
+LEAST = 1 << 16  # numbers in a block, below which NumPy's loops do
+STREAMED = 4 << 20  # bytes of results from which they go past the caches
+TASK = 1 << 20  # bytes of a result that one task writes
+REAL = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
+
+Window = tuple[slice, slice]
+Pairs = tuple[tuple[int, int], ...]
+
+_numbers = counted()  # of the functions
+
+
+def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
+    """Tasks that do the schedule's calls on a window of the arrays; none where that is NumPy's."""
+    rows, cols = (side.stop - side.start for side in window)
+    if rows * cols < LEAST or not compiler_found():
+        return []
+    views = {i: x[window] for i in used_slots(schedule, len(slots)) if (x := slots[i]) is not None}
+    results = {i: views[i] for i in result_slots(schedule, len(slots))}
+    first = next(iter(results.values()))
+    kind, pairs = first.dtype.name, parts_of_complex(views, results)
+    scaled = any(call.op == "scale" for call in schedule.calls)
+    parted = {slot for pair in pairs for slot in pair}
+    gaps = any(x.dtype != first.dtype or (x.strides[1] != x.itemsize and i not in parted) for i, x in views.items())
+    if gaps or kind not in REAL or (scaled and kind != REAL[kind]):
+        return []
+    ends = {second for _, second in pairs}  # stored with what is in front of them
+    lines = all(_on_lines(x) for i, x in results.items() if i not in ends)
+    past = lines and sum(x.nbytes for x in results.values()) >= STREAMED
+    function = compiled_function(schedule, len(slots), REAL[kind], past, pairs)
+    return list(_bands(function, list(views.values()), cols * (1 if kind == REAL[kind] else 2)))
+
+
+def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
+    """Slots of real and of imaginary parts that are one complex matrix in memory, either both read or both written."""
+    parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
+    starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
+    return tuple(
+        (i, i + 1)
+        for i, start in starts.items()
+        if starts.get(i + 1) == start + views[i].itemsize
+        and views[i].strides == views[i + 1].strides
+        and (i in results) == (i + 1 in results)
+    )
+
+
+def _bands(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
+    """A task for each band of rows."""
+    rows = len(views[0])
+    height = max(TASK // max(views[0].shape[1] * views[0].itemsize, 1), 1)
+    strides = (ctypes.c_int64 * len(views))(*(x.strides[0] for x in views))
+    for top in range(0, rows, height):
+        addresses = (ctypes.c_int64 * len(views))(*(x[top:].__array_interface__["data"][0] for x in views))
+        yield partial(function, min(height, rows - top), numbers, addresses, strides)
+
+
+def _on_lines(x: Array) -> bool:
+    return not (x.__array_interface__["data"][0] % LINE or x.strides[0] % LINE)
+
+
+def used_slots(schedule: CallSchedule, count: int) -> tuple[int, ...]:
+    """Of the arrays, those that the calls read or write."""
+    named = {slot for call in schedule.calls for slot in (call.dest, call.first, call.second)}
+    return tuple(slot for slot in range(count) if slot in named)
+
+
+def result_slots(schedule: CallSchedule, count: int) -> list[int]:
+    return sorted({call.dest for call in schedule.calls if call.dest < count})
+
+
+# ---- LLVM
+
+
+def compiler_installed() -> bool:
+    """Is llvmlite there? It is not loaded yet."""
+    return find_spec("llvmlite") is not None
+
+
+@lru_cache(maxsize=1)
+def compiler_found() -> bool:
+    """Is llvmlite installed, and does it work here?"""
+    if not compiler_installed():
+        return False
+    try:
+        _engine()
+    except Exception:  # whatever may be wrong with it: NumPy does the sums
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _engine() -> tuple[Any, Any]:
+    """A compiler for this processor, and what keeps the functions that it makes."""
+    from llvmlite import binding
+
+    with suppress(RuntimeError):  # later ones do that by themselves
+        binding.initialize()
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = binding.get_host_cpu_features().flatten()
+    target = binding.Target.from_default_triple()
+    machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3)
+    return machine, binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+
+
+@lru_cache(maxsize=512)
+def compiled_function(
+    schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs = ()
+) -> Callable[..., None]:
+    """The schedule as a function of rows, numbers in a row, addresses and bytes from one row to the next (of the arrays
+    that are used, in order)."""
+    from llvmlite import binding
+
+    name = f"sum{next(_numbers)}"
+    module = binding.parse_assembly(str(_Loops(schedule, count, kind, past_caches, pairs, name).module))
+    _, engine = _engine()
+    engine.add_module(module)
+    engine.finalize_object()
+    parameters = ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+    found: Callable[..., None] = ctypes.CFUNCTYPE(None, *parameters)(engine.get_function_address(name))
+    return found
+
+
+class _Loops:
+    """LLVM's code of one function: for each row a loop over lines, then one over the numbers that are left."""
+
+    def __init__(
+        self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs, name: str
+    ) -> None:
+        from llvmlite import ir
+
+        self.ir, self.schedule, self.count, self.past_caches = ir, schedule, count, past_caches
+        self.other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}  # the slot of the other part
+        self.real_parts = {first for first, _ in pairs}
+        self.number = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[kind]
+        self.size = np.dtype(kind).itemsize
+        self.width = LINE // self.size
+        self.long, self.module = ir.IntType(64), ir.Module(name)
+        longs = self.long.as_pointer()
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.long, self.long, longs, longs]), name)
+        self.builder = ir.IRBuilder(function.append_basic_block())
+        rows, numbers, addresses, strides = function.args
+        self._loop(self._long(0), rows, 1, lambda row: self._row(row, numbers, addresses, strides))
+        if past_caches:
+            self.builder.fence("seq_cst")
+        self.builder.ret_void()
+
+    def _long(self, value: int) -> Any:
+        return self.ir.Constant(self.long, value)
+
+    def _row(self, row: Any, numbers: Any, addresses: Any, strides: Any) -> None:
+        build, starts = self.builder, dict[int, Any]()
+        for place, slot in enumerate(used_slots(self.schedule, self.count)):
+            base, step = (build.load(build.gep(x, [self._long(place)])) for x in (addresses, strides))
+            starts[slot] = build.add(base, build.mul(row, step))
+        whole = build.and_(numbers, self._long(-self.width))
+        vector = self.ir.VectorType(self.number, self.width)
+        self._loop(self._long(0), whole, self.width, lambda at: self._calls(starts, at, vector))
+        self._loop(whole, numbers, 1, lambda at: self._calls(starts, at, self.number))
+
+    def _loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
+        """for at = first; at < end; at += step."""
+        build = self.builder
+        before, head = build.block, build.append_basic_block()
+        inside, after = build.append_basic_block(), build.append_basic_block()
+        build.branch(head)
+        build.position_at_end(head)
+        at = build.phi(self.long)
+        at.add_incoming(first, before)
+        build.cbranch(build.icmp_signed("<", at, end), inside, after)
+        build.position_at_end(inside)
+        body(at)
+        at.add_incoming(build.add(at, self._long(step)), build.block)
+        build.branch(head)
+        build.position_at_end(after)
+
+    def _calls(self, starts: dict[int, Any], at: Any, kind: Any) -> None:
+        """All calls on one line, or one number, of each array."""
+        values = dict[int, Any]()
+        places = {slot: self._place(slot, start, at, kind) for slot, start in starts.items()}
+
+        def value(slot: int) -> Any:
+            if slot not in values:
+                values.update(self._loaded(slot, places, kind))
+            return values[slot]
+
+        results = result_slots(self.schedule, self.count)
+        for slot in used_slots(self.schedule, self.count):
+            if slot not in results:
+                value(slot)  # before anything is stored: results may stand where reads do
+        for call in self.schedule.calls:
+            values[call.dest] = self._called(call.op, call.factor, kind, value, call.first, call.second)
+        for slot in results:
+            if kind is self.number or slot not in self.other:
+                self._store(values[slot], places[slot])
+            elif slot in self.real_parts:
+                order = [part * self.width + i for i in range(self.width) for part in (0, 1)]
+                both = self._shuffled(values[slot], values[self.other[slot]], order)
+                self._store(both, places[slot])
+
+    def _place(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
+        """Where a slot's line, or number, is; of parts of complex numbers where those of both begin."""
+        build, parted = self.builder, slot in self.other
+        offset = build.mul(at, self._long(self.size * (2 if parted else 1)))
+        both = self.ir.VectorType(self.number, 2 * self.width)
+        where = (both if parted and kind is not self.number else kind).as_pointer()
+        return build.inttoptr(build.add(start, offset), where)
+
+    def _loaded(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
+        """What stands there; of parts of complex numbers both."""
+        if kind is self.number or slot not in self.other:
+            return {slot: self.builder.load(places[slot], align=self.size)}
+        first, second = sorted((slot, self.other[slot]))
+        both = self.builder.load(places[first], align=self.size)
+        parts = (range(part, 2 * self.width, 2) for part in (0, 1))
+        return {x: self._shuffled(both, both, order) for x, order in zip((first, second), parts, strict=True)}
+
+    def _shuffled(self, one: Any, other: Any, order: Iterable[int]) -> Any:
+        """The numbers of two lines in such an order."""
+        chosen = list(order)
+        mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
+        return self.builder.shuffle_vector(one, other, mask)
+
+    def _called(self, op: str, factor: Any, kind: Any, value: Callable[[int], Any], first: int, second: int) -> Any:
+        build = self.builder
+        if op in ("add", "subtract"):
+            return (build.fadd if op == "add" else build.fsub)(value(first), value(second))
+        if op == "negate":  # as NumPy does it here
+            return build.fsub(self._constant(kind, 0.0), value(first))
+        if op == "scale":
+            return build.fmul(value(first), self._constant(kind, float(factor)))
+        return value(first) if op == "copy" else self._constant(kind, 0.0)
+
+    def _constant(self, kind: Any, number: float) -> Any:
+        one = self.ir.Constant(self.number, number)
+        return one if kind is self.number else self.ir.Constant(kind, [one] * self.width)
+
+    def _store(self, value: Any, place: Any) -> None:
+        lines = self.past_caches and value.type != self.number
+        made = self.builder.store(value, place, align=LINE if lines else self.size)
+        if lines:
+            made.set_metadata("nontemporal", self.module.add_metadata([self.ir.Constant(self.ir.IntType(32), 1)]))
