@@ -27,7 +27,7 @@ from benchmarks.harness import (
     repeats_of,
     shuffled_rounds,
 )
-from fmm.kernels.cuda.launch_list import LaunchList, Turn
+from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -43,7 +43,7 @@ AHEAD = 1e-4  # seconds: more than any of these calls takes the host
 
 def only_recomputing(launches: LaunchList) -> LaunchList:
     """Return the part of a launch list that follows the plan's own launches."""
-    steps = tuple(step for step in launches.steps if not isinstance(step, Turn) and step.does == "recompute")
+    steps = tuple(step for step in launches.steps if not isinstance(step, StreamSync) and step.does == "recompute")
     return replace(launches, steps=steps, lanes=(0,) * len(steps))
 
 
