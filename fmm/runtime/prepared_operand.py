@@ -62,8 +62,8 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
         raise ValueError("a prepared operand gets no gradients: prepare x.detach()")
     check_dense("fmm.prepare", x)
     library = library_of(x, x)
-    adopted = library.adopt_arrays(x, x, None)
-    x = adopted[0] if adopted else x
+    adopt_arrays = library.adopt_arrays(x, x, None)
+    x = adopt_arrays[0] if adopt_arrays else x
     prepared = _prepare_on_device(library, x, side) if on_device(x) else None
     if prepared is not None:
         return prepared
