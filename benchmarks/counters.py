@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import ncu
-from fmm.kernels.algorithms.table_kernel import Kernel, kernel_table
+from fmm.kernels.algorithms.step_table import Kernel, kernel_table
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, TileSizes, named_strategy
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li_counts import FUSED, LEAVES, Polynomial, kernel_cost
 
@@ -58,7 +58,7 @@ def calls(plan: Plan) -> list[str]:
     if not plan.levels:
         return ["mul"]
     first = plan.levels[0]
-    assert isinstance(first, Level) and first.table
+    assert isinstance(first, SchemeLevel) and first.table
     return [step.kernel.name for step in first.table.steps]
 
 
@@ -209,8 +209,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def run(size: int) -> None:
     """Every plan once, what is compiled being so before: the profiler counts between start and stop."""
     import cupy
-
-    from fmm.runtime.running.device_backend import DeviceBackend
+    from fmm.runtime.device_backend import DeviceBackend
 
     driver, backend, rng = ctypes.CDLL("libcuda.so.1"), DeviceBackend(), cupy.random.default_rng(1)
     a, b = (rng.standard_normal((size, size), np.float32) for _ in "AB")

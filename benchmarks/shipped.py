@@ -23,9 +23,9 @@ from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
 
-from benchmarks.block_model import read_shapes
 from benchmarks.held_out import FILE, OWN, recorded_rows
 from benchmarks.replay import replayed
+from benchmarks.shipped import recorded_blocks
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED
 from fmm.config.identity import gpu_key
@@ -126,7 +126,7 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
             timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
             worth = [(plan, own) for plan, own in timed if own <= WORTH_FITTING * vendor]
             # (Of leaves with rates of their own there are too few.)
-            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.time.rate]
+            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
             found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in known]
     return found
 
@@ -142,7 +142,7 @@ def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observa
     """The tunings' observations, but for those by our own tiles where whole calls by these were timed, too. (With them
     two choices more of 250 in float32 without emulation are poor.)"""
     known = any(o.kind == "inside" for o in calls)
-    return [o for o in tuned if not (known and o.run.plan.timed_by_tiles)]
+    return [o for o in tuned if not (known and o.run.plan.uses_tile_model)]
 
 
 def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibration:
@@ -193,7 +193,7 @@ def section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, R
 
 def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
     """The section with the tiles of our own kernel that are launched there, and the model that chooses them."""
-    found = judged_blocks(read_shapes(BLOCKS), card.chip)
+    found = judged_blocks(recorded_blocks(BLOCKS), card.chip)
     tiles = chosen_strategies(dtype, card.chip, found)
     own = found.fields if dtype == DTYPE else None
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}

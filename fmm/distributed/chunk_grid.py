@@ -17,9 +17,8 @@ import numpy as np
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
-from fmm.kernels.plans.walk import PlainMachine, Triple
+from fmm.kernels.plans.sums import LineExponents, Mirror, Place, Rescaled, Sum
+from fmm.kernels.plans.walk import DefaultMachine, Triple
 
 Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet
 Key = Any
@@ -37,7 +36,7 @@ class Cell:
 
 
 @dataclass
-class ChunkTasks(PlainMachine):
+class ChunkTasks(DefaultMachine):
     """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied (or
     `chunk_growth`, within which growth of errors a plan is chosen for them), and `together` how many such products, of
     one chunk of the result, are one task."""
@@ -82,7 +81,7 @@ class ChunkTasks(PlainMachine):
                 pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
                 dest[i, j] = self._products(pairs, dest[i, j] if beta else None, alpha, beta)
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: object) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: object) -> None:
         raise NotImplementedError("half products of chunks")
 
     def mirror(self, step: Mirror, source: Grid, dest: Grid) -> None:
@@ -217,16 +216,16 @@ def multiplied_chunks(
     read once.
     """
     check_unmasked((*lefts, *rights))
-    wishes: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
+    constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
     pairs = [_matching(left, right) for left, right in zip(lefts, rights, strict=True)]
     others = [] if before is None else [before.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
     (left, right), rest = pairs[0], pairs[1:]
     whole = (left.shape[0], right.shape[1]) == shape
     if before is not None and whole:
-        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, **wishes)
+        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, **constraints)
     elif before is None and whole:
-        total = matmul(left, right, **wishes)
+        total = matmul(left, right, **constraints)
         total = total if alpha == 1 else total * total.dtype.type(alpha)
     else:
         dtype = np.result_type(left, right)
@@ -236,7 +235,7 @@ def multiplied_chunks(
         rest = pairs
     for left, right in rest:
         part = total[: left.shape[0], : right.shape[1]]
-        gemm(left, right, part, alpha=alpha, beta=1, out=part, **wishes)
+        gemm(left, right, part, alpha=alpha, beta=1, out=part, **constraints)
     return total
 
 

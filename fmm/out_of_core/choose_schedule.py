@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fmm.dtypes import DTYPES
-from fmm.out_of_core.schedule import Cut, Rates, Schedule, Times, block_bytes, scheduled, spans, tile_bytes
+from fmm.out_of_core.schedule import Cut, Rates, Schedule, Times, block_bytes, build_schedule, spans, tile_bytes
 from fmm.problem import Shape
 
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # into which C's sides are cut
@@ -58,7 +58,7 @@ def schedules(size: Shape, dtype: str, room: int) -> Iterator[Schedule]:
             found = True
             for shares in BANDS if _count(size, cut) < FEW_STEPS else BANDS[:1]:
                 bands = tuple(_multiple(cut.rows * share, cut.rows) for share in shares)
-                yield scheduled(size, row.itemsize, cut._replace(bands=bands))
+                yield build_schedule(size, row.itemsize, cut._replace(bands=bands))
 
 
 def _count(size: Shape, cut: Cut) -> int:
@@ -113,7 +113,7 @@ def _with_few_blocks(
             cut = Cut(rows, cols, pieces, (rows,), tiles)
             # The product of whole numbers is a matrix of its own, that is then added.
             left = room - (block_bytes(rows, cols, itemsize) if exact else 0)
-            if _bytes_about(size, cut, itemsize) <= left and scheduled(size, itemsize, cut).memory <= left:
+            if _bytes_about(size, cut, itemsize) <= left and build_schedule(size, itemsize, cut).memory <= left:
                 return cut
     return None
 

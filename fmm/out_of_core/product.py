@@ -21,21 +21,20 @@ from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.config.environment import is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.side_by_side import share_elements
+from fmm.kernels.cpu.parallel_products import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.out_of_core.choose_schedule import DoesNotFitError, chosen_schedule
+from fmm.out_of_core.choose_schedule import DoesNotFitError, choose_schedule
 from fmm.out_of_core.machine import Machine
-from fmm.out_of_core.run_schedule import Pace, ScheduleRun, paced, whole_pace
+from fmm.out_of_core.run_schedule import LaunchUnit, ScheduleRun, limited_unit, whole_unit
 from fmm.out_of_core.schedule import Rates, Schedule, Times, spans
 from fmm.out_of_core.transfers import Array, Transfers
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import matmul
-from fmm.runtime.decisions.decide import Decision, decide
-from fmm.runtime.decisions.expected_time import expected_seconds
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions.decide import Decision, decide_plan, expected_seconds
+from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
-from fmm.runtime.progress import Progress, shown_progress
+from fmm.runtime.progress import Progress, show_progress
 
 SHARE = 0.9  # of the device's free memory
 SPARED = 64 << 20  # bytes of it that are left in any case
@@ -54,7 +53,7 @@ class Streamed:
     times: Times
     workspace: int
     dtype: str
-    paces: Mapping[Shape, Pace] = field(repr=False)
+    paces: Mapping[Shape, LaunchUnit] = field(repr=False)
 
     def launched(self, size: Shape) -> set[Shape]:
         """What is multiplied at once of a product of tiles of this size: all of it, or bands of its rows."""
@@ -65,7 +64,13 @@ class Streamed:
 
 
 def host_product(
-    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, wishes: Wishes, progress: bool = False
+    library: NumpyLibrary,
+    a: Any,
+    b: Any,
+    out: Any,
+    machine: Machine,
+    constraints: PlanConstraints,
+    progress: bool = False,
 ) -> Any:
     """What NumPy's matmul returns or raises, multiplied on the device."""
     a, b = plain(a), plain(b)
@@ -75,11 +80,11 @@ def host_product(
     target = plain(out)
     if out is None or any(share_elements(x, target) for x in (a, b)):
         target = library.new_array(library.result_operand(a, b, shape, dtype))
-    with shown_progress(progress) as shown:
+    with show_progress(progress) as shown:
         if progress:
-            shown.begin(target.size * a.shape[-1], _expected_seconds(a, b, target, dtype, machine, wishes))
+            shown.begin(target.size * a.shape[-1], _expected_seconds(a, b, target, dtype, machine, constraints))
         for x, y, z in matrices(a, b, target):
-            _stream(x, y, z, dtype, machine, wishes, shown)
+            _stream(x, y, z, dtype, machine, constraints, shown)
     if out is None:
         return library.returned(target)
     if not np.may_share_memory(target, out):
@@ -87,7 +92,9 @@ def host_product(
     return out
 
 
-def explained(library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, wishes: Wishes) -> Decision:
+def explained(
+    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, constraints: PlanConstraints
+) -> Decision:
     """What `host_product` would do, and why."""
     a, b = plain(a), plain(b)
     dtype, shape = _type(library, a, b, out), product_shape(a.shape, b.shape)
@@ -95,8 +102,8 @@ def explained(library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine,
         return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
     found = list(matrices(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = found[0][0].shape, found[0][1].shape[1]
-    streamed = _streamed((m, k, n), dtype, machine, wishes, room(machine))
-    return _decision(streamed, machine, wishes, len(found), any(map(is_mapped, (a, b, out))))
+    streamed = _streamed((m, k, n), dtype, machine, constraints, room(machine))
+    return _decision(streamed, machine, constraints, len(found), any(map(is_mapped, (a, b, out))))
 
 
 def plain(x: Any) -> Any:
@@ -155,29 +162,31 @@ def _rounded(nbytes: int) -> int:
     return max(nbytes, 0) // step * step
 
 
-def _streamed(size: Shape, dtype: str, machine: Machine, wishes: Wishes, nbytes: int) -> Streamed:
-    return _chosen(size, dtype, nbytes, machine.rates, machine.device, wishes, current_settings())
+def _streamed(size: Shape, dtype: str, machine: Machine, constraints: PlanConstraints, nbytes: int) -> Streamed:
+    return _chosen(size, dtype, nbytes, machine.rates, machine.device, constraints, current_settings())
 
 
 @lru_cache(maxsize=256)
 def _chosen(
-    size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes, settings: Hashable
+    size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, constraints: PlanConstraints, settings: Hashable
 ) -> Streamed:
     """(`settings`: what else plans are chosen by.) A plan that is given takes the workspace that it takes, so tiles
     have less and less room until both fit."""
-    if wishes.plan is None:
-        return _within(nbytes, size, dtype, nbytes, rates, device, wishes)
+    if constraints.plan is None:
+        return _within(nbytes, size, dtype, nbytes, rates, device, constraints)
     for share in TILES_OF_A_PLAN:
-        found = _within(int(nbytes * share), size, dtype, nbytes, rates, device, wishes)
-        if found.schedule.memory + _most_workspace(found, device, wishes) <= nbytes:
+        found = _within(int(nbytes * share), size, dtype, nbytes, rates, device, constraints)
+        if found.schedule.memory + _most_workspace(found, device, constraints) <= nbytes:
             break
     return found
 
 
-def _within(tiles: int, size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes) -> Streamed:
+def _within(
+    tiles: int, size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, constraints: PlanConstraints
+) -> Streamed:
     """The best schedule whose tiles take at most so many of all those bytes."""
-    limits = _limits(wishes, nbytes // 2, device)
-    plans = {wishes.plan} if wishes.plan else _tile_plans(size, dtype, limits, device)
+    limits = _limits(constraints, nbytes // 2, device)
+    plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, limits, device)
 
     @lru_cache(maxsize=4096)
     def tile_seconds(tile: Shape, within: Limits) -> float:
@@ -185,12 +194,12 @@ def _within(tiles: int, size: Shape, dtype: str, nbytes: int, rates: Rates, devi
         return expected_seconds(plans, Problem(m, k, n, dtype), within, device)
 
     def product_time(left: int) -> Callable[[Shape], float]:
-        within = _limits(wishes, left, device)
+        within = _limits(constraints, left, device)
         return lambda tile: tile_seconds(tile, within)
 
-    schedule, times = chosen_schedule(size, dtype, tiles, rates, lambda left: product_time(left + nbytes - tiles))
-    pace = paced if wishes.plan is None else whole_pace  # a plan that is given may be none for fewer rows
-    seconds, left = product_time(nbytes - schedule.memory), _workspace(wishes, nbytes - schedule.memory)
+    schedule, times = choose_schedule(size, dtype, tiles, rates, lambda left: product_time(left + nbytes - tiles))
+    pace = limited_unit if constraints.plan is None else whole_unit  # a plan that is given may be none for fewer rows
+    seconds, left = product_time(nbytes - schedule.memory), _workspace(constraints, nbytes - schedule.memory)
     paces = {tile: pace(tile, seconds) for tile in {step.size for step in schedule.products}}
     return Streamed(schedule, times, left, dtype, paces)
 
@@ -201,26 +210,26 @@ TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4,
 
 def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[Plan]:
     shapes = {tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True)) for shares in TILES}
-    return {decide(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
+    return {decide_plan(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
 
 
-def _workspace(wishes: Wishes, left: int) -> int:
+def _workspace(constraints: PlanConstraints, left: int) -> int:
     """Bytes that a tile's product may take, of so many that are left."""
-    return _rounded(left) if wishes.workspace is None else min(wishes.workspace, left)
+    return _rounded(left) if constraints.workspace is None else min(constraints.workspace, left)
 
 
-def _limits(wishes: Wishes, left: int, device: Device) -> Limits:
-    growth = device.error_growth if wishes.error_growth is None else wishes.error_growth
-    return Limits(_workspace(wishes, left), growth, is_emulation_allowed(), wishes.componentwise)
+def _limits(constraints: PlanConstraints, left: int, device: Device) -> Limits:
+    growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
+    return Limits(_workspace(constraints, left), growth, is_emulation_allowed(), constraints.componentwise)
 
 
-def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int, mapped: bool) -> Decision:
+def _decision(streamed: Streamed, machine: Machine, constraints: PlanConstraints, count: int, mapped: bool) -> Decision:
     """That of the tiles' product which takes most of the time, and the schedule around it."""
     steps, device = streamed.schedule.products, machine.device
     largest = max((size for step in steps for size in streamed.launched(step.size)), key=prod)
-    limits = _limits(wishes, streamed.workspace, device)
-    found = matmul.planned(Problem(*largest, streamed.dtype), limits, device, wishes.plan)
-    needed = streamed.schedule.memory + _most_workspace(streamed, device, wishes)
+    limits = _limits(constraints, streamed.workspace, device)
+    found = matmul.decide_without_arrays(Problem(*largest, streamed.dtype), limits, device, constraints.plan)
+    needed = streamed.schedule.memory + _most_workspace(streamed, device, constraints)
     lines = list(described(streamed, machine.rates, needed))
     if count > 1:
         lines.append(f"so it is done {count} times, for each product of the stack")
@@ -277,21 +286,25 @@ def _by_rows(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
     return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
 
 
-def _expected_seconds(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: Wishes) -> float:
+def _expected_seconds(
+    a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: PlanConstraints
+) -> float:
     """Of all products of a stack, each as the first one."""
     x, y, z = _by_rows(*next(matrices(a, b, c)))
     size = x.shape[0], x.shape[1], y.shape[1]
-    return _streamed(size, dtype, machine, wishes, room(machine)).times.seconds * c.size / z.size
+    return _streamed(size, dtype, machine, constraints, room(machine)).times.seconds * c.size / z.size
 
 
-def _stream(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: Wishes, progress: Progress) -> None:
+def _stream(
+    a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: PlanConstraints, progress: Progress
+) -> None:
     a, b, c = _by_rows(a, b, c)
     size, done = (a.shape[0], a.shape[1], b.shape[1]), progress.done
     nbytes = room(machine)
     for attempt in range(ATTEMPTS):
-        streamed = _streamed(size, dtype, machine, wishes, nbytes)
+        streamed = _streamed(size, dtype, machine, constraints, nbytes)
         try:
-            _run(streamed, a, b, c, machine, wishes, progress)
+            _run(streamed, a, b, c, machine, constraints, progress)
             return
         except machine.out_of_memory as error:
             if attempt == ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
@@ -301,22 +314,22 @@ def _stream(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: 
 
 
 def _run(
-    streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, wishes: Wishes, progress: Progress
+    streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, constraints: PlanConstraints, progress: Progress
 ) -> None:
     schedule, dtype = streamed.schedule, np.dtype(streamed.dtype)
-    with machine.engine(wishes) as engine:
+    with machine.engine(constraints) as engine:
         transfers = Transfers(engine)
         try:
-            reserved = _most_workspace(streamed, machine.device, wishes)
+            reserved = _most_workspace(streamed, machine.device, constraints)
             run = ScheduleRun(schedule, engine, transfers, dtype, streamed.workspace, reserved, streamed.paces)
             run.multiply(a, b, c, progress.add)
         finally:
             transfers.close()
 
 
-def _most_workspace(streamed: Streamed, device: Device, wishes: Wishes) -> int:
+def _most_workspace(streamed: Streamed, device: Device, constraints: PlanConstraints) -> int:
     """Bytes that the tile's product takes which takes most."""
-    limits, steps = _limits(wishes, streamed.workspace, device), streamed.schedule.products
+    limits, steps = _limits(constraints, streamed.workspace, device), streamed.schedule.products
     sizes = {(size, int(step.adds)) for step in steps for size in streamed.launched(step.size)}
     problems = (Problem(*size, streamed.dtype, beta=adds) for size, adds in sizes)
-    return max(matmul.call_bytes(problem, limits, device, wishes.plan) for problem in problems)
+    return max(matmul.planned_call_bytes(problem, limits, device, constraints.plan) for problem in problems)

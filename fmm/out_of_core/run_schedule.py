@@ -77,7 +77,7 @@ class ScheduleRun:
     def multiply(self, a: Array, b: Array, c: Array, done: Done = lambda work: None) -> None:
         """`done` hears of multiply-adds as they are done."""
         self.host = {"A": a, "B": b, "C": c}
-        self.turned = {name: lies_by_columns(x) for name, x in self.host.items() if name != "C"}
+        self.turned = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
         self.starts, memory = self._slots()
         self.engine.reserve(self.reserved)
         workers = [threading.Thread(target=self._all_of, args=(kind,), daemon=True) for kind in (Load, Store)]
@@ -178,7 +178,7 @@ class ScheduleRun:
         return found.T if self.turned[tile.name] else found
 
 
-def lies_by_columns(x: Array) -> bool:
+def is_column_major(x: Array) -> bool:
     """Are the columns nearer to each other in memory than the rows?"""
     return bool(abs(x.strides[0]) < abs(x.strides[1]))
 

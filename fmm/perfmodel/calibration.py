@@ -118,12 +118,12 @@ class Calibration:
     apart: float = 1.0  # the share of their rate that the sums of small plans reach, which run one step at a time
 
     def rate(self, dtype: str) -> Rate:
-        found = self.known_rate(dtype)
+        found = self.find_rate(dtype)
         if found is None:
             raise ValueError(f"{self.name} has no rate for {dtype}; it has {', '.join(self.rates)}")
         return found
 
-    def known_rate(self, dtype: str) -> Rate | None:
+    def find_rate(self, dtype: str) -> Rate | None:
         """None where there is none. Flops of real products take about as long as those of complex ones of the same
         precision; what is known only of these is said of both, but for this package's own kernel."""
         if (found := self.rates.get(dtype)) is not None:

@@ -13,15 +13,15 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.consider import ABOVE, ABOVE_AS_IT_IS, SEARCHED
-from fmm.kernels.plans.leaf import Leaf, ending_rows
-from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
-from fmm.kernels.plans.level_with_steps import Sides
+from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_AS_IT_IS, SEARCHED
+from fmm.kernels.plans.leaf import Leaf, plan_leaves
+from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
+from fmm.kernels.plans.lower import Sides
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import overlap_with, predict_from_work
+from fmm.perfmodel.predict import hidden_share, predict_from_work
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.perfmodel.work import estimated_work, estimated_workspace, level_footprint
 from fmm.problem import Problem
@@ -121,11 +121,11 @@ PATTERNS_ABOVE: Final = (
 )
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """The plans that are compared on a device (`cpu`, `cuda`): first those that a tuning probes, with the vendor's."""
-    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.forms)]
+    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
@@ -144,24 +144,24 @@ def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> I
         if not (first.batched and plan.levels):
             with suppress(PlanError):
                 composed = Plan((first, *plan.levels), plan.leaf)
-                if any(composed.takes_type(dtype) for dtype in first.types or DTYPES):
+                if any(composed.accepts_type(dtype) for dtype in first.types or DTYPES):
                     yield composed
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Those candidates that a tuning measures on its probes: the vendor's product first, other leaves alone last."""
     names = _form_names(device)
-    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.probed)]
+    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
-def outer_levels(device: str) -> tuple[PlanLevel, ...]:
+def outer_levels(device: str) -> tuple[Level, ...]:
     """Levels that may be put above any candidate, where that one needs too much workspace."""
-    levels: list[PlanLevel] = []
+    levels: list[Level] = []
     for level in candidate_levels() if device == "cuda" else ():
         patterns = PATTERNS_ABOVE if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
         for pattern in patterns:
@@ -197,7 +197,7 @@ HALF_LEVELS: Final = 1  # how many algorithms are tried in these plans
 HALF_ALONE: Final = "half"  # the form of a leaf that does whole products of this kind, but no blocks of them
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
 def gram_candidates(device: str) -> tuple[Plan, ...]:
     """The plans that are compared for products that are their own adjoints, the vendor's first.
@@ -206,17 +206,17 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     products, does those below the diagonal, and that plan's leaf the blocks on it. Where that leaf is the vendor's,
     leaves with a kernel for halves do the blocks in further plans.
     """
-    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.candidacy.forms)]
+    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in candidate_levels() if form.name in level.forms][:HALF_LEVELS]
-        names = [x for leaf in device_leaves(device) if form.name in leaf.candidacy.forms for x in leaf.tried_names]
+        names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.tried_names]
         if form.name in HALF_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
-    halving = [x for x in ending_rows() if device in x.devices and x.candidacy.forms and x.halves.by_kernel]
-    plans = [VENDOR, *(Plan(leaf=x.name) for x in halving)]
+    for_gram = [x for x in plan_leaves() if device in x.devices and x.forms and x.kernel_triangles]
+    plans = [VENDOR, *(Plan(leaf=x.name) for x in for_gram)]
     on_device = device_leaves(device)
-    diagonal_leaves = [f".{leaf.name}" for leaf in on_device if leaf.halves.by_kernel and not leaf.error.emulates]
-    diagonal_leaves += [f".{leaf.name}.outer" for leaf in on_device if leaf.time.slow_columns]
+    diagonal_leaves = [f".{leaf.name}" for leaf in on_device if leaf.kernel_triangles and not leaf.emulates]
+    diagonal_leaves += [f".{leaf.name}.outer" for leaf in on_device if leaf.slow_columns]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
@@ -229,20 +229,20 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
 
 def device_leaves(device: str) -> list[Leaf]:
     """The leaves and whole levels that a device has, except those for products that are their own adjoints alone."""
-    return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.candidacy.forms) - {HALF_ALONE}]
+    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {HALF_ALONE}]
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
     """The vendor's other ways to multiply, which a plan must beat as well."""
-    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.candidacy.forms]
+    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
 def candidate_levels() -> tuple[CandidateLevel, ...]:
     """The levels of all kinds that plans are made of unasked; those that need less workspace come last."""
-    levels = [level for kind in LEVEL_KINDS for level in kind.considered()]
+    levels = [level for kind in LEVEL_KINDS for level in kind.candidates()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 
 
@@ -277,7 +277,7 @@ class Room(NamedTuple):
 class Above:
     """Levels, the products that they leave, and what they cost themselves."""
 
-    levels: tuple[PlanLevel, ...]
+    levels: tuple[Level, ...]
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
@@ -315,7 +315,7 @@ class Composition(NamedTuple):
 
 
 def compose_levels(
-    problem: Problem, calibration: Calibration, room: Room, levels: Sequence[PlanLevel], ends: Sequence[Plan]
+    problem: Problem, calibration: Calibration, room: Room, levels: Sequence[Level], ends: Sequence[Plan]
 ) -> list[Plan]:
     """Plans with some of these levels above some of these plans, within the room, the fastest first by a rough guess.
 
@@ -335,13 +335,13 @@ def compose_levels(
             for end in below[sides]:
                 for above in alike:
                     growth = above.error_growth * end.error_growth
-                    if above.held + above.lanes * end.held <= room.workspace and growth <= ABOUT * room.error_growth:
+                    if above.held + above.streams * end.held <= room.workspace and growth <= ABOUT * room.error_growth:
                         found.append(Composition(_seconds(above, end), len(found), above, end))
     fitting = (x for c in sorted(found) if (x := _joined(c, problem, room)))
     return list(islice(fitting, FINALISTS))
 
 
-def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Calibration) -> Iterator[Above]:
+def _extended(above: Above, level: Level, problem: Problem, calibration: Calibration) -> Iterator[Above]:
     """The same with one more level at the bottom, if that can stand there."""
     with suppress(PlanError):
         levels = (*above.levels, level)
@@ -352,17 +352,17 @@ def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Cal
             traffic = sum(f.moved) * problem.itemsize / (calibration.sequential if f.sequential else 1.0)
             each = (traffic + calibration.small * f.passes) / calibration.stream + calibration.launch * f.passes
             seconds = above.products * each
-            beside = above.beside + (seconds if above.lanes > 1 else 0.0)
-            held = above.held + above.lanes * sum(f.held) * problem.itemsize
-            lanes = max(above.lanes, level.lanes)
+            beside = above.beside + (seconds if above.streams > 1 else 0.0)
+            held = above.held + above.streams * sum(f.held) * problem.itemsize
+            lanes = max(above.streams, level.streams)
             tables = above.tables or (level.cut is not None and level.cut.ordered)
             products, seconds = above.products * f.products, above.seconds + seconds
             yield Above(levels, f.sides, products, seconds, beside, held, growth, lanes, tables)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def _growth(levels: tuple[PlanLevel, ...], dtype: str) -> float | None:
+def _growth(levels: tuple[Level, ...], dtype: str) -> float | None:
     """The error growth of levels, whatever the sides; None where they cannot stand above each other."""
     try:
         return expected_error_growth(Plan(levels), dtype)
@@ -390,13 +390,13 @@ def _ends(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> 
             work = estimated_work(plan, problem)
             if not plan.levels or work.smallest >= calibration.least:
                 found = predict_from_work(plan, problem, work, calibration)
-                sums, overlap = min(found.products, found.sums), overlap_with(plan, problem.dtype, calibration)
+                sums, overlap = min(found.products, found.sums), hidden_share(plan, problem.dtype, calibration)
                 growth = expected_error_growth(plan, problem.dtype)
                 yield End(plan, found.seconds, sums, overlap, estimated_workspace(plan, problem), growth)
 
 
 def _seconds(above: Above, end: End) -> float:
-    beside = above.beside + (above.products * end.sums if above.lanes > 1 else 0.0)
+    beside = above.beside + (above.products * end.sums if above.streams > 1 else 0.0)
     return above.seconds + above.products * end.seconds - end.overlap * beside
 
 
@@ -406,7 +406,7 @@ def _joined(found: Composition, problem: Problem, room: Room) -> Plan | None:
     with suppress(PlanError):
         plan = Plan((*above.levels, *end.plan.levels), end.plan.leaf)
         share = FAR if above.tables else NEAR
-        near = above.held + above.lanes * end.held > share * room.workspace
+        near = above.held + above.streams * end.held > share * room.workspace
         fits = not near or workspace(plan, *problem.size, problem.itemsize) <= room.workspace
         return plan if fits and expected_error_growth(plan, problem.dtype) <= room.error_growth else None
     return None

@@ -9,16 +9,16 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
-from fmm.kernels.plans.leaf import LeafUse, ending_rows, option_use
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.leaf import LeafUse, option_use, plan_leaves
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import Room, candidate_plans, compose_levels, gram_candidates, outer_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_entrywise_bound
-from fmm.perfmodel.work import estimated_work, estimated_workspace, rows_aligned
+from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
 from fmm.problem import Layout, Problem, without_layouts
 
 # The most expected error, as a multiple of the vendor's, unless the caller says otherwise. More on a GPU: three levels
@@ -92,13 +92,13 @@ class Choice:
     considered: tuple[Candidate, ...]
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = all_candidates(problem, calibration, limits)
     winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
-    if winning and not winning[0].fits(limits.workspace) and problem.flops < LARGE and not problem.halved:
+    if winning and not winning[0].fits(limits.workspace) and problem.flops < LARGE and not problem.writes_triangle:
         considered = _by_time(*considered, *compose_candidates(problem, calibration, limits))
         winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
     unchanged = next(c for c in considered if c.plan == VENDOR)
@@ -109,7 +109,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """All candidates, the fastest first; of large products compositions too."""
     considered = rank_candidates(problem, calibration)
-    if problem.halved or problem.flops < LARGE:
+    if problem.writes_triangle or problem.flops < LARGE:
         return considered
     return _by_time(*considered, *compose_candidates(problem, calibration, limits))
 
@@ -143,11 +143,11 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
     return rank_candidates(problem, calibration, made) if made else ()
 
 
-def _stands_above(level: PlanLevel, plans: Sequence[Plan], dtype: str) -> bool:
+def _stands_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
     """Can it be asked for numbers of this type, with one of the plans below it?"""
     if level.types is not None and dtype not in level.types:
         return False
-    return any(Plan((level, *plan.levels), plan.leaf).takes_type(dtype) for plan in plans)
+    return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
 
 
 def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) -> Iterator[Candidate]:
@@ -168,11 +168,11 @@ def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> 
 
 def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """What a call by the plan takes the processor, at least; a library has no product that computes one half alone."""
-    if plan.levels or plan.leaf_use.leaf.call.starts > 1:
+    if plan.levels or plan.leaf_use.leaf.launches > 1:
         return calibration.call
-    if plan == VENDOR and not problem.halved:
+    if plan == VENDOR and not problem.writes_triangle:
         return calibration.call_of_library
-    return calibration.call_of_small if plan.leaf_use.leaf.candidacy.longest else calibration.call_of_leaf
+    return calibration.call_of_small if plan.leaf_use.leaf.longest else calibration.call_of_leaf
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
@@ -215,7 +215,7 @@ class Choosable(NamedTuple):
 
     def suits(self, problem: Problem) -> bool:
         """Are the problem's rows aligned as the plan needs them, and its sides short enough?"""
-        aligned = self.alignment == 1 or rows_aligned(problem, self.alignment)
+        aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
         return aligned and (self.longest == inf or max(problem.size) <= self.longest)
 
     def cut_too_small(self, problem: Problem, least: float) -> bool:
@@ -228,20 +228,20 @@ class Choosable(NamedTuple):
 
 def choosable_candidates(problem: Problem, calibration: Calibration) -> tuple[Choosable, ...]:
     """Of all candidates, those that may be chosen for the problem's type on this device."""
-    return _choosable_for_type(problem.dtype, problem.halved, calibration)
+    return _choosable_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=256)
-def _choosable_for_type(dtype: str, halved: bool, calibration: Calibration) -> tuple[Choosable, ...]:
-    every = candidates(calibration.batches, halved)
-    return tuple(x for plan in every if (x := _choosable(plan, dtype, halved, calibration)))
+def _choosable_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[Choosable, ...]:
+    every = candidates(calibration.batches, writes_triangle)
+    return tuple(x for plan in every if (x := _choosable(plan, dtype, writes_triangle, calibration)))
 
 
 def choosable_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[Choosable]:
     """Of these plans, those that may be chosen for the problem's type on this device."""
     for plan in plans:
-        if (found := _choosable(plan, problem.dtype, problem.halved, calibration)) is not None:
+        if (found := _choosable(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
             yield found
 
 
@@ -250,52 +250,52 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
     """What plans are compared for: matrices that lie row by row, neither scaled nor added to; but a B that lies column
     by column remains so, if a GPU has a leaf that is slow there."""
     plain = without_layouts(problem)
-    if not gpu or problem.halved or not is_b_column_major(problem) or problem.dtype not in _slow_columns():
+    if not gpu or problem.writes_triangle or not is_b_column_major(problem) or problem.dtype not in _slow_columns():
         return plain
     _, k, n = problem.size
     return replace(plain, layouts=(Layout("C", max(k, 1)), Layout("F", max(k, 1)), Layout("C", max(n, 1))))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
 def _slow_columns() -> frozenset[str]:
     """Types of which any leaf is slow where B lies column by column."""
-    return frozenset(dtype for leaf in ending_rows() for dtype in leaf.time.slow_columns)
+    return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
-def _choosable(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -> Choosable | None:
+def _choosable(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> Choosable | None:
     """None where the plan's leaf is not taken unasked for this type, or where the calibration does not say how fast it
     is. (Our own tiled kernel is not compared for types in which it takes about the vendor's time.)"""
     leaf, parts = plan.leaf_use.leaf, _parts_of_sides(plan) if plan.splits else None
-    if halved and not plan.levels and plan != VENDOR:
+    if writes_triangle and not plan.levels and plan != VENDOR:
         known = _half_is_known(plan, dtype, calibration)
-        return Choosable(plan, leaf.candidacy.alignment, leaf.candidacy.longest or inf, parts) if known else None
-    if not plan.considered_for(dtype) or (halved and not _turned_where_it_pays(plan, dtype)):
+        return Choosable(plan, leaf.alignment, leaf.longest or inf, parts) if known else None
+    if not plan.is_candidate_for(dtype) or (writes_triangle and not _turned_where_it_pays(plan, dtype)):
         return None
-    rate, tiled = calibration.known_rate(plan.rate_name(dtype)), plan.timed_by_tiles
-    inside = plan.leaf_type(dtype) in leaf.types.inside
+    rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
+    inside = plan.leaf_type(dtype) in leaf.types_with_sums
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
     # A batch reads nothing but temporaries, whose rows are aligned.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
-    return Choosable(plan, 1 if reads_any_rows else leaf.candidacy.alignment, inf, parts)
+    return Choosable(plan, 1 if reads_any_rows else leaf.alignment, inf, parts)
 
 
 def _turned_where_it_pays(plan: Plan, dtype: str) -> bool:
     """Where blocks on the diagonal have a leaf of their own: does it read turned copies if that pays, and only then?"""
-    return all((dtype in use.leaf.time.slow_columns) == (use.order is not None) for use in uses_on_diagonal(plan))
+    return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in uses_on_diagonal(plan))
 
 
 def uses_on_diagonal(plan: Plan) -> Iterator[LeafUse]:
     """The leaves that levels name for blocks on the diagonal, besides the plan's own leaf: `gram.tile.outer`."""
-    return (option_use(name) for level in plan.levels for name in level.own_leaves)
+    return (option_use(name) for level in plan.levels for name in level.named_leaves)
 
 
 def _half_is_known(plan: Plan, dtype: str, calibration: Calibration) -> bool:
     """Does the calibration say how long the leaf alone takes for one half?"""
     leaf = plan.leaf_use.leaf
-    rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.time.rate else calibration.known_rate(dtype)
-    return dtype in (*leaf.halves.by_kernel, *leaf.halves.loose) and rate is not None and rate.half_by_tiles < 1
+    rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.find_rate(dtype)
+    return dtype in (*leaf.kernel_triangles, *leaf.loose_triangles) and rate is not None and rate.half_by_tiles < 1
 
 
 def _parts_of_sides(plan: Plan) -> tuple[int, int, int]:
@@ -344,9 +344,9 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     long as the vendor they are as good a choice.
     """
     leaf = plan.leaf_use.leaf
-    least = calibration.tiled_margin if plan.timed_by_tiles or leaf.time.rate else calibration.margin
-    tiles_alone = not plan.levels and (plan.timed_by_tiles or leaf.candidacy.longest > 0)
-    cuts_a_half = problem.halved and bool(plan.levels) and calibration.batches
+    least = calibration.tiled_margin if plan.uses_tile_model or leaf.rate else calibration.margin
+    tiles_alone = not plan.levels and (plan.uses_tile_model or leaf.longest > 0)
+    cuts_a_half = problem.writes_triangle and bool(plan.levels) and calibration.batches
     of_cuts = HALF_DOUBT if cuts_a_half and not any(use.order for use in uses_on_diagonal(plan)) else 0.0
     return (0.0 if tiles_alone else least) + of_cuts + _doubt(plan, problem, calibration)
 
@@ -354,9 +354,9 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """What is added where C has few tiles, or is thin: the formula is made for large products."""
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
-    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.candidacy.longest:
+    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
-    cuts_sides = plan.splits or problem.halved
+    cuts_sides = plan.splits or problem.writes_triangle
     other_numbers = plan.leaf_type(problem.dtype) != problem.dtype
     share = 1.0 if cuts_sides else OTHER_NUMBERS if other_numbers else 0.0
     return share * few_tiles_margin(problem, calibration) if share else THIN / shortest
@@ -366,6 +366,6 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     """What is added where C has few tiles, the more the fewer. Complex numbers take the room of two real ones, and of
     one half only half of the tiles are computed."""
     rate, entries = calibration.rate(problem.dtype), float(problem.m * problem.n)
-    entries *= (1 + problem.type.is_complex) / (1 + problem.halved)
+    entries *= (1 + problem.type.is_complex) / (1 + problem.writes_triangle)
     share, side = ROUNDS_KNOWN if rate.sms else 1.0, max(rate.tile, COUNTED * problem.type.is_complex)
     return share * DOUBT * side**2 / entries if rate.tile > 1 and entries else 0.0

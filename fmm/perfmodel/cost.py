@@ -17,11 +17,10 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.workspace import batch_scratch
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import PLAIN, GemmParams
+from fmm.kernels.plans.workspace import batch_scratch, temporary_bytes
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level, opened_counts
 from fmm.problem import Fill, Operation, Shape
 
@@ -89,7 +88,7 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally(plan, (m, k, n), Asked(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
+    t = _tally(plan, (m, k, n), GemmParams(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
     flops += 2 * sum(half_elements(rows) * inner * times for (rows, inner, _), times in t.halves)
     numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
@@ -125,14 +124,14 @@ class _Tally(NamedTuple):
     halves: Leaves = ()
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
+def _tally(plan: Plan, shape: Shape, asked: GemmParams, units: _Units) -> _Tally:
     level = _fused(plan, shape, asked.beta) if plan.fused else counted_level(plan, shape, asked)
     if level is None:
         if units.opened and (found := _opened(plan, shape, asked, units)) is not None:
             return found
-        return _leaf(shape, units, plan.leaf_use.leaf.call.room(units.itemsize, *shape, 1), asked.op != "product")
+        return _leaf(shape, units, plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1), asked.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
@@ -140,7 +139,7 @@ def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     inner = [(_tally(p, size, wanted, inside), times) for (p, size, wanted), times in level.calls.items()]
     calls = level.launches - _saved(plan, level, inner, units.batched)
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
-    total = _total(start, inner, level.lanes)
+    total = _total(start, inner, level.streams)
     if plan.levels and plan.levels[0].batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
         scratch = max((batch_scratch(*size) for size in sizes), default=0)
@@ -148,16 +147,16 @@ def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     return total
 
 
-def _opened(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally | None:
+def _opened(plan: Plan, shape: Shape, asked: GemmParams, units: _Units) -> _Tally | None:
     """What a machine does whole; its planes are one batch. None for a leaf."""
     leaf = plan.leaf_use.leaf
     level = opened_counts(plan, shape, units.itemsize, asked)
-    if level is None or leaf.stands_for is None:
+    if level is None or leaf.level is None:
         return None
-    below = units._replace(itemsize=leaf.stands_for.level.itemsize_below(units.itemsize))
+    below = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
     read, loads = units.traffic(level.read, below.itemsize)
     written, stores = units.traffic(level.written, below.itemsize)
-    launches, room = level.launches + 1 - sum(level.calls.values()), leaf.call.room(units.itemsize, *shape, 1)
+    launches, room = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)
     start = _Tally(level.additions, read, written, 0, loads + stores, launches, room, ())
     return _total(start, [(_tally(p, size, w, below), times) for (p, size, w), times in level.calls.items()], 1)
 

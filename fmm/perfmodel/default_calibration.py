@@ -10,14 +10,14 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
-from fmm.kernels.cpu.threads.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
-from fmm.kernels.plans.leaf import ending_rows
-from fmm.kernels.plans.levels.residue_room import PRODUCTS
-from fmm.kernels.plans.levels.residues import residue_endings
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
+from fmm.kernels.plans.levels.residues import residue_leaves
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, Rate
 
 # Flops that BLAS does while the sums move a byte. Two cores of a current server give 9 (float64) and 18 (float32); set
@@ -58,7 +58,7 @@ def with_integer_rates(found: Calibration) -> Calibration:
     rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL if found.source == BUILT_IN_SOURCE else 1.0)
     for name in INTEGERS:
         way, _ = any_digits(8 * DTYPES[name].itemsize, 1024)
-        base = found.known_rate(way.real) or found.known_rate("float64") or found.known_rate("float32")
+        base = found.find_rate(way.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
         times = way.count * (RELATIVE_TIME[way.real] if way.real not in found.rates else 1.0)
@@ -172,12 +172,12 @@ def _by_tiles(dtype: str, gpu: Device) -> dict[str, float]:
     return {"half_by_tiles": share, "half_edge": edge}
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=16)
 def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
     """Of what multiplies this type with a rate of its own, by a device's datasheet."""
     known = datasheet_calibration(name).rates
-    own = dict.fromkeys(row.time.rate for row in ending_rows() if row.time.rate and dtype in row.types.below)
+    own = dict.fromkeys(row.rate for row in plan_leaves() if row.rate and dtype in row.types)
     return MappingProxyType({rate: known[rate] for rate in own if rate in known})
 
 
@@ -300,8 +300,8 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item:
     """Numbers of so many bytes by products of bytes, which are twice as fast as those of float16, one for each modulus
     (and fewer with levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues;
     those of C are read as such, and written: time that grows as the operands, and as C."""
-    flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
-    planes = moduli * (PRODUCTS / 4) ** levels
+    flops = 2 * half.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
+    planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
     split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
     join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
@@ -315,11 +315,11 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item:
 def _by_residues(half: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
     """Of every row of residues, by the name that it has in a calibration; of integers modulo as many numbers as long
     products of their type need."""
-    for row in ending_rows():
-        if (found := residue_endings().get(row.name)) is not None:
-            for name in (*row.types.below, *row.types.alone):
+    for row in plan_leaves():
+        if (found := residue_leaves().get(row.name)) is not None:
+            for name in (*row.types, *row.types_alone):
                 moduli, itemsize = found.level.moduli_for(name, LONG), DTYPES[name].itemsize
-                yield row.time.rate.format(name), _residue_products(half, stream, moduli, found.depth, itemsize)
+                yield row.rate.format(name), _residue_products(half, stream, moduli, found.depth, itemsize)
 
 
 def _integers(rates: Mapping[str, Rate]) -> Iterator[tuple[str, Rate]]:

@@ -14,14 +14,12 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeVar
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
-from fmm.kernels.plans.level import Cut, PlanLevel
-from fmm.kernels.plans.lower import lower_level, opened_level
+from fmm.kernels.plans.level import Cut, Level
+from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductWithSums
-from fmm.kernels.plans.steps.rescaling import LineExponents
-from fmm.kernels.plans.steps.sums import OPERANDS, Mirror, Place, Sum
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import GemmParams, LevelSteps, ProductWithSums
+from fmm.kernels.plans.sums import OPERANDS, LineExponents, Mirror, Place, Sum
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
@@ -43,11 +41,11 @@ class LevelCounts(NamedTuple):
     written: Mapping[Moved, int]
     launches: int
     temporaries: Mapping[Rectangle, int]
-    calls: Mapping[tuple[Plan, Shape, Asked], int]
+    calls: Mapping[tuple[Plan, Shape, GemmParams], int]
     lanes: int  # how many of them run at a time
 
 
-def counted_level(plan: Plan, shape: Shape, asked: Asked) -> LevelCounts | None:
+def counted_level(plan: Plan, shape: Shape, asked: GemmParams) -> LevelCounts | None:
     """The counts of a plan's first level, None for a leaf; by its formulas if the blocks are large enough."""
     first, (alpha, beta) = plan.levels[0] if plan.levels else None, asked[:2]
     cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
@@ -61,9 +59,9 @@ def counted_level(plan: Plan, shape: Shape, asked: Asked) -> LevelCounts | None:
     return None if steps is None else _counted(steps)
 
 
-def opened_counts(plan: Plan, shape: Shape, itemsize: int, asked: Asked) -> LevelCounts | None:
+def opened_counts(plan: Plan, shape: Shape, itemsize: int, asked: GemmParams) -> LevelCounts | None:
     """The same of a level that a machine does whole, all its products in one launch."""
-    steps = opened_level(plan, *shape, itemsize, asked)
+    steps = lower_leaf_level(plan, *shape, itemsize, asked)
     return None if steps is None else _counted(steps)
 
 
@@ -93,8 +91,8 @@ def _counted(steps: LevelSteps) -> LevelCounts:
         read[found.source.rows * found.source.cols, _below([found.source])[0]] += 1
         written[found.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
-    calls = Counter((p.plan, p.size, p.asked) for p in steps.products)
-    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)
+    calls = Counter((p.plan, p.size, p.params) for p in steps.products)
+    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.streams)
 
 
 def _mirrored(step: Mirror) -> tuple[int, int, int]:
@@ -210,7 +208,7 @@ class _Formulas(NamedTuple):
     written: tuple[tuple[Digits, bool, int], ...]
     launches: int
     temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
-    calls: tuple[tuple[tuple[Digits, ...], Asked, int], ...]
+    calls: tuple[tuple[tuple[Digits, ...], GemmParams, int], ...]
     lanes: int
 
     def at(self, shape: Shape, inner: Plan) -> LevelCounts:
@@ -241,10 +239,10 @@ def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
     return found
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def _formulas(
-    level: PlanLevel,
+    level: Level,
     leaf: str,
     powers: tuple[int, ...],
     residues: tuple[int, ...],

@@ -7,12 +7,12 @@ from functools import lru_cache
 from math import ceil, log2, sqrt
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
+from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import DEEP, Half, Work, aligned_operands, counted_work, estimated_work
@@ -120,9 +120,9 @@ def overlap_with(plan: Plan, dtype: str, calibration: Calibration) -> float:
     the median with the 0.58 that is right of the vendor's products and of our tiles; so it is 0.93, and 1.0 from 5 ms
     on.)
     """
-    rate = calibration.known_rate(plan.rate_name(dtype))
+    rate = calibration.find_rate(plan.rate_name(dtype))
     by_own_kernel = rate is not None and rate.blocks > 0  # else the vendor multiplies the leaf's planes
-    return 0.0 if plan.leaf_use.leaf.time.fills_device and by_own_kernel else calibration.overlap
+    return 0.0 if plan.leaf_use.leaf.fills_device and by_own_kernel else calibration.overlap
 
 
 def _products(
@@ -137,9 +137,9 @@ def _products(
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     leaf = plan.leaf_use.leaf
-    if leaf.preparation.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
+    if leaf.prepared_layout and problem.kept and not plan.levels:  # so that operand is not read before the product
         rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
-    if leaf.preparation.by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
+    if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _prepared_by_sums(rate, plan.levels[-1])
     singly = not plan.levels and not aligned_operands(problem, PAIR)[2]
     seconds = calls = 0.0
@@ -154,14 +154,14 @@ def _products(
                     else 1.0
                 )
             else:
-                slowdown = copied * leaf.time.relative * _slowdown(rate, m, k, n, together, unaligned, singly)
+                slowdown = copied * leaf.relative_time * _slowdown(rate, m, k, n, together, unaligned, singly)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved) + count / batch * rate.start
             calls += count / batch
     of_halves, half_calls = _halves(work, rate, dtype, calibration, lanes)
-    return seconds + of_halves, calls + half_calls, calls * leaf.call.starts + half_calls
+    return seconds + of_halves, calls + half_calls, calls * leaf.launches + half_calls
 
 
 # How many times as long our tiles take, of a type of which that matters, where B lies column by column. (Float32 on an
@@ -173,7 +173,7 @@ BY_COLUMNS = 1.36
 PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
 
 
-def _prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
+def _prepared_by_sums(rate: Rate, last: Level) -> Rate:
     """The rate of a leaf whose operands the splits of the last level write as it wants them: of the passes by which the
     leaf would prepare them, one over the blocks is left. Three levels in one pass cannot: their threads have one number
     each. (Left out: for which layouts and coefficients splits cannot do so.)"""
@@ -205,17 +205,17 @@ def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bo
     m, k, _, batch, name, loose = half
     leaf = leaf_use(name).leaf
     aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
-    by_kernel = dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if loose and aligned else ()))
+    by_kernel = dtype.name in (*leaf.kernel_triangles, *(leaf.loose_triangles if loose and aligned else ()))
     if by_kernel and not is_slow_on_column_major_b(leaf_use(name), dtype.name):
         # Tiles on the diagonal are whole.
-        return leaf.time.relative * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
+        return leaf.relative_time * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
     unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
-    if dtype.name not in leaf.halves.by_blas:  # the whole product is computed
-        return leaf.time.relative * unaligned
-    if batches and batch > 1 and m <= leaf.halves.whole_rows:
-        return leaf.time.relative
+    if dtype.name not in leaf.blas_triangles:  # the whole product is computed
+        return leaf.relative_time * unaligned
+    if batches and batch > 1 and m <= leaf.whole_product_rows:
+        return leaf.relative_time
     apart = 1 + rate.half_apart / m if batch > 1 else 1.0
-    return leaf.time.relative * apart * (rate.half if k >= rate.half_least else rate.half_below * unaligned)
+    return leaf.relative_time * apart * (rate.half if k >= rate.half_least else rate.half_below * unaligned)
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
@@ -317,7 +317,7 @@ def _ways_in_rounds(sms: float, m: float, n: float, together: float) -> tuple[tu
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
     """How many products of a plan run at a time, each on its share of the threads."""
     m, k, n = problem.size
-    return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST_FLOPS else 1
+    return calibration.lanes if plan.levels and 2 * m * k * n >= MIN_CONCURRENT_FLOPS else 1
 
 
 def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
@@ -359,10 +359,10 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, si
 
 def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
     """Is the leaf slow where B lies column by column, as in x x^T? (Not if it reads a copy that is turned.)"""
-    return use.order is None and dtype in use.leaf.time.slow_columns
+    return use.order is None and dtype in use.leaf.slow_columns
 
 
 def is_b_column_major(problem: Problem) -> bool:
     """Does B lie column by column? (Halves are compared as those of x x^T, whichever of the two they are.)"""
     orders = [layout.order for layout in problem.layouts]
-    return problem.halved or orders[1] == "F"
+    return problem.writes_triangle or orders[1] == "F"

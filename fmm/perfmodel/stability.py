@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.cpu.sums.elementwise import elementwise_calls
+from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
-from fmm.kernels.plans.steps.sums import Mirror, Part, Place, Sum
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import LevelSteps, Product
+from fmm.kernels.plans.sums import Mirror, Part, Place, Sum
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation
 
 # ---- the papers' closed forms, for Strassen's algorithm on n x n matrices
@@ -101,7 +101,7 @@ class _Walk:
     ) -> list[_Value]:
         """The outputs of a program, by the very calls that the NumPy backend makes."""
         count = len(program.outputs)
-        plan = elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
+        plan = schedule_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_Value({})] * (count + plan.scratch)]
         for call in plan.calls:
             first = slots[call.first]
@@ -133,7 +133,7 @@ class _Walk:
 
     def _product(self, step: Product) -> None:
         key = step.dest.spot
-        inner = error_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
+        inner = error_bound(step.plan, *step.size, step.params.op, step.params.fill)
         value = self.multiplied(self.read(step.left), self.read(step.right), step.left.cols, inner)
         self.held[key] = self.added(self.held[key], value) if step.accumulate else value
 
@@ -152,7 +152,7 @@ class _Walk:
         return max(inside or around, key=self.error, default=_Value({}))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
     """f for C = A B by this plan, every level, fringe and addition walked as the NumPy backend runs it.
@@ -179,7 +179,7 @@ def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
 # ---- what to expect
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
     """Expected (root mean square) error as a multiple of the vendor's product of this type.
@@ -207,7 +207,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     positive *= prod(level.positive_growth for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES.random, positive * SHORTER_PIECES.positive
-    return float(plan.leaf_use.leaf.error.relative * max(random, positive))
+    return float(plan.leaf_use.leaf.relative_error * max(random, positive))
 
 
 class _Growths(NamedTuple):
@@ -225,7 +225,7 @@ SHORTER_PIECES: Final = _Growths(1.6, 2.7)
 
 def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
     """The error's variance as a multiple of the vendor's, from the leaves up; `level` adds a pass to what is below."""
-    variance = plan.leaf_use.leaf.error.relative**2
+    variance = plan.leaf_use.leaf.relative_error**2
     for x in reversed(plan.levels):
         variance *= x.error_growth**2
         if (scheme := x.bilinear) is not None:
@@ -277,18 +277,18 @@ def has_entrywise_bound(plan: Plan) -> bool:
     """Is every entry's error small beside the same entry of |A| |B|, as the vendor's is, or is the product computed
     again where that is not certain? Not where products are saved: then it is small beside the largest entries."""
     leaf = plan.leaf_use.leaf
-    saves = leaf.error.saves_products or any(level.saves_products for level in plan.levels)
-    return not saves and (leaf.error.checks_entries or not plan.emulates)
+    saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
+    return not saves and (leaf.checks_entries or not plan.emulates)
 
 
 def error_bound_text(plan: Plan, componentwise: bool = False) -> str:
     """What an entry's error is small beside, in words."""
     leaf = plan.leaf_use.leaf
-    if leaf.error.saves_products or any(level.saves_products for level in plan.levels):
+    if leaf.saves_products or any(level.saves_products for level in plan.levels):
         return "an entry's error is small beside the largest entries of A and of B"
-    if not leaf.error.emulates:
+    if not leaf.emulates:
         return "an entry's error is small beside the same entry of |A| |B|, as the vendor's"
-    if componentwise and leaf.error.checks_entries:
+    if componentwise and leaf.checks_entries:
         return "an entry's error is small beside the same entry of |A| |B|; if that is not certain, C is computed again"
-    share = leaf.error.norm_bound
+    share = leaf.norm_bound
     return f"an entry's error is at most {share} of the norm of its row of A times that of its column of B"

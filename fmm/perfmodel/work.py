@@ -10,16 +10,13 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, PRESETS, TMA_FUSED_SIZES, TUNED
-from fmm.kernels.plans.level import PlanLevel
-from fmm.kernels.plans.level_with_steps import Footprint, Sides, with_steps
-from fmm.kernels.plans.lower import lower_level
-from fmm.kernels.plans.memory_layout import ALIGN
+from fmm.kernels.plans.level import Level
+from fmm.kernels.plans.lower import Footprint, Sides, lower_level, with_steps
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import Product, ProductBatch
-from fmm.kernels.plans.steps.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import GemmParams, Product, ProductBatch
+from fmm.kernels.plans.sums import Mirror, Sum
+from fmm.kernels.plans.workspace import ALIGN, workspace
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
@@ -134,12 +131,12 @@ class Tiles(NamedTuple):
         return WAITING if self.dest > 1 and alone <= rate.sms else 1.0
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
 def tiles_of(plan: Plan, dtype: str) -> Tiles | None:
     """None where the vendor multiplies, and for types in which our own kernel takes about the vendor's time."""
     leaf = plan.leaf_use.leaf
-    if not plan.timed_by_tiles or dtype in set(leaf.types.below) - set(leaf.types.inside):
+    if not plan.uses_tile_model or dtype in set(leaf.types) - set(leaf.types_with_sums):
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     found = products.scheme if products else None
@@ -228,7 +225,7 @@ def _moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tup
         found.parts += moved if itemsize != before else 0.0
         found.deep += moved if f.products >= DEEP else 0.0
         found.overlapped += moved if below_overlapped else 0.0
-        below_overlapped = below_overlapped or level.lanes > 1
+        below_overlapped = below_overlapped or level.streams > 1
         found.passes += found.products * f.passes
         found.products *= f.products
     return found, direct
@@ -239,9 +236,9 @@ def level_footprints(plan: Plan, problem: Problem) -> tuple[Footprint, ...] | No
     return _footprints(plan.levels, problem.size) if plan.levels else ()
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)  # work and workspace of a plan are asked for one after the other, and of each leaf again
-def _footprints(levels: tuple[PlanLevel, ...], size: Shape) -> tuple[Footprint, ...] | None:
+def _footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footprint, ...] | None:
     found: list[Footprint] = []
     sides: Sides = (float(size[0]), float(size[1]), float(size[2]))
     for level in levels:
@@ -252,9 +249,9 @@ def _footprints(levels: tuple[PlanLevel, ...], size: Shape) -> tuple[Footprint, 
     return tuple(found)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def level_footprint(level: PlanLevel, sides: Sides) -> Footprint | None:
+def level_footprint(level: Level, sides: Sides) -> Footprint | None:
     """One level's, kept: candidates for one problem begin alike."""
     return with_steps(level).footprint(VENDOR, sides)
 
@@ -270,7 +267,7 @@ def vendors_access(itemsize: int) -> int:
 
 def splits_into_whole_parts(plan: Plan) -> bool:
     """Are its real products those of the parts of complex numbers, in matrices as large as these, without padding?"""
-    return bool(plan.levels) and all(level.splits_parts for level in plan.levels)
+    return bool(plan.levels) and all(level.splits_complex for level in plan.levels)
 
 
 def rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
@@ -294,7 +291,7 @@ def rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, A
     }
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def half_work(plan: Plan, problem: Problem) -> Work:
     """The parts' work together; shares are weighted by what they are shares of."""
@@ -346,7 +343,7 @@ class HalfParts:
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # the last: how many start together
         self.halves: Counter[tuple[Shape, int, str, bool]] = Counter()  # by which leaf, and is it loose
 
-    def walk(self, plan: Plan, size: Shape, asked: Asked, together: int = 1) -> None:
+    def walk(self, plan: Plan, size: Shape, asked: GemmParams, together: int = 1) -> None:
         steps = lower_level(plan, *size, *asked) if asked.op != "product" else None
         if asked.op == "product":
             self.products[plan, size, 1 if plan.levels else together] += 1
@@ -354,7 +351,7 @@ class HalfParts:
             self.halves[size, together, plan.leaf, asked.fill == "loose"] += 1
         else:
             own = most = self.held + sum(rows * cols for _, rows, cols in steps.temporaries)
-            mirrored = not plan.levels and plan.leaf_use.leaf.halves.mirrors  # by the kernel itself
+            mirrored = not plan.levels and plan.leaf_use.leaf.mirrors  # by the kernel itself
             for step in steps.steps[: 1 if mirrored else None]:
                 self.held = own
                 self._step(step)
@@ -363,10 +360,10 @@ class HalfParts:
 
     def _step(self, step: object) -> None:
         if isinstance(step, Product):
-            self.walk(step.plan, step.size, step.asked)
+            self.walk(step.plan, step.size, step.params)
         elif isinstance(step, ProductBatch):
             for product in step.products:
-                self.walk(product.plan, product.size, product.asked, len(step.products))
+                self.walk(product.plan, product.size, product.params, len(step.products))
         else:
             self.passes += 1
             self.traffic += _moved_elements(step)
@@ -380,23 +377,23 @@ def _moved_elements(step: object) -> float:
     return step.dest.rows**2 * (1.0 if step.in_place else 1.5 if step.fill == "full" else 1.0)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def half_parts(plan: Plan, problem: Problem) -> HalfParts:
     """Kept: a plan's work and its workspace are asked for one after the other."""
     found = HalfParts()
-    found.walk(plan, problem.size, Asked(1, 0, problem.op, problem.fill))
+    found.walk(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
     return found
 
 
 def estimated_work(plan: Plan, problem: Problem) -> Work:
     """What ranking needs: as if unequal blocks were all alike, where the plan's levels know such a footprint."""
-    return half_work(plan, problem) if problem.halved else product_work(plan, problem)
+    return half_work(plan, problem) if problem.writes_triangle else product_work(plan, problem)
 
 
 def counted_work(plan: Plan, problem: Problem) -> Work:
     """Exact work, from the plan's steps; the shares are the estimate's."""
-    if problem.halved:
+    if problem.writes_triangle:
         return half_work(plan, problem)
     leaves, traffic, passes = exact_counts(plan, problem)
     return replace(product_work(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
@@ -404,7 +401,7 @@ def counted_work(plan: Plan, problem: Problem) -> Work:
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Bytes of temporaries, rows not rounded up: enough to tell most plans that fit from those that do not."""
-    if problem.halved:
+    if problem.writes_triangle:
         found = half_parts(plan, problem)
         below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in found.products)
         return found.held * problem.itemsize + max(below, default=0.0)
@@ -414,8 +411,8 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
     held, lanes, itemsize = 0.0, 1, problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
         held += lanes * sum(f.held) * itemsize
-        lanes, itemsize = max(lanes, level.lanes), level.itemsize_below(itemsize)
+        lanes, itemsize = max(lanes, level.streams), level.itemsize_below(itemsize)
     sides = footprints[-1].sides if footprints else problem.size
     m, k, n = (int(side) for side in sides)
-    scratch = plan.leaf_use.leaf.call.room(itemsize, m, k, n, int(products_together(plan)))
+    scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(products_together(plan)))
     return held + lanes * scratch

@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.play_launches import LaunchRun
+from fmm.kernels.cuda.launch.player import LaunchSequence
 from fmm.semirings.closure_launches import ARG_BYTES, ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.semirings.closure_steps import MATRIX
 from fmm.semirings.minplus_kernel import (
@@ -44,7 +44,7 @@ def device_product(name: str, a: Any, b: Any, noted: bool) -> tuple[Any, Any]:
 @lru_cache(maxsize=256)
 def _product_run(
     ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], noted: bool, device: int
-) -> LaunchRun:
+) -> LaunchSequence:
     m, k, n = size
     left, right = Rect("A", 0, m, k, leading[0]), Rect("B", 0, k, n, leading[1])
     dest = Rect("C", 0, m, n, padded(n))
@@ -56,7 +56,7 @@ def _product_run(
     sizes = fastest_sizes(ring, noted, [size], chip_of(device).multiprocessors)
     args = Rect(ARGS, 0, m, n, padded(n)) if noted else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
-    return LaunchRun(launches, device)
+    return LaunchSequence(launches, device)
 
 
 def _leading(x: Any) -> int:
@@ -79,10 +79,10 @@ def _cut(x: Any, cols: int) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _closure_run(ring: Ring, n: int, noted: bool, device: int) -> tuple[LaunchRun, int, int]:
+def _closure_run(ring: Ring, n: int, noted: bool, device: int) -> tuple[LaunchSequence, int, int]:
     """The launches made ready; numbers of the temporaries, and bytes of what is written twice."""
     found = closure_launches(ring, n, noted, chip_of(device).multiprocessors)
-    return LaunchRun(found.launches, device), found.numbers, found.doubled_bytes
+    return LaunchSequence(found.launches, device), found.numbers, found.doubled_bytes
 
 
 def device_closure(name: str, d: Any, none: Any, nodes: Any = None) -> tuple[Any, Any]:

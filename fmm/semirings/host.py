@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.steps.sums import Place
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_steps import MATRIX, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 
@@ -79,7 +79,7 @@ class NumpySemiring:
         tasks: list[Callable[[], None]] = []
         for rows, cols in _pieces(dest, left.shape[1]):
             tasks.append(partial(self._piece, left[rows], right[:, cols], old, dest, noted, rows, cols))
-        Threads(self.threads).run_in_turns(tasks)
+        Threads(self.threads).run_interruptibly(tasks)
 
     def _piece(
         self,

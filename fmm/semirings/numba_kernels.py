@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.semirings.host import Array, Noted
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.semirings.host import Arguments, Array
 
 ROWS, STEPS = 128, 16  # of a task; of the inner dimension at a time
 ROW_BYTES = 1024  # of a task's row
@@ -54,7 +54,9 @@ class CompiledSemiring:
     none: Any
     threads: int
 
-    def product(self, left: Array, right: Array, old: Array | None, dest: Array, noted: Noted | None = None) -> None:
+    def product(
+        self, left: Array, right: Array, old: Array | None, dest: Array, noted: Arguments | None = None
+    ) -> None:
         kernels = _kernels(dest.dtype.name, self.greatest)
         if old is None:
             dest[...] = self.none
@@ -72,7 +74,7 @@ class CompiledSemiring:
             for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run_in_turns(tasks)
+        Threads(self.threads).run_interruptibly(tasks)
         if noted:
             noted.settle(step)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.numpy_like import on_host
+from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PIECE = 1 << 24  # numbers that are looked at together
@@ -29,10 +29,10 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, nodes: An
             continue
         if at_home is None:
             at_home = _numbers(edges, missing)
-        for row, lost in zip(on_host(doubtful), on_host(astray), strict=True):
+        for row, lost in zip(to_numpy(doubtful), to_numpy(astray), strict=True):
             if lost.any():
                 nodes[row] = xp.asarray(
-                    _mended(row, at_home, _numbers(lengths[row], missing), on_host(nodes[row]), lost)
+                    _mended(row, at_home, _numbers(lengths[row], missing), to_numpy(nodes[row]), lost)
                 )
 
 
@@ -85,5 +85,5 @@ def _followers(node: Any, before: Array, away: Array) -> Array:
 
 
 def _numbers(x: Any, missing: Any) -> Array:
-    values = on_host(x)
+    values = to_numpy(x)
     return np.where(values == missing, np.inf, values.astype(np.float64))

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.kinds import check_dense, kind_of, mixed_kinds, on_device
-from fmm.arrays.numpy_library import tensor_on_host
-from fmm.arrays.pick import cupy_library
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.arrays.detect import check_dense, cupy_library, kind_of, mixed_arrays_error, on_device
+from fmm.arrays.numpy_library import tensor_as_numpy
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import Domain, chosen_domain, from_domain, none_of, to_domain
-from fmm.semirings.host import LEAF, Noted, NumpySemiring, Semiring, close_matrix
+from fmm.semirings.domain import Domain, choose_domain, from_domain, missing_value, to_domain
+from fmm.semirings.host import HOST_TILE_SIDE, Arguments, NumpySemiring, Semiring, close_matrix
 from fmm.semirings.numba_kernels import CompiledSemiring
 from fmm.semirings.path_request import METHODS, NegativeCycleError, PathRequest
 from fmm.semirings.predecessors import mend_predecessors
@@ -68,33 +67,33 @@ def _converted(xp: Any, values: Any, dtype: Any, greatest: bool) -> Any:
     found = values.astype(dtype, copy=False)
     if values.dtype == dtype or values.dtype.name not in TYPES or values.dtype.kind == "f":
         return found
-    return xp.where(values == none_of(values.dtype, greatest), none_of(dtype, greatest), found)
+    return xp.where(values == missing_value(values.dtype, greatest), missing_value(dtype, greatest), found)
 
 
 def _without_masked(values: Any, given: Any, greatest: bool) -> Any:
     """What is masked is none, as it is no edge of a graph."""
     if not isinstance(given, np.ma.MaskedArray):
         return values
-    return np.where(np.ma.getmaskarray(given), none_of(values.dtype, greatest), values)
+    return np.where(np.ma.getmaskarray(given), missing_value(values.dtype, greatest), values)
 
 
 def _product(place: _Place, x: Any, y: Any, greatest: bool, argbest: bool) -> tuple[Any, Any]:
     xp, dtype, shape = place.xp, x.dtype, (x.shape[0], y.shape[1])
     if 0 in (*shape, x.shape[1]):
-        return xp.full(shape, none_of(dtype, greatest), dtype), xp.full(shape, -1, np.int32)
+        return xp.full(shape, missing_value(dtype, greatest), dtype), xp.full(shape, -1, np.int32)
     work = x.shape[0] * x.shape[1] * y.shape[1]
-    domain = chosen_domain(xp, (x, y), greatest, place.device, argbest, terms=2, work=work)
+    domain = choose_domain(xp, (x, y), greatest, place.device, argbest, terms=2, work=work)
     left, right = (to_domain(v, domain, greatest) for v in (x, y))
     if place.device:
         values, args = _on_device().device_product(domain.ring, left, right, argbest)
     else:
         values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if argbest else None
         semiring = _host_semiring(domain, greatest, work)
-        noted = None if args is None else Noted(args)
+        noted = None if args is None else Arguments(args)
         semiring.product(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, noted)
     found = from_domain(xp, values, domain, dtype, greatest)
     if argbest and found.dtype != values.dtype and dtype.kind == "i":
-        args[found == none_of(dtype, greatest)] = -1  # what is too large is none, wherever it comes from
+        args[found == missing_value(dtype, greatest)] = -1  # what is too large is none, wherever it comes from
     return found, args
 
 
@@ -173,13 +172,13 @@ def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
     else:
         missing = xp.zeros(values.shape, bool) if graph.zeros else values == 0
         if values.dtype.name == dtype.name:
-            missing |= values == none_of(dtype, False)
+            missing |= values == missing_value(dtype, False)
     if graph.stored is not None:
         missing |= ~graph.stored
     edges = values.astype(dtype, order="C")
     if request.unweighted:
         edges[...] = 1
-    edges[missing] = none_of(dtype, False)
+    edges[missing] = missing_value(dtype, False)
     every = xp.arange(len(edges))
     edges[every, every] = 0
     return edges if request.directed else xp.minimum(edges, edges.T)
@@ -190,26 +189,26 @@ def _closure(place: _Place, edges: Any, request: PathRequest) -> tuple[Any, Any]
     nodes = None
     if request.predecessors:
         every = xp.arange(n, dtype=np.int32)
-        nodes = xp.where(edges == none_of(dtype, False), np.int32(NO_NODE), every[:, None])
+        nodes = xp.where(edges == missing_value(dtype, False), np.int32(NO_NODE), every[:, None])
         nodes[every, every] = NO_NODE
     if n == 0:
         return edges, nodes
     kept = edges if nodes is None else edges.copy()
-    domain = chosen_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n, work=n**3)
+    domain = choose_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n, work=n**3)
     values = to_domain(edges, domain, False)
     if place.device:
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
         values, nodes = _on_device().device_closure(domain.ring, values, domain.none, nodes)
     else:
-        leaf = n if request.method == "floyd-warshall" else LEAF
+        leaf = n if request.method == "floyd-warshall" else HOST_TILE_SIDE
         with np.errstate(all="ignore"):
             close_matrix(_host_semiring(domain, False, n**3), values, nodes, leaf)
     if domain.dtype[0] != "u":
         _check_cycles(xp, values)
     lengths = from_domain(xp, values, domain, dtype, False)
     if nodes is not None:
-        mend_predecessors(xp, kept, none_of(dtype, False), lengths, nodes)
+        mend_predecessors(xp, kept, missing_value(dtype, False), lengths, nodes)
     return lengths, nodes
 
 
@@ -241,7 +240,7 @@ def _placed(**arrays: Any) -> Iterator[_Place]:
         return
     apart = {on_device(x) for x in given}
     if len(apart) > 1 or len(kinds - {"host"}) > 1 or any(isinstance(x, np.ndarray) for x in given):
-        raise mixed_kinds(**arrays)
+        raise mixed_arrays_error(**arrays)
     if apart == {False}:
         yield _Place(np, _numpy_of_torch, _torch().from_numpy)
         return
@@ -272,15 +271,15 @@ def _readable(x: Any) -> Any:
     """A tensor as NumPy and CuPy can read it; all else as it is."""
     if kind_of(x) != "torch":
         return x
-    from fmm.arrays.torch_calls import as_read_elsewhere
+    from fmm.arrays.torch_calls import as_plain_tensor
 
-    return as_read_elsewhere(x)
+    return as_plain_tensor(x)
 
 
 def _numpy_of_torch(x: Any) -> Any:
     if kind_of(x) != "torch":
         return np.asarray(x)
-    return x.numpy() if x.requires_grad else tensor_on_host(x)  # torch's exception
+    return x.numpy() if x.requires_grad else tensor_as_numpy(x)  # torch's exception
 
 
 def _on_device() -> Any:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 import fmm
+from benchmarks import compare_tunings
 from fmm.tuner import tune
-from fmm.tuner.commands import compare, config_file, measure, paper, predict, refit, report, show
+from fmm.tuner.commands import config_file, measure, paper, predict, refit, report, show
 
 CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
 
@@ -49,7 +50,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argp
     tune.add_options(parser)
     parser.set_defaults(run=tune.run_tune)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for group in (show, config_file, refit, compare, measure, predict, report, paper):
+    for group in (show, config_file, refit, compare_tunings, measure, predict, report, paper):
         group.add_parser(commands)
     return parser, commands
 

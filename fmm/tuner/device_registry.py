@@ -11,11 +11,11 @@ from fmm.config.older_keys import meant_key
 from fmm.config.schema import Raw, Tuned, read_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.runtime import devices
-from fmm.runtime.decisions.calibration_in_force import completed_calibration
+from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.described import instead
@@ -162,7 +162,7 @@ def trusted_calibration(name: str, dtype: str) -> Calibration | None:
     """The model by which products are chosen there, by a tuning that is used."""
     tuned, known = config_tuning(name, dtype), find_identity(name)
     real = config_tuning(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
-    return completed_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
+    return complete_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
 
 
 def find_calibration(name: str, dtype: str) -> Calibration:
@@ -189,7 +189,7 @@ def _untuned(known: Identity, dtype: str) -> Calibration:
 
 
 def _gpu_here(name: str) -> devices.Device:
-    index = devices.cuda_index(int(name) if name.isdecimal() else name)
+    index = devices.parse_cuda_index(int(name) if name.isdecimal() else name)
     try:
         return devices.cuda_device(index)
     except ImportError as error:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from fmm.kernels.plans.old_names import OLD_ENDINGS
 
 from fmm.config.files import SHIPPED
 from fmm.config.reader import ConfigError
 from fmm.config.schema import calibration_fields, read_calibration
-from fmm.kernels.plans.old_names import OLD_ENDINGS
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import datasheet_calibration, datasheet_rates

@@ -13,8 +13,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from fmm.kernels import cuda, long_waits
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.long_waits import said_if_long
+from fmm.kernels.cuda.launch_list import Kernel
+from fmm.kernels.long_waits import log_if_slow
 
 COMPILE = "fmm.kernels.cuda.launch.compile"
 
@@ -41,10 +41,10 @@ def test_a_long_wait_is_said_while_it_lasts_and_once(
 ) -> None:
     wait = soon(monkeypatch)
     for _ in range(3):
-        with said_if_long("something is being compiled"):
+        with log_if_slow("something is being compiled"):
             wait()
             assert caplog.messages == ["fmm: something is being compiled"]
-    with said_if_long("something else"):
+    with log_if_slow("something else"):
         wait()
     assert caplog.messages == ["fmm: something is being compiled", "fmm: something else"]
 
@@ -52,9 +52,9 @@ def test_a_long_wait_is_said_while_it_lasts_and_once(
 def test_a_short_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
     threads = threading.active_count()
     for _ in range(100):
-        with said_if_long("something"):
+        with log_if_slow("something"):
             pass
-    with pytest.raises(KeyboardInterrupt), said_if_long("something"):
+    with pytest.raises(KeyboardInterrupt), log_if_slow("something"):
         raise KeyboardInterrupt
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):

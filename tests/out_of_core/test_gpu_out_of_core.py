@@ -109,5 +109,5 @@ def test_threads_multiply_at_once_each_on_streams_of_its_own(little_memory: None
             found = list(threads.map(lambda pair: fmm.matmul(*pair, device=0, plan="vendor"), pairs))
         for c, (a, b) in zip(found, pairs, strict=True):
             close(c, a, b, "float64")
-    idle = [streams[0].ptr for streams in cuda_engine._idle[0]]
+    idle = [streams[0].ptr for streams in cuda_engine._idle_streams[0]]
     assert len(set(idle)) == len(idle) <= 3

@@ -17,12 +17,12 @@ from fmm.arrays.numpy_library import NUMPY, NumpyLibrary
 from fmm.kernels.plans.plan import Plan
 from fmm.out_of_core import product as out_of_core
 from fmm.out_of_core.choose_schedule import DoesNotFitError
-from fmm.out_of_core.transfers import BUFFERS, MOST_THREADS, Place, Transfers, measured_rates
+from fmm.out_of_core.transfers import BUFFERS, MOST_THREADS, Place, Transfers, measure_rates
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import NO_WISHES
-from fmm.runtime.matmul import call_bytes
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.matmul import planned_call_bytes
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
 
@@ -33,12 +33,12 @@ TYPES = ["float32", "float64", "complex64", "complex128", "float16", "int8", "in
 @pytest.fixture(autouse=True)
 def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_core, "SPARED", 0)
-    monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK", 4096)
+    monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK_BYTES", 4096)
 
 
 def streamed(a: Any, b: Any, out: Any = None, room: int = 200_000, machine: Any = None, **options: Any) -> Any:
     machine = machine or HostMachine(room)
-    return out_of_core.host_product(NUMPY.with_options(options), a, b, out, machine, NO_WISHES)
+    return out_of_core.streamed_matmul(NUMPY.with_options(options), a, b, out, machine, NO_CONSTRAINTS)
 
 
 def matrix(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
@@ -99,8 +99,8 @@ def test_explaining_says_that_files_are_not_counted(tmp_path: Path) -> None:
     mapped: Any = np.memmap(tmp_path / "a", "f4", "w+", shape=(100, 100))
     plain, machine, words = np.ones((100, 100), "f4"), HostMachine(200_000), "not counted in that"
     for a, b, out in ((mapped, plain, None), (plain, np.asarray(mapped).T, None), (plain, plain, mapped)):
-        assert words in str(out_of_core.explained(NUMPY, a, b, out, machine, NO_WISHES))
-    assert words not in str(out_of_core.explained(NUMPY, plain, plain, None, machine, NO_WISHES))
+        assert words in str(out_of_core.explain_streamed_matmul(NUMPY, a, b, out, machine, NO_CONSTRAINTS))
+    assert words not in str(out_of_core.explain_streamed_matmul(NUMPY, plain, plain, None, machine, NO_CONSTRAINTS))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_what_the_device_does_not_take_is_numpys(kind: str) -> None:
 def test_no_more_memory_than_is_said() -> None:
     machine = HostMachine(300_000)
     a, b = matrix((120, 130), "float32"), matrix((130, 140), "float32", 1)
-    said = str(out_of_core.explained(NUMPY, a, b, None, machine, NO_WISHES))
+    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS))
     streamed(a, b, machine=machine)
     slots = machine.made.allocated
     assert len(slots) == 1 and slots[0] + max(machine.made.workspaces) <= 300_000
@@ -240,22 +240,22 @@ def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[in
     machine, (m, k, n) = HostMachine(room), size
     a, b = matrix((m, k), "float64"), matrix((k, n), "float64", 1)
     plan = Plan.parse("strassen > vendor")
-    wishes = NO_WISHES._replace(plan=plan)
-    close(out_of_core.host_product(NUMPY, a, b, None, machine, wishes), a, b)
+    constraints = NO_CONSTRAINTS._replace(plan=plan)
+    close(out_of_core.streamed_matmul(NUMPY, a, b, None, machine, constraints), a, b)
     (reserved,), (slots,) = machine.made.reserved, machine.made.allocated
     found = [Problem(x, y, z, "float64", beta=int(adds)) for x, y, z, adds in machine.made.products]
     limits = Limits(machine.made.workspaces[0], 5.0)
-    assert reserved == max(call_bytes(problem, limits, machine.device, plan) for problem in found)
+    assert reserved == max(planned_call_bytes(problem, limits, machine.device, plan) for problem in found)
     assert reserved >= max(Decision(plan, problem, "").workspace for problem in found) > 0
     assert slots + reserved <= room
-    said = str(out_of_core.explained(NUMPY, a, b, None, machine, wishes))
+    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, constraints))
     assert f"with the workspace {(slots + reserved) / (1 << 30):.2f} GiB" in said
 
 
 def test_a_plan_for_which_there_is_too_little_memory_is_tried_with_the_smallest_tiles() -> None:
     machine, a = HostMachine(500_000), matrix((240, 240), "float64")
-    wishes = NO_WISHES._replace(plan=Plan.parse("strassen^3.pad16 > vendor"))
-    close(out_of_core.host_product(NUMPY, a, a, None, machine, wishes), a, a)
+    constraints = NO_CONSTRAINTS._replace(plan=Plan.parse("strassen^3.pad16 > vendor"))
+    close(out_of_core.streamed_matmul(NUMPY, a, a, None, machine, constraints), a, a)
     assert machine.made.allocated[0] <= 125_000
 
 
@@ -274,7 +274,7 @@ def test_buffers_are_no_larger_than_is_said_however_long_rows_are(
     (m, k, n), found = size, []
     a, b = (np.asarray(matrix(x, dtype), order=order) for x in ((m, k), (k, n)))
     for chunk in (4096, 1 << 22):
-        monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK", chunk)
+        monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK_BYTES", chunk)
         machine, out = HostMachine(2_000_000), np.zeros((m, n), dtype, order=order)
         found.append(streamed(a, b, out, machine=machine))
         assert set(machine.made.buffers) == {chunk} and len(machine.made.buffers) <= 2 * BUFFERS * MOST_THREADS
@@ -309,7 +309,7 @@ def test_a_bar_where_it_is_asked_for_and_takes_long(
 
     def shown(long: float, progress: bool) -> str:
         monkeypatch.setattr("fmm.runtime.progress.LONG", long)
-        close(out_of_core.host_product(NUMPY, a, a, None, HostMachine(60_000), NO_WISHES, progress), a, a)
+        close(out_of_core.streamed_matmul(NUMPY, a, a, None, HostMachine(60_000), NO_CONSTRAINTS, progress), a, a)
         return capfd.readouterr().err
 
     assert "fmm.matmul" in shown(0.0, True)
@@ -369,7 +369,7 @@ def test_rates_are_measured_there_and_back() -> None:
     engine = HostEngine()
     transfers, ticks = Transfers(engine, threads=2), iter(range(1000))
     try:
-        rates = measured_rates(engine, transfers, lambda: float(next(ticks)), 1 << 20)
+        rates = measure_rates(engine, transfers, lambda: float(next(ticks)), 1 << 20)
     finally:
         transfers.close()
     assert rates == (2.0**20, 2.0**20)

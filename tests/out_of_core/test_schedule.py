@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES
-from fmm.out_of_core.choose_schedule import DoesNotFitError, chosen_schedule, schedules
-from fmm.out_of_core.schedule import Cut, Load, Multiply, Rates, Schedule, Store, Tile, padded, scheduled, spans
+from fmm.out_of_core.choose_schedule import DoesNotFitError, candidate_schedules, choose_schedule
+from fmm.out_of_core.schedule import Cut, Load, Multiply, Rates, Schedule, Store, Tile, build_schedule, padded, spans
 
 SIZES = [(100, 200, 150), (257, 64, 129), (1, 1, 1), (33, 1000, 7), (64, 1, 640)]
 CUTS = [
@@ -28,7 +28,7 @@ def area(spot: tuple[int, int]) -> int:
 @pytest.mark.parametrize("size", SIZES)
 def test_every_entry_is_summed_once_and_brought_back_once(size: tuple[int, int, int], cut: Cut) -> None:
     m, k, n = size
-    found = scheduled(size, 4, cut)
+    found = build_schedule(size, 4, cut)
     summed, stored = np.zeros((m, n), int), np.zeros((m, n), int)
     for step in found.steps:
         if isinstance(step, Multiply):
@@ -48,7 +48,7 @@ def test_every_entry_is_summed_once_and_brought_back_once(size: tuple[int, int, 
 def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: Cut) -> None:
     """Whoever begins each step as soon as what it waits for is done never finds a wrong tile, nor one that is still
     read: seen by who was in a slot, and who must have ended by then."""
-    found = scheduled(size, 4, cut)
+    found = build_schedule(size, 4, cut)
     there: dict[tuple[str, int], Tile] = {}
     loaded: dict[tuple[str, int], int] = {}
     block: dict[int, tuple[object, object]] = {}
@@ -100,7 +100,7 @@ def test_what_is_needed_latest_goes_first() -> None:
     """With room for a row of A's tiles, A comes once; B's tiles come for each row of blocks, but the one that is there
     when the way turns."""
     size = 80, 80, 80
-    few, all_of_a = (scheduled(size, 4, Cut(40, 40, (20,), (40,), (of_a, 2, 1))) for of_a in (2, 4))
+    few, all_of_a = (build_schedule(size, 4, Cut(40, 40, (20,), (40,), (of_a, 2, 1))) for of_a in (2, 4))
     whole = 4 * 80 * 80
     assert all_of_a.bytes_loaded < few.bytes_loaded <= 4 * whole
     loads = [step.tile for step in all_of_a.steps if isinstance(step, Load) and step.tile.name == "A"]
@@ -108,7 +108,7 @@ def test_what_is_needed_latest_goes_first() -> None:
 
 
 def test_memory_is_that_of_the_largest_tile_in_each_slot() -> None:
-    found = scheduled((100, 90, 50), 4, Cut(60, 50, (10, 80), (60,), (1, 2, 1)))
+    found = build_schedule((100, 90, 50), 4, Cut(60, 50, (10, 80), (60,), (1, 2, 1)))
     of_a, of_b, of_c = 60 * 80 * 4, 80 * 52 * 4, 60 * 52 * 4  # lines of 50 are 52 long
     whole = [-(-x // 512) * 512 for x in (of_a, 10 * 52 * 4, of_b, of_c)]
     assert found.slots == {
@@ -123,10 +123,10 @@ def test_memory_is_that_of_the_largest_tile_in_each_slot() -> None:
 def test_times_are_those_of_the_lane_that_is_last() -> None:
     """Loads of two seconds each, a product of five, a store of four; then pieces and bands of halves."""
     rates = Rates(16.0, 4.0)
-    whole = scheduled((4, 8, 4), 1, Cut(4, 4, (8,), (4,), (1, 1, 1)))
+    whole = build_schedule((4, 8, 4), 1, Cut(4, 4, (8,), (4,), (1, 1, 1)))
     times = whole.times(rates, lambda size: 5.0)
     assert (times.loading, times.computing, times.storing, times.seconds) == (4.0, 5.0, 4.0, 13.0)
-    halves = scheduled((4, 8, 4), 1, Cut(4, 4, (4,), (2,), (2, 2, 1)))
+    halves = build_schedule((4, 8, 4), 1, Cut(4, 4, (4,), (2,), (2, 2, 1)))
     found = halves.times(rates, lambda size: 5.0 * size[0] * size[1] / 32)
     # Two seconds to load, 2.5 for the first piece, beside which the second comes; 1.25 for a band; two stores of two.
     assert (found.seconds, found.computing) == (2.0 + 2.5 + 1.25 + 2.0 + 2.0, 5.0)
@@ -141,27 +141,27 @@ def seconds_by_work(workspace: int) -> object:
 @pytest.mark.parametrize("size", [*SIZES, (700, 800, 900)])
 def test_what_is_chosen_fits(size: tuple[int, int, int], dtype: str, room: int) -> None:
     try:
-        found, _ = chosen_schedule(size, dtype, room, Rates(1e10, 1e10), seconds_by_work)  # type: ignore[arg-type]
+        found, _ = choose_schedule(size, dtype, room, Rates(1e10, 1e10), seconds_by_work)  # type: ignore[arg-type]
     except DoesNotFitError:
         assert room <= 300_000 and max(size) >= 700
         return
     assert found.memory <= room
     pieces = spans(size[1], found.cut.pieces)
     if DTYPES[dtype].exact or dtype == "float16":
-        others = [s for s in schedules(size, dtype, room) if len(spans(size[1], s.cut.pieces)) < len(pieces)]
+        others = [s for s in candidate_schedules(size, dtype, room) if len(spans(size[1], s.cut.pieces)) < len(pieces)]
         assert not others
 
 
 def test_the_first_piece_is_small_and_so_is_the_last_band() -> None:
     """Where transfers take as long as products, the beginning and the end are what can be saved."""
     size = 16384, 16384, 16384
-    found, times = chosen_schedule(size, "float32", 1 << 37, Rates(2e10, 2e10), seconds_by_work)  # type: ignore[arg-type]
+    found, times = choose_schedule(size, "float32", 1 << 37, Rates(2e10, 2e10), seconds_by_work)  # type: ignore[arg-type]
     pieces, bands = (
         [last - first for first, last in spans(total, lengths)]
         for total, lengths in ((size[1], found.cut.pieces), (size[0], found.cut.bands))
     )
     assert pieces[0] < size[1] / 8 and bands[-1] <= size[0] / 4
-    whole = scheduled(size, 4, Cut(size[0], size[2], (size[1],), (size[0],), (1, 1, 1)))
+    whole = build_schedule(size, 4, Cut(size[0], size[2], (size[1],), (size[0],), (1, 1, 1)))
     assert times.seconds < 0.65 * whole.times(Rates(2e10, 2e10), seconds_by_work(0)).seconds  # type: ignore[arg-type]
 
 

@@ -12,32 +12,26 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.leaf import ending_rows
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import Choice, Limits, candidates, choose, few_tiles_margin, rank_candidates
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import Choice, Limits, choose, few_tiles_margin, rank_candidates
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.perfmodel.predict import (
     CUT,
     SINGLY,
-    _vendors_slowdown,
-    overlap_with,
+    WAITING,
+    WRITING,
+    hidden_share,
     predict,
     predict_from_work,
     predict_vendor,
+    vendor_slowdown,
 )
-from fmm.perfmodel.work import (
-    WAITING,
-    WRITING,
-    Tiles,
-    Work,
-    access_bytes,
-    counted_work,
-    estimated_work,
-    estimated_workspace,
-)
+from fmm.perfmodel.work import Tiles, Work, access_bytes, counted_work, estimated_work, estimated_workspace
 from fmm.problem import Problem
 
 LARGE = Limits(1 << 62, 1e9)
@@ -88,14 +82,14 @@ def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -
 ])  # fmt: skip
 def test_whole_rounds_of_tiles(m: int, n: int, together: int, slowdown: float) -> None:
     rate = Rate(1e12, 1e9, 0.0, sms=132.0)
-    assert _vendors_slowdown(rate, m, 1 << 20, n, together) == pytest.approx(slowdown)
-    assert _vendors_slowdown(replace(rate, pipe=8.0), 256, 32, 128 * 132, 1) == pytest.approx(1 + 8 / 32)
+    assert vendor_slowdown(rate, m, 1 << 20, n, together) == pytest.approx(slowdown)
+    assert vendor_slowdown(replace(rate, pipe=8.0), 256, 32, 128 * 132, 1) == pytest.approx(1 + 8 / 32)
 
 
 def test_short_products_are_not_cut_to_fill_a_round() -> None:
     """Each part has a start of its own, of as many steps as `pipe` says."""
     rate = Rate(1e12, 1e9, 64.0, sms=132.0)
-    long, short = (_vendors_slowdown(rate, 256, k, 128 * 88, 1) for k in (1 << 20, 256))
+    long, short = (vendor_slowdown(rate, 256, k, 128 * 88, 1) for k in (1 << 20, 256))
     assert long == pytest.approx(1.0, abs=1e-3)
     assert short > 1.2
 
@@ -104,8 +98,8 @@ def test_short_products_are_not_cut_to_fill_a_round() -> None:
 def test_tiles_may_be_wider_than_high(n: int, tiles: int) -> None:
     """The last one of a row of tiles is computed as a whole."""
     rate = Rate(1e12, 0.0, 0.0, tile=128.0, width=256.0)
-    assert _vendors_slowdown(rate, 1280, 4096, n, 1) == pytest.approx(256 * tiles / n)
-    assert _vendors_slowdown(replace(rate, slots=1e6), 1280, 4096, n, 1) == pytest.approx(1e6 * 128**2 / (1280 * n))
+    assert vendor_slowdown(rate, 1280, 4096, n, 1) == pytest.approx(256 * tiles / n)
+    assert vendor_slowdown(replace(rate, slots=1e6), 1280, 4096, n, 1) == pytest.approx(1e6 * 128**2 / (1280 * n))
 
 
 def test_what_each_start_takes_beside_the_product() -> None:
@@ -154,11 +148,11 @@ def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:
 
 def test_the_row_of_f16x3_says_that_it_holds_the_device_and_no_other_does() -> None:
     """Where the vendor multiplies its planes, as before Hopper, it does not."""
-    assert [leaf.name for leaf in ending_rows() if leaf.time.fills_device] == ["f16x3"]
+    assert [leaf.name for leaf in plan_leaves() if leaf.fills_device] == ["f16x3"]
     for leaf, device, share in (("f16x3", "h200", 0.0), ("f16x3", "a100", 0.5), ("vendor", "h200", 0.5)):
         plan, known = Plan.parse(f"winograd.overlapped > {leaf}"), replace(datasheet_calibration(device), overlap=0.5)
-        assert known.known_rate(plan.rate_name("float32")) is not None
-        assert overlap_with(plan, "float32", known) == share
+        assert known.find_rate(plan.rate_name("float32")) is not None
+        assert hidden_share(plan, "float32", known) == share
 
 
 def test_sums_may_be_in_the_way_of_products() -> None:
@@ -279,7 +273,7 @@ def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str
     batched = ".batched" if plan.startswith("strassen") else ""
     tape = record_operations(Plan.parse(f"{plan}{batched}.pad16 > vendor"), Problem(1024, 1024, 1024, dtype))
     first = Plan.parse(f"{plan} > vendor").levels[0]
-    assert isinstance(first, Level)
+    assert isinstance(first, SchemeLevel)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
     moved = {kernel.lanes * DTYPES[kernel.element].itemsize for kernel in kernels}
     assert moved == {access_bytes(first.products, DTYPES[dtype].itemsize)}
@@ -332,7 +326,7 @@ def test_the_vendors_product_and_small_plans_know_no_lanes() -> None:
 
 def test_a_device_without_lanes_is_predicted_as_before() -> None:
     told = replace(datasheet_calibration("h200"), idle=9.0, spin=9.0, apart=9.0)
-    for plan in candidates(True):
+    for plan in compared_plans(True):
         problem = Problem(8192, 8192, 8192, "float32")
         assert predict(plan, problem, told) == predict(plan, problem, datasheet_calibration("h200"))
 
@@ -346,7 +340,7 @@ def test_complex_products_do_four_times_the_flops() -> None:
 # ---- quick counts
 
 
-PLANS = sorted({*candidates(True), *candidates(False), Plan.parse("balanced > hasa > vendor")}, key=str)
+PLANS = sorted({*compared_plans(True), *compared_plans(False), Plan.parse("balanced > hasa > vendor")}, key=str)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -515,13 +509,13 @@ def test_what_takes_longer_where_rows_are_not_aligned() -> None:
         (Rate(1e12, 0.0, 0.0, rows=100.0), 9 + 1.0),
         (Rate(1e12, 1e4, 0.0), 9 * 2.0),
     ):
-        assert _vendors_slowdown(rate, 100, 100, 100, 1, 9.0) == pytest.approx(more)
+        assert vendor_slowdown(rate, 100, 100, 100, 1, 9.0) == pytest.approx(more)
 
 
 def test_products_of_few_tiles_are_cut_where_rows_are_not_aligned() -> None:
     rate = Rate(1e12, 1e6, 0.0)
-    assert _vendors_slowdown(rate, 1000, 4 * CUT, 1000, 1, 2.0) == pytest.approx(2 * (1 + 1 / 4))
-    assert _vendors_slowdown(rate, 1000, 4 * CUT, 1000, 1) == pytest.approx(2.0)
+    assert vendor_slowdown(rate, 1000, 4 * CUT, 1000, 1, 2.0) == pytest.approx(2 * (1 + 1 / 4))
+    assert vendor_slowdown(rate, 1000, 4 * CUT, 1000, 1) == pytest.approx(2.0)
 
 
 def test_nothing_is_allocated() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import counters, ncu
-from fmm.kernels.algorithms.table_kernel import kernel_table
+from fmm.kernels.algorithms.step_table import kernel_table
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, named_strategy
 from fmm.perfmodel.papers import li_counts
 

@@ -25,14 +25,20 @@ from fmm.kernels.algorithms.step_table import (
 )
 from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.leaf import Leaf, register_leaf, unregister_leaf
-from fmm.kernels.plans.leaf_parts import LeafCall, LeafError, LeafOnHost, LeafTime, LeafTypes
+from fmm.kernels.plans.leaf import (
+    Leaf,
+    LeafCall,
+    LeafError,
+    LeafOnHost,
+    LeafTime,
+    register_leaf,
+    unregister_leaf,
+)
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level, unregister_level
-from fmm.kernels.plans.level_with_steps import LevelWithSteps
+from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.blocks import side_cuts
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.steps.sums import COPY, Place, Sum, whole_matrix
+from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.sums import COPY, Place, Sum, side_cuts, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.calibration import Rate
@@ -59,7 +65,7 @@ LEAF = Leaf(
     "einsum",
     "NumPy's own loops, without BLAS",
     ("cpu",),
-    LeafTypes(("float32", "float64")),
+    types=("float32", "float64"),
     call=LeafCall("one einsum"),
     host=LeafOnHost(by_einsum),
     error=LeafError(relative=1.5),
@@ -197,7 +203,7 @@ def toy(request: pytest.FixtureRequest) -> Iterator[Toy]:
 def test_it_is_parsed_and_explained(toy: Toy) -> None:
     plan = Plan.parse(toy.plan)
     assert str(plan) == toy.plan and Plan.parse(str(plan)) == plan
-    assert toy.explained in explain.explained_table(plan, *toy.problem.size, 8)
+    assert toy.explained in explain.plan_table(plan, *toy.problem.size, 8)
     assert str(Plan.parse(f"strassen > {toy.plan}")) == f"strassen > {toy.plan}"
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.runtime.prepare import ProblemQuery, prepare_query
 
 import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.leaves import F16X3, VENDOR
-from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
@@ -23,10 +24,8 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
-from fmm.runtime.calls.answer import answer_question
-from fmm.runtime.calls.question import Question
-from fmm.runtime.decisions.limits import NO_WISHES, Kept
-from fmm.runtime.prepared_operand import _launches, unwrapped
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedSide
+from fmm.runtime.prepared_operand import _launches, unwrap_operands
 from tests.support.devices import H200
 
 PLENTY = Limits(1 << 36, 16.0)
@@ -130,8 +129,8 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     assert {slot.base for slot in other.slots} == {"B" if base == "A" else "A", "W"}  # type: ignore[union-attr]
     written = {(slot.base, slot.offset) for slot in split.slots if slot.offset}  # type: ignore[union-attr]
     read = {(slot.base, slot.offset) for slot in product.slots if slot.base == base}  # type: ignore[union-attr]
-    assert read == written and F16X3.preparation.keeps is not None
-    room, more = F16X3.preparation.keeps(4, 300, 500) if order == "C" else F16X3.preparation.keeps(4, 500, 300)
+    assert read == written and F16X3.prepared_layout is not None
+    room, more = F16X3.prepared_layout(4, 300, 500) if order == "C" else F16X3.prepared_layout(4, 500, 300)
     assert min(offset for _, offset in read) == room and max(offset for _, offset in read) < room + more
 
 
@@ -148,16 +147,18 @@ def test_leaves_that_keep_nothing() -> None:
     assert _launches(F16X3, 0, (300, 500), "float64", "C", "right") is None
 
 
-def question(kept: Kept | None, limits: Limits = PLENTY, dtype: str = "float32", steps: int = 1) -> Question:
+def question(
+    kept: PreparedSide | None, limits: Limits = PLENTY, dtype: str = "float32", steps: int = 1
+) -> ProblemQuery:
     a = Operand((512, 2048), (2048, 1), dtype)
     b = Operand((2048, 4096), (4096 * steps, 1), "float32")
-    return Question(a, b, None, Setting(0, dtype), H200, limits, kept=kept)
+    return ProblemQuery(a, b, None, Setting(0, dtype), H200, limits, kept=kept)
 
 
 def test_a_product_uses_what_is_kept() -> None:
     """Only of an operand that is as it was: another type makes a copy of it, other strides are another matrix."""
-    kept = Kept("B", 2048, 4096, Layout("C", 4096))
-    labels = [call.launches.describe()[0] for call in (answer_question(question(kept)),) if call.launches]
+    kept = PreparedSide("B", 2048, 4096, Layout("C", 4096))
+    labels = [call.launches.describe()[0] for call in (prepare_query(question(kept)),) if call.launches]
     assert labels and "splits A in" in labels[0]
     for asked in (
         question(None),
@@ -166,7 +167,7 @@ def test_a_product_uses_what_is_kept() -> None:
         question(kept, Limits(1 << 36, 16.0, componentwise=True)),
         question(kept, dtype="float64"),
     ):
-        call = answer_question(asked)
+        call = prepare_query(asked)
         assert call.decision.problem is None or not call.decision.problem.kept
         assert not any("splits A in" in line for line in (call.launches.describe() if call.launches else ()))
 
@@ -176,7 +177,7 @@ def test_float64_is_kept_as_residues() -> None:
     known = datasheet_calibration("h200")
     times = [choose(Problem(2048, 8192, 8192, kept=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
-    (leaf,) = (x for x in ending_rows() if x.preparation.keeps and "float64" in x.types.below)
+    (leaf,) = (x for x in plan_leaves() if x.prepared_layout and "float64" in x.types)
     made = _launches(leaf, 0, (300, 500), "float64", "C", "right")
     assert made is not None and made.workspace == 8 * 500 * 300 + 8 * 500 * 300 % 256
     assert [x.label.split(":")[0] for x in made.launches] == ["residue_planes", "residue_planes"]
@@ -192,10 +193,10 @@ def test_what_is_kept_counts_in_the_choice() -> None:
 def test_gradients_are_products_of_which_nothing_is_kept() -> None:
     torch = pytest.importorskip("torch")
     p = fmm.prepare(np.ones((70, 70), np.float32))
-    object.__setattr__(p, "_kept", Kept("B", 70, 70, Layout("C", 70)))
-    assert unwrapped(np.ones((70, 70)), p, NO_WISHES)[2].kept is not None
-    assert unwrapped(torch.ones(70, 70, requires_grad=True), p, NO_WISHES)[2].kept is None
-    assert unwrapped(p, np.ones((70, 70)), NO_WISHES)[2].kept is None
+    object.__setattr__(p, "_kept", PreparedSide("B", 70, 70, Layout("C", 70)))
+    assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].kept is not None
+    assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].kept is None
+    assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].kept is None
 
 
 # ---- componentwise
@@ -227,8 +228,8 @@ def test_componentwise_choices() -> None:
 
 def test_componentwise_launches() -> None:
     big = Operand((4096, 4096), (4096, 1), "float32")
-    call = answer_question(
-        Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
+    call = prepare_query(
+        ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
     )
     assert call.launches is not None and "|A| |B|" in str(call.decision)
     lines = call.launches.describe()
@@ -236,8 +237,8 @@ def test_componentwise_launches() -> None:
     assert "recompute" in lines[-1]
     level = Plan.parse("strassen.batched.pad16 > f16x3")
     with pytest.raises(fmm.PlanError, match="entry by entry"):
-        answer_question(
-            Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level)
+        prepare_query(
+            ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level)
         )
 
 

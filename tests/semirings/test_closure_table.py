@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from fmm.kernels.algorithms.table_kernel import StepError, kernel_table, parse_kernel
+from fmm.kernels.algorithms.step_table import StepError, kernel_table, parse_kernel
 from fmm.semirings.closure_table import (
     EMPTY,
     ONE,
     Letter,
-    both,
+    all_of,
     closure_defect,
     closure_table,
-    either,
+    one_of,
     parse_closure_table,
     repeated,
     same_walks,
@@ -109,8 +109,8 @@ def test_words() -> None:
     """(a b)* a = a (b a)*, but not (a | b)* a."""
     a, b = Letter("a"), Letter("b")
     moves = {"a": (0, 1), "b": (1, 0)}
-    assert same_walks(both(repeated(both(a, b)), a), moves, 0, 1)
-    assert same_walks(both(a, repeated(both(b, a))), moves, 0, 1)
-    assert not same_walks(both(repeated(either(a, b)), a), moves, 0, 1)
-    assert same_walks(repeated(both(b, a)), moves, 1, 1) and not same_walks(repeated(both(a, b)), moves, 1, 1)
-    assert both(EMPTY, a) == EMPTY and both(ONE, a) == a and either(EMPTY, a) == a and repeated(ONE) == ONE
+    assert same_walks(all_of(repeated(all_of(a, b)), a), moves, 0, 1)
+    assert same_walks(all_of(a, repeated(all_of(b, a))), moves, 0, 1)
+    assert not same_walks(all_of(repeated(one_of(a, b)), a), moves, 0, 1)
+    assert same_walks(repeated(all_of(b, a)), moves, 1, 1) and not same_walks(repeated(all_of(a, b)), moves, 1, 1)
+    assert all_of(EMPTY, a) == EMPTY and all_of(ONE, a) == a and one_of(EMPTY, a) == a and repeated(ONE) == ONE

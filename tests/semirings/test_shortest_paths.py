@@ -12,8 +12,8 @@ import pytest
 
 import fmm
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import Domain, chosen_domain, from_domain, none_of, to_domain
-from fmm.semirings.host import LEAF, close_matrix
+from fmm.semirings.domain import Domain, choose_domain, from_domain, missing_value, to_domain
+from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
@@ -316,7 +316,7 @@ def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) ->
     """Compiled kernels take that for granted: of columns that are contiguous they computed something else."""
     seen: list[bool] = []
 
-    def noted(ring: Any, d: Matrix, nodes: Any = None, leaf: int = LEAF) -> None:
+    def noted(ring: Any, d: Matrix, nodes: Any = None, leaf: int = HOST_TILE_SIDE) -> None:
         seen.append(d.flags.c_contiguous)
         close_matrix(ring, d, nodes, leaf)
 
@@ -421,7 +421,7 @@ def test_products_as_defined(dtype: str, maximum: bool) -> None:
 
 
 def domain_of(*arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40) -> Domain:
-    return chosen_domain(np, arrays, greatest, device, args, terms=2, work=work)
+    return choose_domain(np, arrays, greatest, device, args, terms=2, work=work)
 
 
 def test_none_negative_is_computed_in_the_type_itself() -> None:
@@ -449,7 +449,7 @@ def test_floats_of_which_none_is_negative() -> None:
 @pytest.mark.parametrize("dtype", ["int32", "int16"])
 def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -> None:
     """In each that a device computes in; also where that is of the users' own type."""
-    none = none_of(dtype, greatest)
+    none = missing_value(dtype, greatest)
     numbers = np.array([[5, none, -7, 0]], dtype)
     natural = np.array([[5, none, 7, 0]], dtype)
     cases = [(numbers, domain_of(numbers, device=True, greatest=greatest))]
@@ -486,14 +486,14 @@ def test_what_is_masked_is_none(dtype: str, none: float) -> None:
 @pytest.mark.parametrize(("small", "large"), [("int16", "int32"), ("int32", "float64"), ("int16", "float32")])
 def test_none_of_one_type_is_none_of_the_other(small: str, large: str) -> None:
     """The largest number of a type is a number like others in a wider one."""
-    none, other = none_of(small, False), none_of(large, False)
+    none, other = missing_value(small, False), missing_value(large, False)
     a, b = np.array([[none, 5]], small), np.array([[1], [other]], large)
     zeros = np.zeros_like(b)
     for found, expected in ((fmm.minplus(a, b), other), (fmm.minplus(b.T, a.T), other), (fmm.minplus(a, zeros), 5)):
         assert found.dtype == large and found[0, 0] == expected
-    least = none_of(small, True)
+    least = missing_value(small, True)
     greatest = fmm.minplus(np.array([[least, least]], small), zeros, maximum=True)
-    assert greatest[0, 0] == none_of(large, True)
+    assert greatest[0, 0] == missing_value(large, True)
 
 
 def test_sparse_matrices_have_no_product() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from fmm.tuner.laboratory.benches.host_bench import HostBench
-from fmm.tuner.laboratory.experiment import Results, has_results
-from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import measured_now
+from benchmarks.papers.bench import HostBench
+from benchmarks.papers.experiment import Results, has_results, measured_now
+from benchmarks.papers.figures import EXPERIMENTS
+
 from tests.support import ROOT
 
 BENCH = HostBench()

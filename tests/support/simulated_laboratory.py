@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from benchmarks.papers import command
+from benchmarks.papers.figures import EXPERIMENTS
 
 from fmm.runtime import devices
 from fmm.tuner.cli import main
-from fmm.tuner.commands import paper_measure
-from fmm.tuner.laboratory.figures import EXPERIMENTS
 from tests.support import numpy_device  # takes CuPy's place
 from tests.support.devices import H200
 
@@ -94,5 +94,5 @@ def install() -> None:
 if __name__ == "__main__":
     install()
     np.seterr(all="ignore")
-    vars(paper_measure)["EXPERIMENTS"] = {name: EXPERIMENTS[name] for name in sys.argv[1].split(",")}
+    vars(command)["EXPERIMENTS"] = {name: EXPERIMENTS[name] for name in sys.argv[1].split(",")}
     sys.exit(main(sys.argv[2:]))

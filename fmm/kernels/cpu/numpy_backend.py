@@ -10,18 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.half_product import half_product, mirror_tasks
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.sums.compiled_sums import sum_tasks
-from fmm.kernels.cpu.sums.elementwise import Call, CallSchedule, elementwise_calls
-from fmm.kernels.cpu.sums.rescale import rescaled_arrays
-from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.leaf_parts import Multiply
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import Mirror, Sum
+from fmm.kernels.cpu.compiled_sums import sum_tasks
+from fmm.kernels.cpu.host_arrays import Array, matmul
+from fmm.kernels.cpu.numpy_backend import rescale_arrays
+from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
+from fmm.kernels.plans.leaf import HostProduct, leaf_use
+from fmm.kernels.plans.steps import GemmParams
+from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
 # in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).
@@ -46,7 +43,7 @@ class NumpyBackend:
         """By the leaf's own function; leaves without one on the host are computed as NumPy does."""
         self.telling(host_product(leaf))(left, right, dest)
 
-    def telling(self, multiply: Multiply) -> Multiply:
+    def telling(self, multiply: HostProduct) -> HostProduct:
         """The same product, of which is told as soon as it is done."""
         told = self.told
         if told is None:
@@ -60,7 +57,7 @@ class NumpyBackend:
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """By the leaf's own function, which has scratch memory and shares out its work itself."""
-        inside = leaf_use(leaf).leaf.host.multiply_inside
+        inside = leaf_use(leaf).leaf.host_product_with_scratch
         assert inside is not None
         self.telling(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
 
@@ -69,9 +66,9 @@ class NumpyBackend:
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
 
-    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
         """The lower half, whatever the leaf: BLAS has one way."""
-        self.telling(partial(half_product, asked=asked))(left, right, dest)
+        self.telling(partial(triangle_product, asked=asked))(left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))
@@ -79,7 +76,7 @@ class NumpyBackend:
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums; beyond the edge of a smaller read there are zeros."""
         if isinstance(step, LineExponents | Rescaled):
-            rescaled_arrays(step, reads, writes[0])
+            rescale_arrays(step, reads, writes[0])
             return
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
             reads, writes = [x.T for x in reads], [x.T for x in writes]
@@ -89,7 +86,7 @@ class NumpyBackend:
             wanted = tuple(_reaches(x, window) for x in writes)
             if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
                 continue
-            plan = elementwise_calls(step.program, present, wanted, step.aliases)
+            plan = schedule_calls(step.program, present, wanted, step.aliases)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             compiled = sum_tasks(plan, slots, window)
             panels = _cache_panels(window, plan, slots)
@@ -101,8 +98,8 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
     matmul(left, right, out=dest)
 
 
-def host_product(leaf: str) -> Multiply:
-    return leaf_use(leaf).leaf.host.multiply or numpy_product
+def host_product(leaf: str) -> HostProduct:
+    return leaf_use(leaf).leaf.host_product or numpy_product
 
 
 def _reaches(x: Array, window: Window) -> bool:
@@ -141,7 +138,7 @@ def _sum_panel(plan: CallSchedule, slots: Sequence[Array | None], window: Window
         _OPERATIONS[call.op](views, call)
 
 
-_OPERATIONS: dict[str, Callable[[list[Any], Call], Any]] = {
+_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
     "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
     "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
     # Not numpy.negative: NumPy 2.3 and 2.4 read float32 16 bytes, or float64 64 bytes, apart wrongly.

@@ -13,27 +13,31 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.cuda.gemm import NOTHING_READY, GemmOp, ReadyOperands, WantedHalf, gemm_op
-from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.mirrored import mirrored_op
-from fmm.kernels.cuda.operations import Operation
+from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import (
+    NONE_PREPARED,
+    GemmOp,
+    MirrorOp,
+    PreparedOperands,
+    TriangleOutput,
+    View,
+    constant_distance,
+    gemm_op,
+    is_column_major,
+    mirrored_op,
+    rank_op,
+)
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, updating_op
 from fmm.kernels.cuda.products.simt_tiles import leaf_strategy
-from fmm.kernels.cuda.rank import rank_op
-from fmm.kernels.cuda.sums.mirror import MirrorOp
-from fmm.kernels.cuda.sums.rescale import scaling_op
+from fmm.kernels.cuda.record import RecordedOp
+from fmm.kernels.cuda.sums.mirror_rescale import scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
-from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.blocks import operand_blocks
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
+from fmm.kernels.plans.steps import GemmParams, LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, Rescaled, Sum, operand_blocks
 from fmm.kernels.plans.walk import Operands, Triple
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import leading_dimension, temporary_bytes, workspace
 
 Origins = dict[str, int]  # by base, where the first view of a step begins
 
@@ -51,17 +55,17 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self, componentwise: bool = False, kept_of: Literal["A", "B"] | None = None) -> None:
+    def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
         """`componentwise`: must every entry be right beside its own size? `kept_of`: behind which matrix stands what
         the leaf has made of it."""
         self.componentwise = componentwise
-        self.ready = ReadyOperands(kept_of) if kept_of else NOTHING_READY
-        self.ops: list[Operation] = []
+        self.ready = PreparedOperands(prepared_matrix) if prepared_matrix else NONE_PREPARED
+        self.ops: list[RecordedOp] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
         self._sums: dict[Hashable, _RecordedSum] = {}
 
-    def _note(self, *ops: Operation) -> None:
+    def _note(self, *ops: RecordedOp) -> None:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
@@ -78,8 +82,8 @@ class Recorder:
     def part(self, x: View, place: Place) -> View:
         return x.block(place)
 
-    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        return order_of_sums(steps)
+    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return column_major_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
         if isinstance(step, LineExponents | Rescaled):
@@ -120,7 +124,7 @@ class Recorder:
         for batch in [products] if evenly_spaced else [[p] for p in products]:
             self._note_product(leaf, batch, dtype, alpha, beta)
 
-    def multiply_apart(
+    def multiply_with_addend(
         self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
@@ -138,7 +142,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Note a batch by a leaf, whose scratch stands behind the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
-        room = leaf_use(leaf).leaf.call.room(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        room = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
         self.peak = max(self.peak, self.used + room)
         op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, added)
         self._note(replace(op, checked=self.componentwise, ready=self.ready))
@@ -148,7 +152,7 @@ class Recorder:
         if (op := copy_op("begin C", added, dest)) is not None:
             self._note(op)
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         """Halves by BLAS's function for them, one after the other, or by the leaf's kernel; else by way of temporaries.
 
         A batch of small ones is a batch of whole products, which is faster.
@@ -162,14 +166,14 @@ class Recorder:
                 self._note(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.halves.whole_rows
-        if asked.op == "gram" and dtype in row.halves.by_blas and not as_whole_products:
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
+        if asked.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._note(*(op for op in ranks if op))
                 return
-        row_by_row = not columns_contiguous(dest)
-        if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_by_row):
+        row_by_row = not is_column_major(dest)
+        if asked.fill == "loose" or (dtype in row.kernel_triangles and row_by_row):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_by_row:
@@ -177,25 +181,25 @@ class Recorder:
         else:
             self._halves_by_temporaries(leaf, products, dtype, asked)
 
-    def _halves_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def _halves_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         """Each product into a temporary, whose lower half is then taken.
 
         The temporary lies row by row if the leaf has a kernel for halves, which wants that.
         """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
-        has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
+        has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
-            temporary = self.take(dest.rows, dest.cols, columns_contiguous(dest) and not has_kernel, dtype)
+            temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
                 self._want_halves(first, asked._replace(fill="loose"))
             self._note(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.release(mark)
 
-    def _want_halves(self, first: int, asked: Asked) -> None:
+    def _want_halves(self, first: int, asked: GemmParams) -> None:
         """Tell the products noted from number `first` on that the lower half of their results is enough."""
-        half = WantedHalf("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
+        half = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
         self.ops[first:] = [replace(op, half=half) if isinstance(op, GemmOp) else op for op in self.ops[first:]]
 
     def mirror(self, step: Mirror, source: View, dest: View) -> None:
@@ -223,8 +227,8 @@ class Recorder:
         level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:
             return False
-        if APART in operands:
-            self.begin(operands[APART], operands["C"])
+        if ADDEND in operands:
+            self.begin(operands[ADDEND], operands["C"])
         m, k, n = level.scheme.size
         grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
@@ -243,25 +247,25 @@ class Recorder:
     def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Independent products in turn on two lanes, each lane with temporaries of its own."""
         mark, itemsize = self.used, DTYPES[dtype].itemsize
-        room = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
-        self._note(Turn.FORK)
+        room = max(workspace(p.plan, *p.size, itemsize, *p.params) for p in products)
+        self._note(StreamSync.FORK)
         for i, product in enumerate(products):
             self.lane = i % 2
             self.used = mark + self.lane * room
             run(product)
         self.lane, self.used = 0, mark
-        self._note(Turn.JOIN)
+        self._note(StreamSync.JOIN)
 
-    def _on_lanes(self, lanes: Sequence[Sequence[Operation]]) -> None:
+    def _on_lanes(self, lanes: Sequence[Sequence[RecordedOp]]) -> None:
         """Note each lane's operations in order; those of different lanes may run in any order."""
         if len(lanes) > 1:
-            self._note(Turn.FORK)
+            self._note(StreamSync.FORK)
         for launches in zip_longest(*lanes):
             for self.lane, op in enumerate(launches):
                 self._note(*([op] if op else []))
         self.lane = 0
         if len(lanes) > 1:
-            self._note(Turn.JOIN)
+            self._note(StreamSync.JOIN)
 
     def _scale(self, dest: View, beta: Coefficient) -> None:
         """Note dest = beta dest: what is left of a product without terms."""
@@ -272,7 +276,7 @@ class Recorder:
             self._note(op)
 
 
-def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
+def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
     """Whether sums of A, and of B, are to lie column by column, where the leaf of the products has a wish.
 
     Along the inner dimension A is to lie row by row and B column by column; along the outer ones it is the reverse.

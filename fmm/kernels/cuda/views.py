@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.steps.sums import APART, Place
+from fmm.kernels.plans.sums import ADDEND, Place
 from fmm.problem import Problem
 
 
@@ -98,7 +98,7 @@ def added_view(problem: Problem) -> View | None:
     """The matrix that beta multiplies, if that is not C; else None."""
     if problem.added is None:
         return None
-    return View(APART, 0, problem.m, problem.n, *problem.added, problem.stored)
+    return View(ADDEND, 0, problem.m, problem.n, *problem.added, problem.stored)
 
 
 def lies_along(added: View, dest: View) -> bool:

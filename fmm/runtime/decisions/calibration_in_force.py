@@ -9,9 +9,9 @@ from types import MappingProxyType
 from fmm.config import environment, files
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import VENDOR
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import with_integer_rates
@@ -54,16 +54,16 @@ def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration |
     return known if known is None or guess is None else with_unmeasured(known, guess, failed)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=64)
 def with_unmeasured(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """A tuned calibration, with rates of the leaves that it did not measure, whatever the reason, but for those that
     failed: beside the vendor's product on this device they are as fast as the guess says that they are beside its own.
     """
     rates = dict(tuned.rates)
-    for leaf in ending_rows():
-        for dtype in leaf.types.below if leaf.time.rate else ():
-            if (name := leaf.time.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
+    for leaf in plan_leaves():
+        for dtype in leaf.types if leaf.rate else ():
+            if (name := leaf.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
                 rates[name] = _as_fast_beside(guess.rates[name], dtype, tuned, guess)
     return replace(
         tuned,
@@ -75,7 +75,7 @@ def with_unmeasured(tuned: Calibration, guess: Calibration, failed: tuple[str, .
 
 def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
     """A leaf's guessed rate on a device that multiplies this type faster, or slower, than was guessed."""
-    found, guessed = tuned.known_rate(dtype), guess.known_rate(dtype)
+    found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
 
 

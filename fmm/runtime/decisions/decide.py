@@ -15,9 +15,9 @@ from fmm.config import environment
 from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, ranking_problem
@@ -84,7 +84,7 @@ class Decision:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
             problem = self.problem
-            table = explained_table(
+            table = plan_table(
                 self.plan, *problem.size, problem.itemsize, _asked(problem), problem.dtype if problem.type.exact else ""
             )
             lines += ["", table]
@@ -166,7 +166,11 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if entry_and_plan is None:
         return None
     entry, plan = entry_and_plan
-    if is_b_column_major(problem) and not problem.halved and is_slow_on_column_major_b(plan.leaf_use, problem.dtype):
+    if (
+        is_b_column_major(problem)
+        and not problem.writes_triangle
+        and is_slow_on_column_major_b(plan.leaf_use, problem.dtype)
+    ):
         return None  # it was measured on a B that lies row by row
     allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu))
     try:
@@ -211,7 +215,7 @@ def surpassing_choice(
     chosen = model_choice(problem, limits, calibration, True, tuned.identity)
     leaf, rate = chosen.plan.leaf_use.leaf, chosen.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
-    if found is None or not leaf.time.rate or not leaf.candidacy.probed or rate in measured:
+    if found is None or not leaf.rate or not leaf.probed or rate in measured:
         return None
     gain = 1 / next(c.time for c in chosen.considered if c.plan == chosen.plan)
     gain /= found[0].speedup if certified != VENDOR else 1.0
@@ -240,7 +244,7 @@ def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision
     """D'Alberto and Nicolau's rule (Equation 2) instead of the model's choice. Alpha and pi are the calibration's;
     epsilon is the tuning's, zero where there is none."""
     calibration = calibration_in_force(problem, limits, device)
-    if calibration is None or calibration.known_rate(problem.dtype) is None:
+    if calibration is None or calibration.find_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
@@ -251,7 +255,7 @@ def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision
 
 def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     """The first products of a shape are measured in place, the model's choice against the vendor."""
-    if chosen.plan == VENDOR or problem.halved or problem.flops < WORTH_TUNING:
+    if chosen.plan == VENDOR or problem.writes_triangle or problem.flops < WORTH_TUNING:
         return chosen
     trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
@@ -259,8 +263,8 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, step="measured online")
 
 
-def _asked(problem: Problem) -> Asked:
-    return Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+def _asked(problem: Problem) -> GemmParams:
+    return GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
 
 
 def peak_workspace(plan: Plan, problem: Problem) -> int:

@@ -9,10 +9,10 @@ from fmm.arrays.library import Library
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps import PLAIN, GemmParams
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
-from fmm.runtime.card_sharers import processes_on
+from fmm.runtime.decisions.limits import count_gpu_processes
 
 SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
 LIFETIME = 1.0  # seconds for which the free memory is taken for known
@@ -38,14 +38,14 @@ class Wishes(NamedTuple):
     plan: Plan | None = None  # this one
     error_growth: float | None = None  # at most; else what is usual on the device
     workspace: int | None = None  # bytes at most; else a share of what is free
-    asked: Asked = PLAIN  # besides A B
+    asked: GemmParams = PLAIN  # besides A B
     replaceable: bool = False  # is the plan fmm's own idea, so that another may take its place?
     componentwise: bool = False  # every entry right beside its own size
     kept: Kept | None = None  # of which operand something is kept
     added: tuple[int, ...] | None = None  # strides of what is added, of C's shape, where that is not what C holds
 
     @property
-    def insists(self) -> bool:
+    def plan_required(self) -> bool:
         """Must it be this plan, or an error?"""
         return self.plan is not None and not self.replaceable
 
@@ -53,7 +53,7 @@ class Wishes(NamedTuple):
 NO_WISHES = Wishes()
 
 
-class HalfWishes(NamedTuple):
+class GramKey(NamedTuple):
     """What is asked of a matrix and its own transpose, where that is all; no limit is among it."""
 
     rows: bool
@@ -78,7 +78,7 @@ def memory_share(library: Library, number: int) -> int:
     """
     known, now = _shares.get((library.name, number)), time.monotonic()
     if known is None or known[0] < now:
-        sharers = processes_on(number) if library.processor == "cuda" else 1
+        sharers = count_gpu_processes(number) if library.processor == "cuda" else 1
         known = _shares[library.name, number] = now + LIFETIME, share_of(library.free_bytes(number), sharers)
     return known[1]
 

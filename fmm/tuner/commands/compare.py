@@ -19,7 +19,7 @@ from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
-from fmm.runtime.decisions.decide import model_choice, tuned_choice
+from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
 from fmm.tuner.commands.config_file import add_json, by_device, checked_fully, config_sections
 from fmm.tuner.findings.described import share_or_nothing
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
@@ -106,8 +106,8 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
 def _chosen(used: ModelInUse, problem: Problem) -> Plan:
     known, tuned = used.calibration, used.tuned
     limits = Limits(ANY_MEMORY, default_error_growth(known is not None and known.batches))
-    measured = tuned_choice(problem, limits, tuned, known, used.on_cpu)
-    return (measured or model_choice(problem, limits, known, True, tuned.identity)).plan
+    measured = decide_by_tuning(problem, limits, tuned, known, used.on_cpu)
+    return (measured or decide_by_model(problem, limits, known, True, tuned.identity)).plan
 
 
 def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: Plan) -> float | None:

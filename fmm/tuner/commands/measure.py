@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import cpu
 from fmm.config import certify, files, schema, store
 from fmm.config.schema import Entry
 from fmm.dtypes import FLOATS
@@ -19,8 +20,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decisions.decide import decide
-from fmm.tuner.commands import suites
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.commands.config_file import add_json, add_output, config_sections, one_line_errors
 from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device, Run
@@ -48,14 +48,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     canary.add_argument("--device", default=argparse.SUPPRESS)
     add_output(canary, "the config to test (the one that fmm reads)")
     canary.set_defaults(run=one_line_errors(_canary))
-    suites = commands.add_parser(
-        "suites", help="measure what fmm gains on this CPU, and that it costs nothing elsewhere"
-    )
-    suites.add_argument("--effort", choices=("quick", "full"), default="quick", help="how much to measure")
-    suites.add_argument("--suite", action="append", choices=SUITE_NAMES, help="only this suite (may be repeated)")
-    add_output(suites, "write the results below this folder", "DIR")
-    add_json(suites, "the rows as JSON lines")
-    suites.set_defaults(run=_suites)
+    cpu = commands.add_parser("suites", help="measure what fmm gains on this CPU, and that it costs nothing elsewhere")
+    cpu.add_argument("--effort", choices=("quick", "full"), default="quick", help="how much to measure")
+    cpu.add_argument("--suite", action="append", choices=SUITE_NAMES, help="only this suite (may be repeated)")
+    add_output(cpu, "write the results below this folder", "DIR")
+    add_json(cpu, "the rows as JSON lines")
+    cpu.set_defaults(run=_suites)
 
 
 # ---- bench
@@ -97,7 +95,7 @@ def _bench(options: argparse.Namespace) -> int:
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """fmm's own choice and the given plans, in rounds with the vendor."""
     limits = Limits(device.memory, default_error_growth(device.untuned().batches))
-    decision = decide(problem, limits, devices.Device(device.identity, device.untuned()))
+    decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned()))
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
     with journal.open("bench", problem) as timed:
@@ -198,10 +196,10 @@ def _suites(options: argparse.Namespace) -> int:
     where = environment(typed_command())
     if not options.json:
         print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
-    for name in options.suite or suites.SUITES:
-        suite = suites.SUITES[name]
+    for name in options.suite or cpu.SUITES:
+        suite = cpu.SUITES[name]
         rows: list[dict[str, Any]] = []
-        for row in suite(suites.EFFORTS[options.effort]):
+        for row in suite(cpu.EFFORTS[options.effort]):
             rows.append(row)
             print(json.dumps({"suite": name, **row}) if options.json else _line(name, row), flush=True)
         if options.output:

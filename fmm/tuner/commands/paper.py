@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from benchmarks.papers.command import CannotMeasureError, Laboratory, laboratory, missing_table
+from benchmarks.papers.experiment import DamagedSamplesError, has_results, read_results
+from benchmarks.papers.figure import Figure, figure_table
+from benchmarks.papers.figures import FIGURES
+
 from fmm.perfmodel.papers import dalberto, huang, sforza
 from fmm.perfmodel.papers import li_results as li
 from fmm.perfmodel.papers.inventory import entry_table, inventory, shown_by
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.config_file import add_json, add_output
-from fmm.tuner.commands.paper_measure import CannotMeasureError, Laboratory, laboratory, missing_table
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
-from fmm.tuner.laboratory.experiment import DamagedSamplesError, has_results, read_results
-from fmm.tuner.laboratory.figure import Figure, figure_table
-from fmm.tuner.laboratory.figures import FIGURES
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 PAPERS = (li, huang, dalberto, sforza)

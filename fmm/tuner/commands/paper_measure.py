@@ -11,21 +11,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fmm.perfmodel.papers.table import Table
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.benches.by_name import bench_of
-from fmm.tuner.laboratory.experiment import DamagedSamplesError, Results
-from fmm.tuner.laboratory.figure import Figure, draw_figure
-from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
-from fmm.tuner.laboratory.measuring import (
+from benchmarks.papers.bench import Bench, bench_of
+from benchmarks.papers.experiment import (
+    DamagedSamplesError,
     Outcome,
     Progress,
+    Results,
     TimeLimit,
     by_worth,
     experiment_progress,
     measured_parts,
     missing_of,
 )
+from benchmarks.papers.figure import Figure, draw_figure
+from benchmarks.papers.figures import EXPERIMENTS, FIGURES
+
+from fmm.perfmodel.papers.table import Table
 from fmm.tuner.trials.environment import typed_command
 from fmm.tuner.tune import INTERRUPTED
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.explain import explained_table, spelled_bytes
+from fmm.kernels.plans.explain import format_bytes, plan_table
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps import GemmParams
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
     CPU_ERROR_GROWTH,
@@ -32,8 +32,8 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, tuned_choice
-from fmm.runtime.decisions.limits import limits_without_arrays, share_of
+from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, decide_by_tuning
+from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.device_registry import (
     config_tuning,
@@ -138,16 +138,16 @@ def _sides(m: int, k: int | None, n: int | None) -> Shape:
 
 def _function(problem: Problem) -> str:
     """Whom a user calls for it."""
-    return "fmm.gram" if problem.halved else "fmm.matmul"
+    return "fmm.gram" if problem.writes_triangle else "fmm.matmul"
 
 
 def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The model's, but for integers with a short side on the host, which fmm.matmul leaves to NumPy unasked."""
     choice = choose(problem, calibration, limits)
-    if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_EXACT_SIDE:
+    if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.considered if candidate.plan == VENDOR)
-    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_EXACT_SIDE} to NumPy"
+    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
 
@@ -159,7 +159,7 @@ def _by_tuning(
     tuned = None if problem.type.exact else config_tuning(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
-    known = tuned_choice(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
+    known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
     entry = _entry_of(tuned, problem, limits)
     told = f"{entry.plan}, {entry.text}" if entry else ""
     why = passed_over(entry, problem, limits, tuned, known) if entry else ""
@@ -220,7 +220,7 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _left(name, problem)
     if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
-        left = share_of(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
+        left = workspace_share(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
@@ -235,9 +235,7 @@ def _left(name: str, problem: Problem) -> int:
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
         who = "A and C" if problem.op == "gram" else "A, B and C"
-        raise ValueError(
-            f"{who} take {spelled_bytes(operands)}, {gpu.name if gpu else name} has {spelled_bytes(memory)}"
-        )
+        raise ValueError(f"{who} take {format_bytes(operands)}, {gpu.name if gpu else name} has {format_bytes(memory)}")
     return memory - operands
 
 
@@ -307,12 +305,12 @@ def _text(found: dict[str, Any]) -> str:
         *([f"measured of this size: {found['passed_over']}"] if found["passed_over"] else []),
         f"{time}: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
-        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
-        f"workspace {spelled_bytes(best['workspace'])}, "
+        f"traffic {format_bytes(best['traffic'])}, launches {best['launches']}, "
+        f"workspace {format_bytes(best['workspace'])}, "
         f"expected error {spelled_growth(best['error_growth'])} times the usual",
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         "",
-        explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, Asked(op=op)),
+        plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
         "",
         "runners-up, by estimated time:",
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
@@ -328,6 +326,6 @@ def _runner_up(row: dict[str, Any]) -> str:
     why = ["FMM_EMULATION=0 forbids it"] * ("emulation" in row["exceeds"]) + [f"too much {much}"] * bool(much)
     exceeds = f" ({'; '.join(why)})" if why else ""
     return (
-        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{spelled_bytes(row['traffic']):>11}"
-        f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
+        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{format_bytes(row['traffic']):>11}"
+        f"{format_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
     )

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 import fmm
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.runtime.running.overflow import may_overflow
+from fmm.runtime.overflow import may_overflow
 from fmm.tuner.trials.paired import Rounds, paired_rounds
 
 Row = dict[str, Any]
@@ -145,7 +145,7 @@ def guard(effort: Effort) -> Iterator[Row]:
 def fast_plan(decision: fmm.Decision) -> Plan:
     """The chosen plan or, where that is the vendor's, the fastest other one: memory, errors and the check are measured
     on every machine. A certified entry considers no others: then the first candidate."""
-    plans = (decision.plan, *(candidate.plan for candidate in decision.considered), *candidates(False))
+    plans = (decision.plan, *(candidate.plan for candidate in decision.considered), *compared_plans(False))
     return next(plan for plan in plans if plan != VENDOR)
 
 

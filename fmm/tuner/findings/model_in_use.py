@@ -20,13 +20,14 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, candidates, choose, default_error_growth
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.calibration_in_force import completed_calibration
-from fmm.runtime.decisions.decide import Decision, check_runnable, tuned_choice
-from fmm.runtime.decisions.limits import share_of
-from fmm.runtime.devices import datasheet_of
+from fmm.runtime.decisions.calibration_in_force import complete_calibration
+from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
+from fmm.runtime.decisions.limits import workspace_share
+from fmm.runtime.devices import find_datasheet
 from fmm.tuner.findings.thresholds import ROUND, holds_from
 
 
@@ -53,13 +54,13 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     tuned, real = _checked(key, dtype, sections[dtype]), _real_type(key, dtype, sections)
     guess = guess_of(key, tuned.identity.name)
     memory = device_memory(sections[dtype], guess)
-    calibration = completed_calibration(tuned, real, guess)
+    calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
     own = list(dict.fromkeys(_leaves_with_rates(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
-    assumed, left_out = ([x.name for x in guessed if bool(x.candidacy.probed) == probed] for probed in (False, True))
+    assumed, left_out = ([x.name for x in guessed if bool(x.probed) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
@@ -68,7 +69,7 @@ def guess_of(key: str, name: str) -> Calibration | None:
     """What the datasheet tells of a GPU by its key in a config and its name; None of a processor, or of a GPU that is
     in no table."""
     parts = gpu_parts(key)
-    return datasheet_of(name, *parts) if parts else None
+    return find_datasheet(name, *parts) if parts else None
 
 
 def device_name(key: str, section: Raw) -> str:
@@ -99,9 +100,9 @@ def _real_type(key: str, dtype: str, sections: Mapping[str, Any]) -> Tuned | Non
 
 def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
     """Those that are compared unasked for this type and have a rate of their own on such a device, with its name."""
-    for plan in candidates(guess.batches):
+    for plan in compared_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
-        if leaf.time.rate and plan.considered_for(dtype) and rate in guess.rates:
+        if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
             yield leaf, rate
 
 
@@ -157,7 +158,7 @@ def _chosen(problem: Problem, calibration: Calibration, limits: Limits) -> Candi
 
 
 def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
-    return tuned_choice(problem, limits, used.tuned, used.calibration, used.on_cpu)
+    return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.on_cpu)
 
 
 # ---- entries that are passed over
@@ -214,7 +215,7 @@ def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     if used.memory is None:
         return Limits(NO_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
-    return Limits(share_of(left), growth) if left >= 0 else None
+    return Limits(workspace_share(left), growth) if left >= 0 else None
 
 
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # whose rows begin anywhere

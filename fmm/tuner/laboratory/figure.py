@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Results
+
 from fmm.perfmodel.papers.table import Cell, Table
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Results
 
 Columns = Mapping[str, Callable[[Results], Numbers]]
 

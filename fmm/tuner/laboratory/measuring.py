@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fmm.tuner.laboratory.benches.bench import Bench, PlannedBench
-from fmm.tuner.laboratory.experiment import (
-    Experiment,
-    Part,
-    Results,
-    Row,
-    has_results,
-    read_results,
-    write_results,
-)
+from benchmarks.papers.bench import Bench, PlannedBench
+from benchmarks.papers.experiment import Experiment, Part, Results, Row, has_results, read_results, write_results
 
 OURS = "error-"  # how the names of our own experiments begin; all others are figures of papers
 SHORT = 0.3  # expected seconds of a part, from which on its real time says something about the others

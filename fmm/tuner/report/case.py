@@ -15,7 +15,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.limits import SHARE
+from fmm.runtime.decisions.limits import WORKSPACE_SHARE
 from fmm.tuner.devices.device import cached_work, formula_seconds
 from fmm.tuner.findings.conclude import HELD_OUT
 from fmm.tuner.findings.model_in_use import ModelInUse
@@ -87,7 +87,7 @@ class Case:
         problem = Problem(m, k, n, self.dtype)
         memory = (self.section["conditions"] or {}).get("memory")
         operands = problem.itemsize * (m * k + k * n + m * n)
-        left = NO_LIMIT if not memory else max(int(SHARE * (memory - operands)), 0)
+        left = NO_LIMIT if not memory else max(int(WORKSPACE_SHARE * (memory - operands)), 0)
         return choose(problem, self.choosing, Limits(left, default_error_growth(self.choosing.batches))).best
 
     @cached_property
@@ -126,7 +126,7 @@ class Case:
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
     """Of how many times the section's error tells: those of our own tiled kernel are judged apart."""
-    return sum(not o.run.plan.timed_by_tiles for o in stage_medians(trials, (HELD_OUT,)))
+    return sum(not o.run.plan.uses_tile_model for o in stage_medians(trials, (HELD_OUT,)))
 
 
 def cube_side(problem: Problem) -> float:

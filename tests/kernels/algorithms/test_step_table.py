@@ -14,20 +14,21 @@ from fmm.kernels import registry
 from fmm.kernels.algorithms.step_table import (
     StepError,
     StepTable,
+    kernel_table,
+    parse_kernel,
     parse_step_table,
     step_table,
     step_table_names,
 )
-from fmm.kernels.algorithms.table_kernel import kernel_table, parse_kernel
 from fmm.kernels.cpu.symbolic_proof import (
     Polynomial,
     first_plan_defect,
     plan_defect,
-    proved_fringe,
+    prove_fringe,
     symbolic_matrix,
     unequal_blocks,
 )
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.oracles import li
@@ -46,7 +47,7 @@ def text_of(name: str) -> str:
 
 def plan_of(table: StepTable, fringe: str = "pad") -> Plan:
     """A plan of a table that is in no file. Its level is filled by hand: the public way takes names of files."""
-    level = object.__new__(Level)
+    level = object.__new__(SchemeLevel)
     vars(level).update(algorithm=f"{table.name} {next(_serial)}", traversal="sequential", fringe=fringe)
     vars(level).update(table=table, scheme=None)
     return Plan((level,))
@@ -100,10 +101,10 @@ UNEQUAL = {
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
     assert unequal_blocks(name) is UNEQUAL[name]
-    assert proved_fringe(name) == step_table(name).fringe
+    assert prove_fringe(name) == step_table(name).fringe
     # The proof looks at sides of 2 and 3; its claim is for every size.
     if UNEQUAL[name]:
-        plan = Plan((Level(name, "sequential", "unequal"),))
+        plan = Plan((scheme_level(name, "sequential", "unequal"),))
         assert first_plan_defect(plan, [(1, 1, 1), (1, 5, 2), (5, 1, 4), (3, 2, 5), (5, 5, 5), (4, 5, 1)]) is None
 
 
@@ -529,7 +530,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / f"{name}.txt").write_text(text_of(name), encoding="utf-8")
 
     def forget() -> None:
-        registry.forget_everything()
+        registry.clear_caches()
         unequal_blocks.cache_clear()
 
     monkeypatch.setattr(MODULE.FILES, "place", tmp_path)

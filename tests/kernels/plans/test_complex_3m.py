@@ -7,22 +7,21 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cuda.ops import GemmOp
 
 import fmm
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import Turn, VendorCall
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.launch_list import StreamSync, VendorCall
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.explain import explained_table
-from fmm.kernels.plans.memory_layout import temporary_bytes
+from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import multiplications, workspace
+from fmm.kernels.plans.workspace import multiplications, temporary_bytes, workspace
 from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.calibration import Rate
@@ -122,7 +121,7 @@ def test_cublas_has_three_products_of_its_own() -> None:
         ops = [step.op for step in vendors if isinstance(step.op, GemmOp)]
         assert len({op.left.offset for op in ops}) == calls and sum(op.count for op in ops) == 7
     alone = record_launches(Plan.parse("vendor3m"), Problem(64, 64, 64, "complex64"), chip_target(H200, flagged=True))
-    does = [step.does for step in alone.steps if not isinstance(step, Turn)]
+    does = [step.does for step in alone.steps if not isinstance(step, StreamSync)]
     assert does == ["product", "recompute", "recompute"]  # looked through for inf and NaN, then computed again
     with pytest.raises(PlanError, match="vendor3m multiplies complex64, complex128 there, not float32"):
         record_operations(Plan.parse("vendor3m"), Problem(64, 64, 64, "float32"))
@@ -132,7 +131,7 @@ def test_cublas_has_three_products_of_its_own() -> None:
 
 @pytest.mark.parametrize("text", ["3m > vendor", "strassen > 3m > vendor", "vendor3m"])
 def test_a_result_with_inf_or_nan_is_computed_again(text: str) -> None:
-    assert may_differ(Plan.parse(text))
+    assert may_create_nonfinite(Plan.parse(text))
 
 
 def test_it_is_for_complex_numbers_alone() -> None:
@@ -214,7 +213,7 @@ def test_it_is_compared_above_every_real_plan(device: str, below: tuple[str, ...
         assert {Plan.parse(f"3m > {plan}"), Plan.parse(f"3m.sequential > {plan}")} <= set(found)
     lean = [plan.levels[0] for plan in found if plan.levels and str(plan).startswith("3m")]
     assert [str(level) for level in lean] == sorted((str(level) for level in lean), key="3m.sequential".__eq__)
-    assert not any(plan.considered_for("float64") for plan in found if str(plan).startswith(("3m", "vendor3m")))
+    assert not any(plan.is_candidate_for("float64") for plan in found if str(plan).startswith(("3m", "vendor3m")))
     assert (Plan(leaf="vendor3m") in peer_plans(device)) == (Plan(leaf="vendor3m") in found) == (device == "cuda")
 
 
@@ -291,9 +290,9 @@ def test_small_parts_lose_digits_and_that_is_said(rng: np.random.Generator) -> N
 
 
 def test_explained_levels_have_the_bytes_of_their_type() -> None:
-    table = explained_table(Plan.parse("3m > winograd > vendor"), 1024, 1024, 1024, 16)
+    table = plan_table(Plan.parse("3m > winograd > vendor"), 1024, 1024, 1024, 16)
     rows = [line.split("  ")[-1].strip() for line in table.splitlines()[1:3]]
-    below = explained_table(Plan.parse("winograd > vendor"), 1024, 1024, 1024, 8).splitlines()[1]
+    below = plan_table(Plan.parse("winograd > vendor"), 1024, 1024, 1024, 8).splitlines()[1]
     assert rows[1] == below.split("  ")[-1].strip()
 
 

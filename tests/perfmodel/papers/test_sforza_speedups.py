@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.papers.experiment import Key, Results, Row
+from benchmarks.papers.figure import figure_table
+from benchmarks.papers.figures import FIGURES
 
 from fmm.perfmodel.papers.sforza import CUTOFFS, ONE_LEVEL, RECURSIVE, SIDE, multiplications, sforza_plan
-from fmm.tuner.laboratory.experiment import Key, Results, Row
-from fmm.tuner.laboratory.figure import figure_table
-from fmm.tuner.laboratory.figures import FIGURES
 
 
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.750), (2, 0.594), (3, 0.488), (4, 0.412)])

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.harness import write_result
 
 import fmm
+from benchmarks import cpu
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.tuner import cli
 from fmm.tuner.cli import main
-from fmm.tuner.commands import suites
-from fmm.tuner.commands.measure import write_result
 from fmm.tuner.trials.environment import device_folder
 from fmm.tuner.trials.paired import Rounds
 from tests.support import ROOT, configs
@@ -47,14 +47,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Suites that measure nothing; the efforts that they were asked for."""
     asked: list[str] = []
 
-    def suite(name: str) -> Callable[[suites.Effort], Iterator[dict[str, Any]]]:
-        def run(effort: suites.Effort) -> Iterator[dict[str, Any]]:
-            asked.extend(key for key, value in suites.EFFORTS.items() if value is effort)
+    def suite(name: str) -> Callable[[cpu.Effort], Iterator[dict[str, Any]]]:
+        def run(effort: cpu.Effort) -> Iterator[dict[str, Any]]:
+            asked.extend(key for key, value in cpu.EFFORTS.items() if value is effort)
             yield from ROWS[name]
 
         return run
 
-    monkeypatch.setattr(suites, "SUITES", {name: suite(name) for name in ROWS})
+    monkeypatch.setattr(cpu, "SUITES", {name: suite(name) for name in ROWS})
     return asked
 
 
@@ -267,12 +267,12 @@ def test_the_effort_is_passed_on(arguments: list[str], effort: str, quick: list[
 
 def test_every_suite_has_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With the rows that the suites really give, of tiny problems."""
-    tiny = suites.Effort(((40, 30, 50),), 1, Rounds(1, 1, 0.0), 16)
-    monkeypatch.setattr(suites, "EFFORTS", {"quick": tiny, "full": tiny})
-    monkeypatch.setattr(suites, "random_shapes", lambda count: [(9, 8, 7)] * count)
+    tiny = cpu.Effort(((40, 30, 50),), 1, Rounds(1, 1, 0.0), 16)
+    monkeypatch.setattr(cpu, "EFFORTS", {"quick": tiny, "full": tiny})
+    monkeypatch.setattr(cpu, "random_shapes", lambda count: [(9, 8, 7)] * count)
     assert main(["suites"]) == 0
     printed = capsys.readouterr().out
-    for name in suites.SUITES:
+    for name in cpu.SUITES:
         assert f"\n{name} " in printed
 
 
@@ -291,11 +291,11 @@ def test_results_are_written_below_the_output_folder(tmp_path: Path) -> None:
 def test_an_interrupt_exits_with_130_and_keeps_what_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(effort: suites.Effort) -> Iterator[dict[str, Any]]:
+    def interrupted(effort: cpu.Effort) -> Iterator[dict[str, Any]]:
         yield ROWS["memory"][0]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(suites, "SUITES", {"speed": lambda effort: iter(ROWS["speed"]), "memory": interrupted})
+    monkeypatch.setattr(cpu, "SUITES", {"speed": lambda effort: iter(ROWS["speed"]), "memory": interrupted})
     assert main(["suites", "--output", str(tmp_path)]) == 130
     printed = capsys.readouterr()
     assert "interrupted" in printed.err and "Traceback" not in printed.err

@@ -18,7 +18,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
@@ -166,7 +166,7 @@ def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: py
         section = tuned.section(doubts=doubts, versions=dict(SIMULATED.versions))
         tuned.write(path, SIMULATED.key, found=section)
         files.clear_config_cache()
-        decision = decide(problem, Limits(1 << 60), device)
+        decision = decide_plan(problem, Limits(1 << 60), device)
         assert (decision.step == "calibrated model") == expected and (decision.plan != VENDOR) == expected
     assert logged == ["the tuning of a fake CPU for float64 is not used: it was not checked"]
 

@@ -18,8 +18,8 @@ from fmm.kernels.leaves import F16X3_RATE
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide
-from fmm.runtime.devices import described_gpu
+from fmm.runtime.decisions.decide import decide_plan
+from fmm.runtime.devices import gpu_from_description
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
 from fmm.tuner.findings.described import described, described_rows, instead
 from fmm.tuner.findings.diagnostics import machine_doubts
@@ -66,7 +66,7 @@ def test_it_is_the_one_by_which_products_are_decided(
     assert used is not None
     for side in (1500, 4096, 8192):
         problem = Problem(side, side, side, dtype)
-        plan = decide(problem, limits, described_gpu("NVIDIA H200", "9.0", 132)).plan
+        plan = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132)).plan
         assert plan == choose(problem, used, limits).best.plan
     files.clear_config_cache()
 
@@ -86,7 +86,7 @@ def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, m
         problem = Problem(side, side, side, dtype)
         limits, answer = usual_limits(used, problem), answer_for(used, side)
         assert limits is not None and answer is not None
-        decided = decide(problem, limits, described_gpu("NVIDIA H200", "9.0", 132))
+        decided = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132))
         assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.step), side
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
         found[side] = answer.known

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
+from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity
+from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 
 from fmm.perfmodel.papers.inventory import ENTRIES, Entry, inventory, named_in
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES
-from fmm.tuner.laboratory.experiment import Experiment, Results, read_results, write_results
-from fmm.tuner.laboratory.figure import Figure, draw_figure, figure_table, quantity
-from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
-from fmm.tuner.laboratory.measuring import planned_parts
 from tests.support import ROOT
 from tests.support.laboratory import measured_small, samples_of
 

@@ -13,22 +13,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from fmm.tuner.cli import main
-from fmm.tuner.laboratory import figures
-from fmm.tuner.laboratory.benches.host_bench import HostBench
-from fmm.tuner.laboratory.errors import li_single
-from fmm.tuner.laboratory.experiment import Experiment, Part, Results, packed, read_results, write_results
-from fmm.tuner.laboratory.figures import EXPERIMENTS
-from fmm.tuner.laboratory.measuring import (
+from benchmarks.papers import figures, li_errors
+from benchmarks.papers.bench import HostBench
+from benchmarks.papers.experiment import (
+    Experiment,
+    Part,
     Progress,
+    Results,
     TimeLimit,
     by_worth,
     experiment_progress,
     measured_parts,
     missing_of,
+    packed,
     planned_parts,
+    read_results,
+    write_results,
 )
+from benchmarks.papers.figures import EXPERIMENTS
+
+from fmm.tuner.cli import main
 from tests.support import ROOT
 
 BENCH: Any = SimpleNamespace(
@@ -150,7 +154,7 @@ def test_every_part_is_told_apart(name: str) -> None:
         assert len(set(about)) == len(about) and all(len(x) == len(experiment.by) for x in about)
         assert parts or on_host
         for plan, problem in (x for part in parts for x in part.products):
-            assert plan.takes_type(problem.dtype), (plan, problem)
+            assert plan.accepts_type(problem.dtype), (plan, problem)
 
 
 # ---- by the command
@@ -161,7 +165,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One experiment alone is there to be missing."""
     kept = {"li-fig32": EXPERIMENTS["li-fig32"]}
     monkeypatch.setattr(figures, "EXPERIMENTS", kept)
-    monkeypatch.setattr("fmm.tuner.commands.paper_measure.EXPERIMENTS", kept)
+    monkeypatch.setattr("benchmarks.papers.command.EXPERIMENTS", kept)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
@@ -172,7 +176,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, 
 
 def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the midst of the next part."""
-    measure, done = li_single._of_levels, [0]
+    measure, done = li_errors._of_levels, [0]
 
     def rows(*given: Any) -> Iterator[Any]:
         yield from measure(*given)
@@ -180,7 +184,7 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if done[0] > parts:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(li_single, "_of_levels", rows)
+    monkeypatch.setattr(li_errors, "_of_levels", rows)
 
 
 def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
@@ -326,7 +330,7 @@ import os
 from tests.support import simulated_laboratory
 simulated_laboratory.install()
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches.by_name import bench_of
+from benchmarks.papers.benches.by_name import bench_of
 bench = bench_of("0")
 for emulation in (True, False, True):
     plan = bench.chosen(Problem(8192, 8192, 8192, "float32"), emulation=emulation)

@@ -9,9 +9,8 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, Side
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
     PLANE_ALIGN,
@@ -23,11 +22,9 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.cuda.tensor_map import TensorMap
-from fmm.kernels.cuda.views import Factor, Piece
-from fmm.kernels.plans.memory_layout import whole
+from fmm.kernels.plans.workspace import round_up
 
-SIDES: tuple[Side, Side] = ("left", "right")  # of the kernel's product: its A, its B
+SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # of the kernel's product: its A, its B
 SPLIT_THREADS = 256  # of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP = 32
@@ -67,7 +64,7 @@ class OperandPlanes:
     That is in the workspace, or, if they are kept for other products, behind the operand itself.
     """
 
-    source: Factor
+    source: GemmOperand
     along: Along  # the dimension along which the operand's lines run
     lines: int
     length: int  # of a line
@@ -88,7 +85,7 @@ class OperandPlanes:
     @property
     def room(self) -> int:
         """Numbers from one line of a plane to the next."""
-        return whole(self.length, PLANE_CHUNK)
+        return round_up(self.length, PLANE_CHUNK)
 
     @property
     def outer(self) -> int:
@@ -124,7 +121,7 @@ class OperandPlanes:
         sharing = 1 if rule == "apart" else SPLIT_CLUSTER
         if kernel.along == "outer":
             return self.count * self.room // PLANE_CHUNK * sharing
-        return whole(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
+        return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
     def parameters(self, kernel: SplitKernel, rule: ScalingRule = "usual") -> bytes:
         """struct Operand of f16_planes.cuh, addresses zero."""
@@ -144,7 +141,7 @@ class OperandPlanes:
     def tensor_map(self, most: int) -> TensorMap:
         """The map of planes in which hi and lo take turns, 64 numbers each; one copy brings at most `most` lines."""
         length = PLANES_PER_OPERAND * self.room
-        piece = Piece(self.base, self.offset, self.lines, length)
+        piece = BlockTerm(self.base, self.offset, self.lines, length)
         box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
         return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, LINE_BYTES)
 
@@ -161,20 +158,22 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     # The rows of a matrix are the columns of its transpose, so that one set of planes serves both operands; unless
     # entries are checked, for which something else is noted of rows than of columns.
     gram = op.half is not None and op.half.gram
-    shared = gram and not (op.checked or op.ready.from_sums or a.is_kept or b.is_kept) and a.lies_as(b)
+    shared = gram and not (op.checked or op.ready.written_by_sums or a.is_kept or b.is_kept) and a.lies_as(b)
     return a, a if shared else b
 
 
 def _kept_or_made(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
     """These planes, or in their place those that are kept behind the operand itself."""
-    if op.ready.kept_of is None or op.ready.kept_of != x.source.base or op.checked:
+    if op.ready.prepared_matrix is None or op.ready.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.ready.kept_of, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.ready.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
     """Those of A's and B's planes that do not stand ready; one of them, if both are the same."""
-    missing = [x for x, side in zip(planes, SIDES, strict=True) if not x.is_kept and side not in op.ready.from_sums]
+    missing = [
+        x for x, side in zip(planes, SIDES, strict=True) if not x.is_kept and side not in op.ready.written_by_sums
+    ]
     return list(dict.fromkeys(missing))
 
 

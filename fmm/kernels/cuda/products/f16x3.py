@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, VendorCall
+from fmm.kernels.cuda.launch_list import FLAG, MAP_BYTES, MAP_WORDS, Kernel, Launch, Slot, TensorMap, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     ExponentSpread,
@@ -34,8 +33,6 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     raster_rows,
     wgmma_instruction,
 )
-from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor, View
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class F16x3Op:
     left: OperandPlanes
     right: OperandPlanes
     to_make: tuple[OperandPlanes, ...]  # those planes that do not stand ready
-    dest: Factor
+    dest: GemmOperand
     m: int
     n: int
     k: int
@@ -218,16 +215,16 @@ def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct
     What it writes is not C yet, which the last launch makes of it.
     """
     left, right = _factor(b, op.left, x.start, x.lo_of_b), _factor(a, op.right, x.start, x.lo_of_a)
-    whole = replace(op.by_vendor, dtype="float16", dest_dtype="float32")
+    whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")
     piece = replace(whole, k=x.length, left=left, right=right, alpha=x.factor, beta=x.keep)
     return VendorCall(piece, f"cuBLAS, float16 products added up in float32, {x.length} of the inner dimension", "sums")
 
 
-def _factor(x: OperandPlanes, source: Factor, start: int, lo: bool) -> Factor:
+def _factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
     """A plane, hi or lo, from a place of the inner dimension on, as BLAS sees it: its lines lie as the operand's."""
     numbers = x.lines * x.room
     first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.room)
-    return Factor(x.base, x.offset + FLOAT16_BYTES * first, x.room, source.transposed, numbers)
+    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.room, source.transposed, numbers)
 
 
 # ---- the end

@@ -13,15 +13,12 @@ from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.cuda.tensor_map import TensorMap
-from fmm.kernels.cuda.views import Factor, Piece
-from fmm.kernels.plans.levels.residue_room import ResidueRoom
-from fmm.kernels.plans.levels.residue_steps import FAST
-from fmm.kernels.plans.memory_layout import whole
+from fmm.kernels.plans.levels.residue_planes import FAST, PlaneLayout
+from fmm.kernels.plans.workspace import round_up
 
 MAX_MODULI, MAX_PIECES = 20, 4  # as in the device code
 SUMS = 2**18 + 2**9  # of bytes, as modulus.cuh bounds them
@@ -136,10 +133,10 @@ BytesFrom = Literal["source", "planes"]
 class ResidueOperand:
     """One operand of a batch, and where its exponents, planes and a turned copy of it stand."""
 
-    source: Factor
+    source: GemmOperand
     along: Along  # the dimension along which it is contiguous
     lines: int  # rows of A, or columns of B
-    geometry: ResidueRoom
+    geometry: PlaneLayout
     block: tuple[int, int]  # lines and length of a plane
     exponents: int
     planes: int
@@ -172,7 +169,7 @@ class ResidueOperand:
             return 0
         if self.along == "outer":
             return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS) * RESIDUE_CLUSTER
-        return whole(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER)
+        return round_up(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER)
 
     @property
     def split_blocks(self) -> int:
@@ -185,7 +182,7 @@ class ResidueOperand:
         """struct Operand of residue_planes.cuh, addresses zero."""
         x, g = self.source, self.geometry
         top = max(max_norm(g.moduli, g.k), 0.0)
-        room = self.block[1] if self.bytes_from else g.turned_room
+        room = self.block[1] if self.bytes_from else g.transposed_stride
         distances = x.leading, x.stride, room
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
 
@@ -210,20 +207,20 @@ class ResidueOperand:
         filled = self.geometry.k if self.bytes_from else length
         # (In the workspace there are those of one group of moduli at a time.)
         before = 0 if self.base == "W" else first * self.geometry.products * lines * length
-        place = Piece(self.base, self.planes + before, lines, length)
+        place = BlockTerm(self.base, self.planes + before, lines, length)
         return byte_map(place, self.geometry.products * moduli, most, filled)
 
 
-def byte_map(piece: Piece, layers: int, most: int, filled: int | None = None) -> TensorMap:
+def byte_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:
     """The map of planes. If only so much of each line is `filled`, zeros are brought in the place of the rest."""
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
     return TensorMap(piece, BYTE.name, read, lines, layers, length, lines * length, (LINE_BYTES, most), LINE_BYTES)
 
 
-def source_byte_map(x: Factor, lines: int, length: int, layers: int, most: int) -> TensorMap:
+def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
     """The map of an operand or of C itself."""
-    piece = Piece(x.base, x.offset, lines, length)
+    piece = BlockTerm(x.base, x.offset, lines, length)
     return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (LINE_BYTES, most), LINE_BYTES)
 
 

@@ -11,9 +11,8 @@ from types import MappingProxyType
 from fmm.dtypes import BYTE, DTYPES, RINGS
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, Work
+from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, Kernel, Launch, Slot, StepKind
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_PIECES,
@@ -39,10 +38,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     count_cluster_tiles,
     wgmma_instruction,
 )
-from fmm.kernels.cuda.tensor_map import MAP_WORDS
-from fmm.kernels.cuda.views import Factor, Piece
-from fmm.kernels.plans.levels.residue_room import EXPONENT, ROOM, ResidueRoom, kept_room
-from fmm.kernels.plans.memory_layout import whole
+from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_layout
+from fmm.kernels.plans.workspace import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # a tile's beginning and end take as long as computing so many more columns
@@ -54,10 +51,10 @@ class ResidueOp:
     """C = factor A B + keep C, layer by layer."""
 
     dtype: str
-    geometry: ResidueRoom
+    geometry: PlaneLayout
     left: ResidueOperand
     right: ResidueOperand
-    dest: Factor
+    dest: GemmOperand
     planes: int  # where C's planes stand in the workspace
     multiprocessors: int
     factor: float
@@ -86,7 +83,7 @@ class ResidueOp:
         if self.sends:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_map(Piece("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+            dest = byte_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
@@ -107,7 +104,7 @@ def residue_op(
         return None
     left, right, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
-    g = ResidueRoom(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
+    g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
     rows, inner, columns = g.block
     e, f, a, b, c, turned, _ = (op.scratch + x for x in g.offsets)
     plain = dtype in RINGS and g.item == 1 and moduli == 1
@@ -116,7 +113,7 @@ def residue_op(
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), e, a, turned, first)
-    y = ResidueOperand(right, along[1], n, g, (columns, inner), f, b, turned + g.turned[0], second)
+    y = ResidueOperand(right, along[1], n, g, (columns, inner), f, b, turned + g.transposed[0], second)
     x, y = _kept(op, x, "A"), _kept(op, y, "B")
     # (The copy engine writes 16 bytes at a time: a row that ends in the midst of them would be followed by zeros.)
     sends = plain and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
@@ -127,21 +124,21 @@ def residue_op(
 
 def _kept(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """The operand, with exponents and planes behind itself, if they are kept there."""
-    if op.use.leaf.preparation.keeps is None or not op.ready.kept_of == base == side.source.base:
+    if op.use.leaf.prepared_layout is None or not op.ready.prepared_matrix == base == side.source.base:
         return side
-    exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
-    planes = exponents + whole(EXPONENT * side.lines, ROOM)
+    exponents, _ = prepared_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
+    planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN)
     return replace(side, base=base, is_ready=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
-def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
+def _bytes_from(x: GemmOperand, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
     """Where the bytes of an operand are multiplied that are residues themselves; None if they must be copied first."""
     if along == "outer":
         return "planes"
     return "source" if _is_aligned(x, divides) else None
 
 
-def _is_aligned(x: Factor, divides: Mapping[str, int]) -> bool:
+def _is_aligned(x: GemmOperand, divides: Mapping[str, int]) -> bool:
     """Do the lines of an operand of bytes begin where the copy engine wants them?"""
     return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, divides.get(x.base, 1)))
 
@@ -203,7 +200,7 @@ class ResidueKernel:
     """The kernel of the products of planes."""
 
     sizes: WgmmaSizes
-    half: HalfExtent | None = None  # of which it makes only tiles that reach the diagonal or lie below it
+    half: TriangleExtent | None = None  # of which it makes only tiles that reach the diagonal or lie below it
 
     @property
     def shared(self) -> int:
@@ -277,7 +274,7 @@ def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> t
     others = left, right
     aligned = _aligned_sides(op, divides)
     moduli = remainder_weights(op.geometry.moduli).moduli
-    room = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_ready)
+    room = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_ready)
     return (measure_launch(others, op.dtype, aligned), residue_split_launch(others, op.dtype, aligned, moduli)), room
 
 
@@ -300,7 +297,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
     parameters += bytes(-len(parameters) % 64)
     s = product.kernel.sizes
-    does: Work = "product" if op.sends else "sums"
+    does: StepKind = "product" if op.sends else "sums"
     kernel = Kernel(
         residue_product_source, (product.kernel,), ENTRY, s.threads, product.kernel.shared, architecture="sm_90a"
     )
@@ -349,5 +346,5 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     g, (rows, _, columns) = op.geometry, op.geometry.block
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    threads = 4 * whole(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
+    threads = 4 * round_up(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
     return -(-threads // RESIDUE_THREADS), 1, 1

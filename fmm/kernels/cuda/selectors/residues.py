@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
-from fmm.kernels.cuda.selectors.vendor import Selected, vendor_instead
+from fmm.kernels.cuda.select import SelectedSteps, vendor_fallback
 from fmm.kernels.cuda.target import Target
-from fmm.kernels.plans.levels.residues import residue_endings
-from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.level import PlanError
+from fmm.kernels.plans.levels.residues import residue_leaves
 
 
-def select_residues(op: GemmOp, target: Target) -> Selected:
+def select_residues(op: GemmOp, target: Target) -> SelectedSteps:
     """Exponents, planes of residues, their products and C; the vendor where there are no such tensor cores."""
     product, chip = _residue_product(op, target), target.chip
     if product is not None:
@@ -20,7 +20,7 @@ def select_residues(op: GemmOp, target: Target) -> Selected:
     reason = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
     if DTYPES[op.dtype].exact:
         raise PlanError(f"{op.leaf} cannot multiply {op.dtype}, because {reason}")
-    return vendor_instead(op, reason)
+    return vendor_fallback(op, reason)
 
 
 def kept_residues(op: GemmOp, target: Target) -> tuple[tuple[Launch, ...], int]:
@@ -33,6 +33,6 @@ def _residue_product(op: GemmOp, target: Target) -> ResidueOp | None:
     """The product in its kernels' terms; None where they cannot do it."""
     if not target.chip.has_warpgroups:
         return None
-    ending = residue_endings()[op.leaf]
+    ending = residue_leaves()[op.leaf]
     moduli = ending.level.moduli_for(op.dtype, op.k)
     return residue_op(op, op.dtype, moduli, ending.depth, target.chip.multiprocessors, target.divides)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from benchmarks.papers.bench import Array, Bench, Call
+
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner.laboratory.benches.bench import Array, Bench, Call
 
 LONG = 2e-2  # seconds from which on a call takes longer than what may disturb its first timing
 SHORTEST = 2e-3  # seconds of a sample: shorter calls are repeated

@@ -13,18 +13,19 @@ from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import OF_REFERENCE, error_of, rounded
+from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure
+from benchmarks.papers.matrices import Array, reference
+
 import fmm
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, candidates
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.growth import OF_REFERENCE, error_of, rounded
-from fmm.tuner.laboratory.errors.matrices import Array
-from fmm.tuner.laboratory.errors.precise import reference
-from fmm.tuner.laboratory.experiment import Experiment, Numbers, Part, Results, Row
-from fmm.tuner.laboratory.figure import Figure
 
 SIDE: Final = 8192
 PROBLEMS: Final = 200
@@ -39,8 +40,8 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
     limits, dtype = Limits(HUGE, budget), problem.dtype
     found = [
         plan
-        for plan in candidates(not on_host, problem.halved)
-        if plan.considered_for(dtype)
+        for plan in compared_plans(not on_host, problem.writes_triangle)
+        if plan.is_candidate_for(dtype)
         and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
         and _large(plan, problem.size)
     ]

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import LEAST, SIDE, growth_rows, plans_on, type_parts
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.matrices import FAMILIES
+
 from fmm.dtypes import DTYPES
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.growth import SIDE, growth_rows, type_parts
-from fmm.tuner.laboratory.errors.growth_plans import LEAST, plans_on
-from fmm.tuner.laboratory.errors.matrices import FAMILIES
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row
-from fmm.tuner.laboratory.figure import Figure, quantity
 
 HOST_TYPES: Final = ("float32", "float64", "complex64", "complex128")
 DEVICE_TYPES: Final = tuple(DTYPES)

@@ -11,15 +11,15 @@ from itertools import product
 from math import prod, sqrt
 from typing import Any, Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import plans_on
+from benchmarks.papers.experiment import Part, Row, products_of
+from benchmarks.papers.matrices import FAMILIES, Precise, pair_of, reference
+
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.data_growth import growth_on_data, plan_stages
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.growth_plans import plans_on
-from fmm.tuner.laboratory.errors.matrices import FAMILIES, pair_of
-from fmm.tuner.laboratory.errors.precise import Precise, reference
-from fmm.tuner.laboratory.experiment import Part, Row, products_of
 
 SIDE: Final = 2048
 SEEDS: Final = (1, 2, 3)

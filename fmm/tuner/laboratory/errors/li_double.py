@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.experiment import Experiment, Numbers, Results, Row, one_part
+from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.li_codes import CPU, li_plan
+from benchmarks.papers.li_errors import code_errors
+from benchmarks.papers.matrices import kaporin, precise_product, uniform
+
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.li_identity import code_errors
-from fmm.tuner.laboratory.errors.matrices import kaporin, uniform
-from fmm.tuner.laboratory.errors.precise import precise_product
-from fmm.tuner.laboratory.experiment import Experiment, Numbers, Results, Row, one_part
-from fmm.tuner.laboratory.figure import Figure, quantity
-from fmm.tuner.laboratory.li_codes import CPU, li_plan
 
 DOUBLE: Final = 8192
 DOUBLE_CODES: Final = {CPU: "", "dgemm": "", "dStrassen": "Strassen", "dWinograd": "Winograd"}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.li_codes import CPU, GPU8, METHODS, li_plan
+
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import error_bound
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.li_codes import CPU, GPU8, METHODS, li_plan
 
 
 def off_identity(xp: Any, c: Any, rows: Any = None) -> dict[str, float]:

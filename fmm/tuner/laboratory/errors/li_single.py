@@ -7,14 +7,15 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Row, products_of
+from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.li_codes import CPU, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
+from benchmarks.papers.li_errors import code_errors, code_plan, kaporin_bound
+from benchmarks.papers.matrices import kaporin
+
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.li_identity import code_errors, code_plan, kaporin_bound
-from fmm.tuner.laboratory.errors.matrices import kaporin
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Row, products_of
-from fmm.tuner.laboratory.figure import Figure, quantity
-from fmm.tuner.laboratory.li_codes import CPU, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
 
 THRESHOLDS: Final = (2048, 4096)
 

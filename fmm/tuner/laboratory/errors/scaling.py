@@ -13,14 +13,14 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import frobenius
+from benchmarks.papers.experiment import Experiment, Part, Row, products_of
+from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.matrices import FAMILIES, Array, graded_inside, reference
+
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.growth import frobenius
-from fmm.tuner.laboratory.errors.matrices import FAMILIES, Array, graded_inside
-from fmm.tuner.laboratory.errors.precise import reference
-from fmm.tuner.laboratory.experiment import Experiment, Part, Row, products_of
-from fmm.tuner.laboratory.figure import Figure, quantity
 
 SIDE: Final = 2048
 PLANS: Final = ("winograd > vendor", "winograd > winograd > vendor", "strassen > strassen > vendor")

@@ -7,13 +7,13 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import LEAST, SEEDS, SIDE, growth_rows, type_parts
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure, quantity
+
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.stability import classical_bound, error_bound
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.errors.growth import SEEDS, SIDE, growth_rows, type_parts
-from fmm.tuner.laboratory.errors.growth_plans import LEAST
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row
-from fmm.tuner.laboratory.figure import Figure, quantity
 
 VARIANTS: Final = ("classical", "strassen", "winograd", "dps", "strassen-huang")
 DEPTHS: Final = (1, 2, 3, 4)

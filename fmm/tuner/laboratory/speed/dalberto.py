@@ -16,6 +16,10 @@ from math import prod
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.papers.bench import Bench, time_plans
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Products, Results, Row
+from benchmarks.papers.figure import Figure, quantity
+
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.recursion_points import (
     balanced,
@@ -26,10 +30,6 @@ from fmm.perfmodel.papers.recursion_points import (
     recursion_point,
 )
 from fmm.problem import Problem, Shape
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.benches.timing import time_plans
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Products, Results, Row
-from fmm.tuner.laboratory.figure import Figure, quantity
 
 # The sizes of Figure 3, and of Figures 4 and 5.
 SIZES_3: Final = (100, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000, 8000, 10000, 12000)

@@ -15,14 +15,14 @@ from math import prod
 from statistics import median
 from typing import Final
 
+from benchmarks.papers.bench import Bench, time_plans
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
+from benchmarks.papers.figure import Figure, quantity
+
 from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import huang
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.benches.timing import time_plans
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
-from fmm.tuner.laboratory.figure import Figure, quantity
 
 ROUNDS: Final = 3
 SIDE: Final = 16384

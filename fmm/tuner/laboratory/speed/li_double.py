@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part
+from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.li_codes import CHOICE, li_plan, timed_part
+
 from fmm.perfmodel.papers import li_counts
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part
-from fmm.tuner.laboratory.figure import Figure, quantity
-from fmm.tuner.laboratory.li_codes import li_plan
-from fmm.tuner.laboratory.speed.li_parts import CHOICE, timed_part
 
 DOUBLE_SIZES: Final = (4096, 8192)
 DOUBLE_CODES: Final = {"dgemm": "", "dStrassen": "Strassen", "dWinograd": "Winograd"}

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
+from benchmarks.papers.bench import Bench, time_plans
+from benchmarks.papers.experiment import Key, Part, Row, products_of
+
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.benches.timing import time_plans
-from fmm.tuner.laboratory.experiment import Key, Part, Row, products_of
 
 ROUNDS: Final = 3
 CHOICE: Final = "fmm"  # what fmm chooses itself, without emulation

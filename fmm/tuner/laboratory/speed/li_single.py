@@ -12,13 +12,13 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
+from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.li_codes import CHOICE, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan, timed_part
+
 from fmm.perfmodel.papers import li_counts
 from fmm.perfmodel.papers.li_results import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
-from fmm.tuner.laboratory.benches.bench import Bench
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results
-from fmm.tuner.laboratory.figure import Figure, quantity
-from fmm.tuner.laboratory.li_codes import GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
-from fmm.tuner.laboratory.speed.li_parts import CHOICE, timed_part
 
 DEPTHS: Final = (1, 2, 3, 4)
 OWN_BLOCK: Final = 4096  # the largest side by the block of 2009

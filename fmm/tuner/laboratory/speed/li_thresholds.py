@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from benchmarks.papers.experiment import Key, Numbers, Results
+from benchmarks.papers.figure import Figure
+from benchmarks.papers.li_codes import GPU8, SGEMM, SIZES
+from benchmarks.papers.li_speed import EXPERIMENT, SLOW, at_largest
+
 from fmm.perfmodel.papers import li_counts
-from fmm.tuner.laboratory.experiment import Key, Numbers, Results
-from fmm.tuner.laboratory.figure import Figure
-from fmm.tuner.laboratory.li_codes import GPU8, SGEMM, SIZES
-from fmm.tuner.laboratory.speed.li_single import EXPERIMENT, SLOW, at_largest
 
 TAU2: Final = (512, 1024, 2048, 4096, 8192, 16384)
 

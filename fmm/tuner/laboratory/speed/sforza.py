@@ -11,13 +11,13 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
+from benchmarks.papers.bench import Bench, Call, timed_in_turns
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure, quantity
+
 import fmm
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.papers import sforza as paper
-from fmm.tuner.laboratory.benches.bench import Bench, Call
-from fmm.tuner.laboratory.benches.timing import timed_in_turns
-from fmm.tuner.laboratory.experiment import Experiment, Key, Numbers, Part, Results, Row
-from fmm.tuner.laboratory.figure import Figure, quantity
 
 ROUNDS: Final = 5
 GEMM, SYRK, ONE, RECURSIVE = "gemm", "syrk", "one level", "recursive"

@@ -10,16 +10,16 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.plans.levels.residues import SUMMED, residue_endings
+from fmm.kernels.plans.levels.residues import SUMMED, residue_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
 pytest.importorskip("cupy")
 
 import cupy
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 ONE = "residues(14) > bytes"
@@ -38,7 +38,7 @@ def _warpgroups() -> None:
 
 
 def promised(leaf: str, k: int) -> float:
-    return float(PROMISED[residue_endings()[leaf].level.moduli] * np.sqrt(k) + 2.0**-52)
+    return float(PROMISED[residue_leaves()[leaf].level.moduli] * np.sqrt(k) + 2.0**-52)
 
 
 def worst(a: Any, b: Any, c: Any) -> float:
@@ -80,7 +80,7 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
 
 
-@pytest.mark.parametrize("leaf", [text for text, x in residue_endings().items() if x.dtype == "float64"])
+@pytest.mark.parametrize("leaf", [text for text, x in residue_leaves().items() if x.dtype == "float64"])
 def test_every_leaf(leaf: str) -> None:
     a, b = normal((300, 700)), normal((700, 200), 1)
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
@@ -92,7 +92,7 @@ def test_every_leaf(leaf: str) -> None:
 )
 def test_float32(leaf: str) -> None:
     """Every order; graded rows and columns; inf and nan stand where the vendor's do."""
-    bits = {7: 26, 8: 30, 9: 34}[residue_endings()[leaf].level.moduli]
+    bits = {7: 26, 8: 30, 9: 34}[residue_leaves()[leaf].level.moduli]
     rng = np.random.default_rng(23)
     for (m, k, n), orders in product(((1, 1, 1), (129, 65, 131), (300, 700, 200), (9, 131072, 11)), ("CC", "FC", "CF")):
         x, y = (
@@ -150,7 +150,7 @@ def test_poisoned_memory_strides_and_gaps() -> None:
     layouts = Layout("C", k + 5), Layout("C", n + 5), Layout("C", n + 5)
     for leaf in (ONE, FAST):
         c[...] = cupy.nan
-        found = recorded_for_device(Plan.parse(leaf), Problem(m, k, n, "float64", layouts))
+        found = record_for_device(Plan.parse(leaf), Problem(m, k, n, "float64", layouts))
         work = cupy.full(found.workspace, 0x7F, cupy.uint8)
         DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
         assert worst(a, b, c) <= promised(leaf, k)
@@ -278,7 +278,7 @@ def integer_product(a: Any, b: Any, order: str = "C", plan: str = "residues > by
         Layout("C", n) if y == "C" else Layout("F", k),
         Layout("C", n) if order == "C" else Layout("F", m),
     )
-    found = recorded_for_device(Plan.parse(plan), Problem(m, k, n, a.dtype.name, layouts))
+    found = record_for_device(Plan.parse(plan), Problem(m, k, n, a.dtype.name, layouts))
     work, c = cupy.full(found.workspace, 0x7F, cupy.uint8), cupy.full((m, n), 77, a.dtype, order=order)
     DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
     return c

@@ -10,9 +10,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
 
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent, WantedHalf
-from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products import wgmma_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
@@ -24,7 +23,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Layout, Problem
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
@@ -139,13 +138,13 @@ def test_what_is_added_stays_where_it_lies() -> None:
         places[2][1][...] = POISON["bfloat16"]
         layouts: Any = tuple(x[2] for x in places)
         problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, added=(0 if broadcast else n, 1))
-        memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), APART: there}
+        memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), ADDEND: there}
         play(wgmma_launch(made_op(problem, TOGETHER)), memory)
         np.testing.assert_array_equal(numbers_of(places[2][1], "bfloat16"), 2 * (a @ b) + 3 * added)
 
 
 def made_half(
-    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: HalfExtent, scalars: tuple[float, float], rows: bool
+    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: TriangleExtent, scalars: tuple[float, float], rows: bool
 ) -> tuple[Array, int]:
     """x times its transpose into a C that lies row by row, and how many numbers beside C are as they were."""
     n, k = x.shape
@@ -153,7 +152,7 @@ def made_half(
     left, right = (placed(y, order, dtype) for y, order in zip((x, x.T), orders, strict=True))
     to = placed(old, "C", dtype)
     problem = Problem(n, k, n, dtype, (left[2], right[2], to[2]), *scalars, op="gram")
-    made = made_op(problem, sizes, half=WantedHalf(half, gram=True))
+    made = made_op(problem, sizes, half=TriangleOutput(half, gram=True))
     play(wgmma_launch(made), {"A": left[0], "B": right[0], "C": to[0]})
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
@@ -174,7 +173,7 @@ def made_half(
         ],
     ),
 )
-def test_halves(dtype: str, sizes: WgmmaSizes, half: HalfExtent) -> None:
+def test_halves(dtype: str, sizes: WgmmaSizes, half: TriangleExtent) -> None:
     """On and below the diagonal as of the whole product, above it their mirror, or anything; nothing beside C."""
     rng = np.random.default_rng(2)
     for n, k, scalars, rows in ((8, 8, (1, 0), True), (136, 72, (2, -1), True), (520, 40, (1, 1), dtype == "tf32")):

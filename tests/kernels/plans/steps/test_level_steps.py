@@ -9,22 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.sum_schedule import schedule_calls
+from fmm.kernels.cpu.thread_pool import Threads
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.sums.elementwise import elementwise_calls
-from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.lower import BAND_ELEMENTS, LEAST_BAND_ROWS, lower_level
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.blocks import block_side, operand_blocks, side_cuts
-from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
-from fmm.kernels.plans.steps.sums import Mirror, Place, Sum, whole_matrix
-from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
+from fmm.kernels.plans.steps import LevelSteps, ProductBatch
+from fmm.kernels.plans.sums import Mirror, Place, Sum, block_side, operand_blocks, side_cuts, whole_matrix
+from fmm.kernels.plans.workspace import ALIGN, leading_dimension, leaf_flops, leaf_products, temporary_bytes, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
@@ -173,7 +171,7 @@ def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
     assert recipe is not None
     join = recipe.steps[-1]
     assert isinstance(join, Sum)
-    found = elementwise_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
+    found = schedule_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
     assert [call.op for call in found.calls if call.op not in ("add", "subtract")] == []
     assert len(found.calls) == calls
 
@@ -414,7 +412,7 @@ def test_a_batch_is_equal_blocks_at_equal_distances(text: str, size: Size) -> No
     (level,) = plan.levels
     recipe = lower_level(plan, *size)
     assert recipe is not None
-    assert isinstance(level, Level)
+    assert isinstance(level, SchemeLevel)
     (batch,) = [step for step in recipe.steps if isinstance(step, ProductBatch)]
     assert tuple(recipe.products) == batch.products
     assert len(batch.products) == level.products
@@ -431,7 +429,7 @@ def test_peeled_strips_are_computed_once(name: str, m: int, k: int, n: int) -> N
     """The strips cost what they cost classically: all of the product but the core."""
     plan = Plan.parse(f"{name}.peel > vendor")
     (level,) = plan.levels
-    assert isinstance(level, Level)
+    assert isinstance(level, SchemeLevel)
     parts = level.size
     core = [side - side % part for side, part in zip((m, k, n), parts, strict=True)]
     inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))

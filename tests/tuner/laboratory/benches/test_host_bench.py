@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from benchmarks.papers.bench import HostBench, bench_of, time_plans
 
-from fmm.tuner.laboratory.benches.by_name import bench_of
-from fmm.tuner.laboratory.benches.host_bench import HostBench
-from fmm.tuner.laboratory.benches.timing import time_plans
 from tests.support.laboratory import BENCH
 
 

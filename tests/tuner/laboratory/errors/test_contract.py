@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.papers import error_budget
+from benchmarks.papers.error_growth import HOST_TYPES, growth_rows, host_plans, plans_on, promised
+from benchmarks.papers.experiment import Results, read_results
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.tuner.laboratory.errors import budget
-from fmm.tuner.laboratory.errors.contract import HOST_TYPES, promised
-from fmm.tuner.laboratory.errors.growth import growth_rows
-from fmm.tuner.laboratory.errors.growth_plans import host_plans, plans_on
-from fmm.tuner.laboratory.experiment import Results, read_results
 from tests.support.laboratory import BENCH, samples_of
 
 FAMILIES_SHOWN = ("normal", "uniform [0,1]", "Kaporin", "graded")
@@ -63,7 +61,7 @@ def test_all_budgets_were_kept_in_all_samples() -> None:
     paths = samples_of("error-budget")
     assert paths
     for results in map(read_results, paths):
-        assert len(results.rows) == budget.PROBLEMS and not budget.broken(results)
+        assert len(results.rows) == error_budget.PROBLEMS and not error_budget.broken(results)
 
 
 def test_all_schemes_and_tables_are_in_the_experiment() -> None:
@@ -72,12 +70,12 @@ def test_all_schemes_and_tables_are_in_the_experiment() -> None:
     assert "strassen > strassen > strassen > strassen > vendor" in host_plans(512)
     assert "laderman > laderman > laderman > vendor" in host_plans(520)
     for dtype in HOST_TYPES:
-        assert all(plan.takes_type(dtype) for plan in plans_on(True, dtype, 256))
+        assert all(plan.accepts_type(dtype) for plan in plans_on(True, dtype, 256))
     assert Plan.parse("3m > vendor") in plans_on(True, "complex64", 256)
 
 
 def test_budgets_are_kept() -> None:
-    rows = {tuple(row["key"]): row for row in budget.budget_rows(BENCH, 200, 12)}
+    rows = {tuple(row["key"]): row for row in error_budget.budget_rows(BENCH, 200, 12)}
     assert len(rows) == 12 and {key[1] for key in rows} == {"product", "gram"}
-    assert not budget.broken(Results((), 1.0, rows))
+    assert not error_budget.broken(Results((), 1.0, rows))
     assert any(str(key[-1]) != str(VENDOR) for key in rows)

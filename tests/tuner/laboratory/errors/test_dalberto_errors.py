@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.papers import dalberto
+from benchmarks.papers.figures import FIGURES
 
-from fmm.tuner.laboratory.errors import dalberto
-from fmm.tuner.laboratory.figures import FIGURES
 from tests.support.laboratory import measured_small
 
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.papers import dalberto, huang
+from benchmarks.papers.bench import Call, HostBench
+from benchmarks.papers.experiment import Results
+from benchmarks.papers.figure import figure_table
+from benchmarks.papers.figures import EXPERIMENTS, FIGURES
+from benchmarks.papers.li_codes import SGEMM, SIZES
+from benchmarks.papers.li_speed import speed_plans
 
 from fmm.kernels.plans.plan import Plan
-from fmm.tuner.laboratory.benches.bench import Call
-from fmm.tuner.laboratory.benches.host_bench import HostBench
-from fmm.tuner.laboratory.experiment import Results
-from fmm.tuner.laboratory.figure import figure_table
-from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
-from fmm.tuner.laboratory.li_codes import SGEMM, SIZES
-from fmm.tuner.laboratory.speed import dalberto, huang
-from fmm.tuner.laboratory.speed.li_single import speed_plans
 from tests.support.laboratory import measured_small
 
 
