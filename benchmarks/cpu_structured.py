@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmm
-from benchmarks.cpu import RESULTS
+from benchmarks.harness import RESULTS
 from fmm.tuner.trials.environment import device_folder, environment, typed_command
 from fmm.tuner.trials.paired import Rounds, paired_rounds
 

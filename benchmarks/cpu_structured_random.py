@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmm
-from benchmarks.cpu import RESULTS
+from benchmarks.harness import RESULTS
 from benchmarks.structured_shapes import COUNT, GOAL, QUICK_COUNT, random_sides, summary
 from fmm.tuner.trials.environment import device_folder, environment, typed_command
 

@@ -119,7 +119,7 @@ def _measurements(folder: Path) -> Iterator[Step]:
     yield step("out of core", "out_of_core", "--out", str(folder / "out_of_core.json"), least=60, most=200)
     training = ("--out", str(folder / "training.json"))
     yield step("training", "training", *training, least=60, most=200, told="--seconds")
-    missing = (sys.executable, "-m", "fmm.tuner.cli", "paper", "missing", "--measure", *device)
+    missing = (sys.executable, "-m", "benchmarks", "papers", "missing", "--measure", *device)
     into = ("--output", str(folder / "paper"))
     papers = (sys.executable, "-m", "benchmarks.compile_ahead", "--paper")
     yield Step("kernels of papers", papers, most=400)

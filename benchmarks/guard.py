@@ -19,13 +19,13 @@ from typing import Any
 
 import cupy
 import numpy as np
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from benchmarks.harness import gpu_seconds
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")

@@ -16,8 +16,8 @@ __all__ = [
     "Entry",
     "Identity",
     "Tuned",
+    "active_configs",
     "add_entry",
     "current_settings",
-    "active_configs",
     "default_path",
 ]

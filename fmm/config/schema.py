@@ -44,10 +44,10 @@ __all__ = [
     "Size",
     "Tuned",
     "calibration_fields",
+    "empty_section",
     "read_calibration",
     "read_entry",
     "read_section",
-    "empty_section",
 ]
 
 PRODUCT: Operation = "product"  # the operation of most entries

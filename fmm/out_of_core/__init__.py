@@ -1,1 +1,1 @@
-"""Products of NumPy's arrays on a CUDA device, however large they are: streamed through it in tiles."""
+"""Products of NumPy arrays on a CUDA device, streamed through it in tiles, whatever their size."""

@@ -1,4 +1,4 @@
-"""A CUDA device as an engine of schedules: CuPy's arrays and products, on three streams."""
+"""A CUDA device as the engine of schedules: CuPy arrays and products, on three streams."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import numpy as np
 from fmm.out_of_core.transfers import Array
 
 runtime = cupy.cuda.runtime
-ROUNDED_UP = 1 << 16  # bytes: CuPy's pool rounds each array of a workspace up to 512
-Product = Callable[[Any, Any, Any, bool, int], None]  # of A, B, into C, added to it?, with so much workspace
+POOL_ROUNDING = 1 << 16  # bytes: CuPy's pool rounds each array of a workspace up to 512
+Product = Callable[[Any, Any, Any, bool, int], None]  # A, B, C, whether the product is added to C, workspace bytes
 
 
 class CudaEvent:
+    """An event at the end of the work that a stream has at this moment."""
+
     def __init__(self, stream: Any) -> None:
         self.event = cupy.cuda.Event(block=True, disable_timing=True)
         self.event.record(stream)
@@ -29,7 +31,7 @@ class CudaEvent:
 
 
 class PinnedBuffer:
-    """Host memory whose pages stay where they are."""
+    """Page-locked host memory, and the event of its last copy to the device."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
@@ -42,17 +44,17 @@ class PinnedBuffer:
             self.sent = None
 
 
-# Streams of engines that have ended, by device: CuPy keeps freed memory for the stream that had it, so that for a new
-# stream all of the memory would have to be allocated anew.
-_idle: dict[int, list[tuple[Any, Any, Any]]] = {}
+# Streams of engines that have ended, by device. CuPy's pool returns freed memory only to the stream that had it, so a
+# new stream would have to allocate all memory again.
+_idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """The device of this number; `product` multiplies on the current stream."""
+    """The device of this number, while it is entered; `product` multiplies on the current stream."""
 
     def __init__(self, number: int, product: Product) -> None:
         self.number, self.product = number, product
-        self.computing, self.sending, self.fetching = self.streams = _streams(number)
+        self.computing, self.sending, self.fetching = self.streams = _take_streams(number)
         self.current = ExitStack()
 
     def __enter__(self) -> CudaEngine:
@@ -62,7 +64,7 @@ class CudaEngine:
 
     def __exit__(self, *error: object) -> None:
         self.current.close()
-        _idle.setdefault(self.number, []).append(self.streams)
+        _idle_streams.setdefault(self.number, []).append(self.streams)
 
     def begin_thread(self) -> None:
         cupy.cuda.Device(self.number).use()
@@ -73,7 +75,7 @@ class CudaEngine:
 
     def reserve(self, nbytes: int) -> None:
         if nbytes:
-            cupy.cuda.alloc(nbytes + ROUNDED_UP)  # and given back to CuPy's pool, where the products find it
+            cupy.cuda.alloc(nbytes + POOL_ROUNDING)  # freed at once into CuPy's pool, which serves the products
 
     def buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
@@ -103,10 +105,10 @@ class CudaEngine:
             stream.synchronize()
 
 
-def _streams(number: int) -> tuple[Any, Any, Any]:
-    """For computing, sending and fetching; of nobody else while an engine has them."""
+def _take_streams(number: int) -> tuple[Any, Any, Any]:
+    """Return streams for computing, sending and fetching that no other engine uses."""
     with suppress(KeyError, IndexError):
-        return _idle[number].pop()
+        return _idle_streams[number].pop()
     with cupy.cuda.Device(number):
         return (
             cupy.cuda.Stream(non_blocking=True),

@@ -1,4 +1,4 @@
-"""Devices through which products are streamed: what schedules ask of any, and CUDA's."""
+"""The devices through which products are streamed: the interface of any, and CUDA's implementation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class CudaMachine:
-    """The CUDA device of this number, by CuPy."""
+    """The CUDA device of this number, through CuPy."""
 
     number: int
 
@@ -56,28 +56,22 @@ class CudaMachine:
         return cupy_library().free_bytes(self.number) // count_gpu_processes(self.number)
 
     def engine(self, constraints: PlanConstraints) -> AbstractContextManager[Engine]:
-        made: AbstractContextManager[Engine] = _cuda_engine()(
-            self.number, partial(_tile_product, cupy_library(), constraints)
-        )
-        return made
+        from fmm.out_of_core import cuda_engine  # loads CuPy
+
+        product = partial(_multiply_tiles, cupy_library(), constraints)
+        engine: Any = cuda_engine.CudaEngine(self.number, product)
+        return engine  # type: ignore[no-any-return]
 
 
-def _cuda_engine() -> Any:
-    """The class, whose module loads CuPy."""
-    from fmm.out_of_core.cuda_engine import CudaEngine
-
-    return CudaEngine
-
-
-def _tile_product(
+def _multiply_tiles(
     library: Any, constraints: PlanConstraints, a: Any, b: Any, c: Any, adds: bool, workspace: int
 ) -> None:
-    """C = A B, or C = A B + C, of arrays on the device."""
-    own = constraints._replace(workspace=workspace)
+    """Compute C = A B, or C = A B + C, of device arrays."""
+    limited = constraints._replace(workspace=workspace)
     if adds:
-        run_gemm(library, a, b, c, c, BlasGemmParams(1, 1), own)
+        run_gemm(library, a, b, c, c, BlasGemmParams(1, 1), limited)
     else:
-        matmul.run_matmul(library, a, b, c, own)
+        matmul.run_matmul(library, a, b, c, limited)
 
 
 @lru_cache(maxsize=16)

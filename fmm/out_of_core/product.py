@@ -1,7 +1,7 @@
-"""fmm.matmul of NumPy's arrays on a CUDA device: what is asked, the schedule for it, and running that.
+"""fmm.matmul of NumPy arrays on a CUDA device: the arrays, the schedule, its explanation and its execution.
 
-What NumPy rejects or alone can multiply is left to it, as ever. All else is multiplied in the type that NumPy's product
-would have, tile by tile, each by the plan that fmm.matmul would choose for it on that device.
+NumPy answers the calls that it rejects or that no device can compute. All other products are computed in the type of
+NumPy's result, tile by tile, each tile by the plan that fmm.matmul would choose for it on that device.
 """
 
 from __future__ import annotations
@@ -36,34 +36,18 @@ from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
 from fmm.runtime.progress import Progress, show_progress
 
-SHARE = 0.9  # of the device's free memory
-SPARED = 64 << 20  # bytes of it that are left in any case
-STEPS = 3  # bits of a number of bytes that count: so that what is chosen for one is found again
-TILES_OF_A_PLAN = 1.0, 0.7, 0.5, 0.35, 0.25  # of the room: for tiles, if a plan is given and needs the rest
-SMALLER = 0.7  # of the room, if there was less memory than it seemed
+MEMORY_SHARE = 0.9  # of the device's free memory
+SPARED_BYTES = 64 << 20  # of free memory that stay free in any case
+SIGNIFICANT_BITS = 3  # of a memory limit, so that similar limits share a cached schedule
+TILE_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25  # of the memory limit, for tiles, if a required plan needs the rest
+RETRY_SHARE = 0.7  # of the memory limit, after the device ran out of memory
 ATTEMPTS = 4
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """What a product comes to: its schedule, how long it is expected to take, the bytes for its tiles' products, and
-    how these are launched, by their sizes."""
-
-    schedule: Schedule
-    times: Times
-    workspace: int
-    dtype: str
-    paces: Mapping[Shape, LaunchUnit] = field(repr=False)
-
-    def launched(self, size: Shape) -> set[Shape]:
-        """What is multiplied at once of a product of tiles of this size: all of it, or bands of its rows."""
-        return {(last - first, *size[1:]) for first, last in spans(size[0], (self.paces[size].rows,))}
+# ---- the calls
 
 
-# ---- what is asked
-
-
-def host_product(
+def streamed_matmul(
     library: NumpyLibrary,
     a: Any,
     b: Any,
@@ -72,17 +56,21 @@ def host_product(
     constraints: PlanConstraints,
     progress: bool = False,
 ) -> Any:
-    """What NumPy's matmul returns or raises, multiplied on the device."""
-    a, b = plain(a), plain(b)
-    dtype, shape = _type(library, a, b, out), product_shape(a.shape, b.shape)
+    """Return or raise what NumPy's matmul does, multiplied on the device."""
+    a, b = _as_ndarray(a), _as_ndarray(b)
+    dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
         return library.vendor(a, b, out)
-    target = plain(out)
+    target = _as_ndarray(out)
     if out is None or any(share_elements(x, target) for x in (a, b)):
         target = library.new_array(library.result_operand(a, b, shape, dtype))
     with show_progress(progress) as shown:
         if progress:
-            shown.begin(target.size * a.shape[-1], _expected_seconds(a, b, target, dtype, machine, constraints))
+            # Every product of a stack is expected to take as long as the first.
+            x, y, z = _row_major(*next(matrices(a, b, target)))
+            size = x.shape[0], x.shape[1], y.shape[1]
+            seconds = _plan_streaming(size, dtype, machine, constraints, memory_limit(machine)).times.seconds
+            shown.begin(target.size * a.shape[-1], seconds * target.size / z.size)
         for x, y, z in matrices(a, b, target):
             _stream(x, y, z, dtype, machine, constraints, shown)
     if out is None:
@@ -92,48 +80,64 @@ def host_product(
     return out
 
 
-def explained(
+def explain_streamed_matmul(
     library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, constraints: PlanConstraints
 ) -> Decision:
-    """What `host_product` would do, and why."""
-    a, b = plain(a), plain(b)
-    dtype, shape = _type(library, a, b, out), product_shape(a.shape, b.shape)
+    """Return the decision that `streamed_matmul` would take: the plan of its largest tile product, and the schedule."""
+    a, b = _as_ndarray(a), _as_ndarray(b)
+    dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
         return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
-    found = list(matrices(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
-    (m, k), n = found[0][0].shape, found[0][1].shape[1]
-    streamed = _streamed((m, k, n), dtype, machine, constraints, room(machine))
-    return _decision(streamed, machine, constraints, len(found), any(map(is_mapped, (a, b, out))))
+    stack = list(matrices(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
+    (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
+    streaming = _plan_streaming((m, k, n), dtype, machine, constraints, memory_limit(machine))
+
+    largest = max(
+        (size for step in streaming.schedule.products for size in streaming.launch_sizes(step.size)), key=prod
+    )
+    limits = _tile_limits(constraints, streaming.workspace, machine.device)
+    decision = matmul.decide_without_arrays(Problem(*largest, dtype), limits, machine.device, constraints.plan)
+    memory = streaming.schedule.memory + _most_workspace(streaming, machine.device, constraints)
+    lines = list(_describe(streaming, machine.rates, memory))
+    if len(stack) > 1:
+        lines.append(f"repeated {len(stack)} times, for each product of the stack")
+    if any(map(_is_mapped, (a, b, out))):
+        lines.append("not predicted: reading and writing the mapped files of the arrays")
+    reason = f"for the largest of {len(streaming.schedule.products)} products of tiles: {decision.reason}"
+    return replace(decision, reason=reason, kernels=(*lines, *decision.kernels))
 
 
-def plain(x: Any) -> Any:
-    """What is mapped from a file as the array that it is; what NumPy makes arrays of, as such."""
+def _as_ndarray(x: Any) -> Any:
+    """Return a mapped array as a plain one, and array-likes as arrays."""
     if isinstance(x, np.memmap):
         return x.view(np.ndarray)
     return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
 
 
-def is_mapped(x: Any) -> bool:
-    """Does the array lie in a file, or show a part of one that does?"""
+def _is_mapped(x: Any) -> bool:
+    """Return True if the array, or an array that it is a view of, is mapped from a file."""
     while x is not None and not isinstance(x, np.memmap | mmap):
         x = getattr(x, "base", None)
     return x is not None
 
 
-def _type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
-    """The product's; empty where NumPy is to answer. (Of float16, NumPy's BLAS has no products, but a device has.)"""
-    setting, shape = library.setting(a, b, plain(out)), product_shape(a.shape, b.shape)
+def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
+    """Return the type of the product, empty if NumPy must answer.
+
+    NumPy's BLAS has no float16 products, but a device has.
+    """
+    setting, shape = library.setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
         return ""
     if not setting.refusal and setting.dtype in DTYPES:
         return str(setting.dtype)
-    arrays = [a, b] if out is None else [a, b, plain(out)]
-    halves = all(type(x) is np.ndarray and x.dtype == np.float16 for x in arrays) and not library.options
-    return "float16" if halves and (out is None or out.flags.writeable) else ""
+    arrays = [a, b] if out is None else [a, b, _as_ndarray(out)]
+    is_float16 = all(type(x) is np.ndarray and x.dtype == np.float16 for x in arrays) and not library.options
+    return "float16" if is_float16 and (out is None or out.flags.writeable) else ""
 
 
 def matrices(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """The products of two matrices that together fill c; a stack times one matrix is one, where its rows are so."""
+    """Yield the products of two matrices that fill c; a contiguous stack times one matrix is a single product."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -148,188 +152,200 @@ def matrices(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array
         yield a[index], b[index], c[index]
 
 
+def _row_major(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
+    """Return the same product, or that of the transposes, so that C is row-major if it is contiguous at all."""
+    return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
+
+
 # ---- the schedule
 
 
-def room(machine: Machine) -> int:
-    """Bytes of the device that a product may take, in round numbers."""
-    free = int(min(machine.free_bytes() * SHARE, machine.free_bytes() - SPARED))
-    return _rounded(free)
+@dataclass(frozen=True)
+class Streaming:
+    """A schedule with its predicted times, the workspace of tile products, and how each size is launched."""
+
+    schedule: Schedule
+    times: Times
+    workspace: int
+    dtype: str
+    units: Mapping[Shape, LaunchUnit] = field(repr=False)
+
+    def launch_sizes(self, size: Shape) -> set[Shape]:
+        """Return the sizes that a tile product of this size is launched in: the whole product, or bands of rows."""
+        return {(last - first, *size[1:]) for first, last in spans(size[0], (self.units[size].rows,))}
 
 
-def _rounded(nbytes: int) -> int:
-    step = 1 << max(nbytes.bit_length() - STEPS - 1, 0)
+def memory_limit(machine: Machine) -> int:
+    """Return the bytes of the device that a product may take, rounded down."""
+    free = int(min(machine.free_bytes() * MEMORY_SHARE, machine.free_bytes() - SPARED_BYTES))
+    return _rounded_down(free)
+
+
+def _rounded_down(nbytes: int) -> int:
+    step = 1 << max(nbytes.bit_length() - SIGNIFICANT_BITS - 1, 0)
     return max(nbytes, 0) // step * step
 
 
-def _streamed(size: Shape, dtype: str, machine: Machine, constraints: PlanConstraints, nbytes: int) -> Streamed:
-    return _chosen(size, dtype, nbytes, machine.rates, machine.device, constraints, current_settings())
+def _plan_streaming(size: Shape, dtype: str, machine: Machine, constraints: PlanConstraints, limit: int) -> Streaming:
+    return _cached_streaming(size, dtype, limit, machine.rates, machine.device, constraints, current_settings())
 
 
 @lru_cache(maxsize=256)
-def _chosen(
-    size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, constraints: PlanConstraints, settings: Hashable
-) -> Streamed:
-    """(`settings`: what else plans are chosen by.) A plan that is given takes the workspace that it takes, so tiles
-    have less and less room until both fit."""
+def _cached_streaming(
+    size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints, settings: Hashable
+) -> Streaming:
+    """Return the fastest streaming within `limit` bytes; `settings` are the other inputs of plan choices.
+
+    A required plan may exceed its workspace limit, so tiles get less and less memory until both fit.
+    """
     if constraints.plan is None:
-        return _within(nbytes, size, dtype, nbytes, rates, device, constraints)
-    for share in TILES_OF_A_PLAN:
-        found = _within(int(nbytes * share), size, dtype, nbytes, rates, device, constraints)
-        if found.schedule.memory + _most_workspace(found, device, constraints) <= nbytes:
+        return _fastest_streaming(limit, size, dtype, limit, rates, device, constraints)
+    for share in TILE_SHARES:
+        streaming = _fastest_streaming(int(limit * share), size, dtype, limit, rates, device, constraints)
+        if streaming.schedule.memory + _most_workspace(streaming, device, constraints) <= limit:
             break
-    return found
+    return streaming
 
 
-def _within(
-    tiles: int, size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, constraints: PlanConstraints
-) -> Streamed:
-    """The best schedule whose tiles take at most so many of all those bytes."""
-    limits = _limits(constraints, nbytes // 2, device)
-    plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, limits, device)
+def _fastest_streaming(
+    tile_limit: int, size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints
+) -> Streaming:
+    """Return the fastest streaming with at most `tile_limit` of the `limit` bytes for tiles."""
+    first_limits = _tile_limits(constraints, limit // 2, device)
+    plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, first_limits, device)
 
     @lru_cache(maxsize=4096)
-    def tile_seconds(tile: Shape, within: Limits) -> float:
+    def tile_seconds(tile: Shape, limits: Limits) -> float:
         m, k, n = tile
-        return expected_seconds(plans, Problem(m, k, n, dtype), within, device)
+        return expected_seconds(plans, Problem(m, k, n, dtype), limits, device)
 
-    def product_time(left: int) -> Callable[[Shape], float]:
-        within = _limits(constraints, left, device)
-        return lambda tile: tile_seconds(tile, within)
+    def product_seconds(free_bytes: int) -> Callable[[Shape], float]:
+        limits = _tile_limits(constraints, free_bytes, device)
+        return lambda tile: tile_seconds(tile, limits)
 
-    schedule, times = choose_schedule(size, dtype, tiles, rates, lambda left: product_time(left + nbytes - tiles))
-    pace = limited_unit if constraints.plan is None else whole_unit  # a plan that is given may be none for fewer rows
-    seconds, left = product_time(nbytes - schedule.memory), _workspace(constraints, nbytes - schedule.memory)
-    paces = {tile: pace(tile, seconds) for tile in {step.size for step in schedule.products}}
-    return Streamed(schedule, times, left, dtype, paces)
+    schedule, times = choose_schedule(
+        size, dtype, tile_limit, rates, lambda free_bytes: product_seconds(free_bytes + limit - tile_limit)
+    )
+    # A required plan may not be valid for fewer rows, so its products are launched as a whole.
+    choose_unit = limited_unit if constraints.plan is None else whole_unit
+    free_bytes = limit - schedule.memory
+    seconds, workspace = product_seconds(free_bytes), _tile_workspace(constraints, free_bytes)
+    units = {tile: choose_unit(tile, seconds) for tile in {step.size for step in schedule.products}}
+    return Streaming(schedule, times, workspace, dtype, units)
 
 
-# Shares of the three sides: what tiles may be like. Of these, plans are chosen, and compared for all other tiles.
-TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
+# Shares of m, k and n of tiles for which plans are chosen; these plans are compared for all other tiles.
+SAMPLE_TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 
 def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[Plan]:
-    shapes = {tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True)) for shares in TILES}
+    shapes = {
+        tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True)) for shares in SAMPLE_TILES
+    }
     return {decide_plan(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
 
 
-def _workspace(constraints: PlanConstraints, left: int) -> int:
-    """Bytes that a tile's product may take, of so many that are left."""
-    return _rounded(left) if constraints.workspace is None else min(constraints.workspace, left)
+def _tile_workspace(constraints: PlanConstraints, free_bytes: int) -> int:
+    """Return the workspace limit of a tile product, in bytes."""
+    return _rounded_down(free_bytes) if constraints.workspace is None else min(constraints.workspace, free_bytes)
 
 
-def _limits(constraints: PlanConstraints, left: int, device: Device) -> Limits:
+def _tile_limits(constraints: PlanConstraints, free_bytes: int, device: Device) -> Limits:
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
-    return Limits(_workspace(constraints, left), growth, is_emulation_allowed(), constraints.componentwise)
+    workspace = _tile_workspace(constraints, free_bytes)
+    return Limits(workspace, growth, is_emulation_allowed(), constraints.componentwise)
 
 
-def _decision(streamed: Streamed, machine: Machine, constraints: PlanConstraints, count: int, mapped: bool) -> Decision:
-    """That of the tiles' product which takes most of the time, and the schedule around it."""
-    steps, device = streamed.schedule.products, machine.device
-    largest = max((size for step in steps for size in streamed.launched(step.size)), key=prod)
-    limits = _limits(constraints, streamed.workspace, device)
-    found = matmul.decide_without_arrays(Problem(*largest, streamed.dtype), limits, device, constraints.plan)
-    needed = streamed.schedule.memory + _most_workspace(streamed, device, constraints)
-    lines = list(described(streamed, machine.rates, needed))
-    if count > 1:
-        lines.append(f"so it is done {count} times, for each product of the stack")
-    if mapped:
-        lines.append("not counted in that: what it takes to read and write the files in which arrays lie")
-    why = f"for the largest of {len(steps)} products of tiles: {found.reason}"
-    return replace(found, reason=why, kernels=(*lines, *found.kernels))
-
-
-def described(streamed: Streamed, rates: Rates, memory: int) -> Iterator[str]:
-    """A schedule in words."""
-    schedule, times, gib = streamed.schedule, streamed.times, 1 << 30
-    cut, (m, k, n) = schedule.cut, schedule.size
-    blocks = -(-m // cut.rows) * -(-n // cut.cols)
-    yield (
-        f"streamed: C of {m} x {n} in {_counted(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner side in pieces"
-        f" of {_lengths(k, cut.pieces)}, each block finished in bands of {_lengths(cut.rows, cut.bands)}"
-    )
-    of_a, of_b, of_c = map(len, schedule.slots.values())
-    yield (
-        f"on the device: {_counted(of_a, 'tile')} of A, {of_b} of B, {_counted(of_c, 'block')} of C:"
-        f" {schedule.memory / gib:.2f} GiB, with the workspace {memory / gib:.2f} GiB"
-    )
-    yield (
-        f"moved: {schedule.bytes_loaded / gib:.2f} GiB there at {rates.to_device / 1e9:.1f} GB/s,"
-        f" {schedule.bytes_stored / gib:.2f} GiB back at {rates.to_host / 1e9:.1f} GB/s"
-    )
-    yield (
-        f"predicted: {times.seconds:.3g} s (products {times.computing:.3g}, beside them {times.loading:.3g} there and"
-        f" {times.storing:.3g} back)"
-    )
-    largest = max(streamed.paces, key=prod)
-    pace = streamed.paces[largest]
-    if pace.rows < largest[0]:
-        yield f"launched in parts of {pace.rows} rows, {pace.seconds:.2g} s each: Ctrl-C waits for what is launched"
-
-
-def _lengths(total: int, lengths: Sequence[int]) -> str:
-    """What it is cut into: 4096 + 12288, or 16 times 4096."""
-    found = [last - first for first, last in spans(total, lengths)]
-    runs = [(length, len(list(run))) for length, run in groupby(found)]
-    return " + ".join(f"{length}" if times == 1 else f"{times} times {length}" for length, times in runs)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _most_workspace(streaming: Streaming, device: Device, constraints: PlanConstraints) -> int:
+    """Return the workspace bytes of the tile product that needs most."""
+    limits = _tile_limits(constraints, streaming.workspace, device)
+    steps = streaming.schedule.products
+    sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.size)}
+    problems = (Problem(*size, streaming.dtype, beta=adds) for size, adds in sizes)
+    return max(matmul.planned_call_bytes(problem, limits, device, constraints.plan) for problem in problems)
 
 
 # ---- running it
 
 
-def _by_rows(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
-    """The same product, or that of the transposes, so that C's rows are contiguous if anything is."""
-    return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
-
-
-def _expected_seconds(
-    a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: PlanConstraints
-) -> float:
-    """Of all products of a stack, each as the first one."""
-    x, y, z = _by_rows(*next(matrices(a, b, c)))
-    size = x.shape[0], x.shape[1], y.shape[1]
-    return _streamed(size, dtype, machine, constraints, room(machine)).times.seconds * c.size / z.size
-
-
 def _stream(
     a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: PlanConstraints, progress: Progress
 ) -> None:
-    a, b, c = _by_rows(a, b, c)
+    """Multiply two matrices on the device; retry with less memory if the device runs out of memory."""
+    a, b, c = _row_major(a, b, c)
     size, done = (a.shape[0], a.shape[1], b.shape[1]), progress.done
-    nbytes = room(machine)
+    limit = memory_limit(machine)
     for attempt in range(ATTEMPTS):
-        streamed = _streamed(size, dtype, machine, constraints, nbytes)
+        streaming = _plan_streaming(size, dtype, machine, constraints, limit)
         try:
-            _run(streamed, a, b, c, machine, constraints, progress)
+            _run(streaming, a, b, c, machine, constraints, progress)
             return
         except machine.out_of_memory as error:
             if attempt == ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
                 raise
-        progress.add(done - progress.done)  # it begins anew
-        nbytes = _rounded(int(nbytes * SMALLER))
+        progress.add(done - progress.done)  # the product begins again
+        limit = _rounded_down(int(limit * RETRY_SHARE))
 
 
 def _run(
-    streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, constraints: PlanConstraints, progress: Progress
+    streaming: Streaming,
+    a: Array,
+    b: Array,
+    c: Array,
+    machine: Machine,
+    constraints: PlanConstraints,
+    progress: Progress,
 ) -> None:
-    schedule, dtype = streamed.schedule, np.dtype(streamed.dtype)
     with machine.engine(constraints) as engine:
         transfers = Transfers(engine)
         try:
-            reserved = _most_workspace(streamed, machine.device, constraints)
-            run = ScheduleRun(schedule, engine, transfers, dtype, streamed.workspace, reserved, streamed.paces)
+            reserved = _most_workspace(streaming, machine.device, constraints)
+            dtype = np.dtype(streaming.dtype)
+            run = ScheduleRun(
+                streaming.schedule, engine, transfers, dtype, streaming.workspace, reserved, streaming.units
+            )
             run.multiply(a, b, c, progress.add)
         finally:
             transfers.close()
 
 
-def _most_workspace(streamed: Streamed, device: Device, constraints: PlanConstraints) -> int:
-    """Bytes that the tile's product takes which takes most."""
-    limits, steps = _limits(constraints, streamed.workspace, device), streamed.schedule.products
-    sizes = {(size, int(step.adds)) for step in steps for size in streamed.launched(step.size)}
-    problems = (Problem(*size, streamed.dtype, beta=adds) for size, adds in sizes)
-    return max(matmul.planned_call_bytes(problem, limits, device, constraints.plan) for problem in problems)
+# ---- explaining it
+
+
+def _describe(streaming: Streaming, rates: Rates, memory: int) -> Iterator[str]:
+    """Yield the lines that explain a schedule."""
+    schedule, times, gib = streaming.schedule, streaming.times, 1 << 30
+    cut, (m, k, n) = schedule.cut, schedule.size
+    blocks = -(-m // cut.rows) * -(-n // cut.cols)
+    yield (
+        f"streamed: C of {m} x {n} in {_counted(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner dimension in"
+        f" pieces of {_lengths(k, cut.pieces)}, each block finished in bands of {_lengths(cut.rows, cut.bands)}"
+    )
+    tiles_a, tiles_b, blocks_c = map(len, schedule.slots.values())
+    yield (
+        f"on the device: {_counted(tiles_a, 'tile')} of A, {tiles_b} of B, {_counted(blocks_c, 'block')} of C:"
+        f" {schedule.memory / gib:.2f} GiB, with the workspace {memory / gib:.2f} GiB"
+    )
+    yield (
+        f"copied: {schedule.bytes_loaded / gib:.2f} GiB to the device at {rates.to_device / 1e9:.1f} GB/s,"
+        f" {schedule.bytes_stored / gib:.2f} GiB back at {rates.to_host / 1e9:.1f} GB/s"
+    )
+    yield (
+        f"predicted: {times.seconds:.3g} s (products {times.computing:.3g}, concurrent copies {times.loading:.3g} to"
+        f" the device and {times.storing:.3g} back)"
+    )
+    largest = max(streaming.units, key=prod)
+    unit = streaming.units[largest]
+    if unit.rows < largest[0]:
+        yield f"launched in parts of {unit.rows} rows, {unit.seconds:.2g} s each: Ctrl-C waits for launched parts"
+
+
+def _lengths(total: int, lengths: Sequence[int]) -> str:
+    """Return the lengths of a cut as text: "4096 + 12288", or "16 times 4096"."""
+    cut_lengths = [last - first for first, last in spans(total, lengths)]
+    runs = [(length, len(list(run))) for length, run in groupby(cut_lengths)]
+    return " + ".join(f"{length}" if times == 1 else f"{times} times {length}" for length, times in runs)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

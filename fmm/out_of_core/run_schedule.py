@@ -1,7 +1,11 @@
-"""A schedule run on an engine: one thread has tiles loaded, one has bands stored, the caller's multiplies.
+"""Execution of a schedule on an engine: one thread loads tiles, one stores bands, the caller's thread multiplies.
 
-Each does its steps in their order, as soon as what they wait for is done. Whatever is raised in one of them, Ctrl-C
-included, ends all three before it leaves.
+Each thread takes its steps in order, as soon as the steps that they wait for are done. An exception in one thread,
+Ctrl-C included, ends all three before it is raised.
+
+Launched products cannot be stopped, so Ctrl-C waits for them. Behind the running product at most a second of others is
+launched, or a single one. A product that takes longer (float64 on a card with few float64 units) is launched in bands
+of its rows, if the model predicts that the bands take no longer together.
 """
 
 from __future__ import annotations
@@ -19,209 +23,49 @@ from fmm.out_of_core.schedule import Load, Multiply, Range, Schedule, Store, Til
 from fmm.out_of_core.transfers import Array, Engine, Event, Place, Transfers
 from fmm.problem import Shape
 
-Done = Callable[[int], object]
-NO_PACES: Mapping[Shape, Pace] = MappingProxyType({})
-
-
-class EndedError(RuntimeError):
-    """Another thread has failed, and says why."""
-
-
-class _Outcomes:
-    """What has become of each step."""
-
-    def __init__(self, count: int) -> None:
-        self.begun = [threading.Event() for _ in range(count)]
-        self.events: dict[int, Event] = {}
-        self.failure: BaseException | None = None
-
-    def note(self, step: int, event: Event | None = None) -> None:
-        """It is done, or will be when this has happened."""
-        if event is not None:
-            self.events[step] = event
-        self.begun[step].set()
-
-    def wait(self, step: int) -> None:
-        self.begun[step].wait()
-        if self.failure is not None:
-            raise EndedError
-        if (event := self.events.get(step)) is not None:
-            event.wait()
-
-    def fail(self, error: BaseException) -> None:
-        if self.failure is None and not isinstance(error, EndedError):
-            self.failure = error
-        for flag in self.begun:
-            flag.set()
-
-
-class ScheduleRun:
-    """One product C = A B of matrices on the host, by transfers that end with it. `workspace`: bytes that a tile's
-    product may take; `reserved`: those that the largest one is expected to; `paces`: how products are launched, by
-    their sizes, if not each as a whole."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        engine: Engine,
-        transfers: Transfers,
-        dtype: np.dtype[Any],
-        workspace: int,
-        reserved: int = 0,
-        paces: Mapping[Shape, Pace] = NO_PACES,
-    ) -> None:
-        self.schedule, self.engine, self.transfers = schedule, engine, transfers
-        self.dtype, self.workspace, self.reserved = dtype, workspace, reserved
-        self.paces, self.outcomes = paces, _Outcomes(len(schedule.steps))
-
-    def multiply(self, a: Array, b: Array, c: Array, done: Done = lambda work: None) -> None:
-        """`done` hears of multiply-adds as they are done."""
-        self.host = {"A": a, "B": b, "C": c}
-        self.turned = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
-        self.starts, memory = self._slots()
-        self.engine.reserve(self.reserved)
-        workers = [threading.Thread(target=self._all_of, args=(kind,), daemon=True) for kind in (Load, Store)]
-        try:
-            for worker in workers:
-                worker.start()
-            self._products(done)
-            for worker in workers:
-                worker.join()
-        except BaseException as error:
-            self.outcomes.fail(error)
-            self.transfers.ended = True
-            raise self.outcomes.failure or error from None
-        finally:
-            self.outcomes.fail(EndedError())
-            for worker in workers:
-                if worker.ident is not None:
-                    worker.join()
-            self.transfers.close()  # nobody copies into memory that is given back
-            self.engine.finish()
-            del memory
-        if self.outcomes.failure is not None:
-            raise self.outcomes.failure
-
-    # ---- memory of the device
-
-    def _slots(self) -> tuple[dict[str, list[int]], Any]:
-        """Where each slot begins."""
-        address, memory = self.engine.allocate(self.schedule.memory)
-        found: dict[str, list[int]] = {}
-        for name, sizes in self.schedule.slots.items():
-            found[name] = []
-            for nbytes in sizes:
-                found[name].append(address)
-                address += nbytes
-        return found, memory
-
-    def _place(self, name: str, slot: int, length: int) -> Place:
-        return Place(self.starts[name][slot], padded(length, self.dtype.itemsize), self.dtype)
-
-    def _tile(self, tile: Tile, slot: int) -> tuple[Array, Place]:
-        """On the host and on the device, its lines in rows on both."""
-        host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
-        host = host.T if self.turned[tile.name] else host
-        return host, self._place(tile.name, slot, host.shape[1])
-
-    # ---- the three
-
-    def _all_of(self, kind: type[Load] | type[Store]) -> None:
-        """In a thread of its own."""
-        try:
-            self.engine.begin_thread()
-            for number, step in enumerate(self.schedule.steps):
-                if isinstance(step, kind):
-                    for other in step.after:
-                        self.outcomes.wait(other)
-                    self.outcomes.note(number, self._load(step) if isinstance(step, Load) else self._store(step))
-        except BaseException as error:
-            self.outcomes.fail(error)
-
-    def _load(self, step: Load) -> Event:
-        return self.transfers.load(*self._tile(step.tile, step.slot))
-
-    def _store(self, step: Store) -> Event | None:
-        band = self.host["C"][slice(*step.rows), slice(*step.cols)]
-        place = self._place("C", step.slot, band.shape[1]).at_row(step.inside)
-        self.transfers.store(place, band)
-        return None
-
-    def _products(self, done: Done) -> None:
-        launched = Launched(done)
-        for number, step in enumerate(self.schedule.steps):
-            if isinstance(step, Multiply):
-                for other in step.after:
-                    self.outcomes.wait(other)
-                rows, inner, cols = step.size
-                pace = self.paces.get(step.size, Pace(rows, UNKNOWN))
-                for first, last in spans(rows, (pace.rows,)):
-                    launched.make_room(pace.seconds)
-                    event = self._product(step, (first, last))
-                    launched.add(event, pace.seconds, (last - first) * inner * cols)
-                self.outcomes.note(number, event)
-        launched.end_all()
-
-    def _product(self, step: Multiply, rows: Range) -> Event:
-        """Some rows of the step's."""
-        left, right = (
-            self._on_device(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
-        )
-        cols, (first, last) = step.size[2], (step.inside + row for row in rows)
-        place = self._place("C", step.slots[2], cols).at_row(first)
-        into = self.engine.matrix(place.address, (last - first, cols), place.leading, self.dtype)
-        return self.engine.multiply(left[first:last], right, into, step.adds, self.workspace)
-
-    def _on_device(self, tile: Tile, slot: int) -> Any:
-        host, place = self._tile(tile, slot)
-        found = self.engine.matrix(place.address, host.shape, place.leading, self.dtype)
-        return found.T if self.turned[tile.name] else found
-
-
-def is_column_major(x: Array) -> bool:
-    """Are the columns nearer to each other in memory than the rows?"""
-    return bool(abs(x.strides[0]) < abs(x.strides[1]))
-
-
-AHEAD = 1.0  # seconds of products that are launched behind the one that runs
-SLOWER = 1.01  # times as long as the whole product its bands may take together
+MOST_SECONDS_AHEAD = 1.0  # of products that are launched behind the running one
+MOST_SLOWDOWN = 1.01  # most time of a product's bands together, relative to the whole product
 LEAST_ROWS = 256  # of a band
-UNKNOWN = AHEAD / 4  # seconds, for products of which the model knows nothing
+UNKNOWN_SECONDS = MOST_SECONDS_AHEAD / 4  # of a product that the model cannot predict
 
 
-class Pace(NamedTuple):
-    """How a product of one size is launched: so many rows at a time, which take so long."""
+# ---- launching products
+
+
+class LaunchUnit(NamedTuple):
+    """How a product of one size is launched: the rows of each launch, and its predicted seconds."""
 
     rows: int
     seconds: float
 
 
-def whole_pace(size: Shape, product_seconds: Callable[[Shape], float]) -> Pace:
-    return Pace(size[0], product_seconds(size) or UNKNOWN)
+def whole_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
+    """Return the unit that launches a product as a whole."""
+    return LaunchUnit(size[0], product_seconds(size) or UNKNOWN_SECONDS)
 
 
-def paced(size: Shape, product_seconds: Callable[[Shape], float]) -> Pace:
-    """In the largest bands of at most a second; in larger ones where smaller ones would cost time."""
-    found = whole = whole_pace(size, product_seconds)
-    while found.seconds > AHEAD:
-        rows = -(-found.rows // (2 * STEP)) * STEP
+def limited_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
+    """Return the unit of the largest bands of at most a second; of larger bands where smaller ones cost time."""
+    unit = whole = whole_unit(size, product_seconds)
+    while unit.seconds > MOST_SECONDS_AHEAD:
+        rows = -(-unit.rows // (2 * STEP)) * STEP
         seconds = product_seconds((rows, size[1], size[2]))
-        if not LEAST_ROWS <= rows < found.rows or seconds * size[0] > SLOWER * whole.seconds * rows:
+        if not LEAST_ROWS <= rows < unit.rows or seconds * size[0] > MOST_SLOWDOWN * whole.seconds * rows:
             break
-        found = Pace(rows, seconds)
-    return found
+        unit = LaunchUnit(rows, seconds)
+    return unit
 
 
-class Launched:
-    """Products that are launched and not known to have ended; `done` hears of the multiply-adds of those that have."""
+class LaunchQueue:
+    """Launched products that may still run; `done` receives the multiply-adds of each that has ended."""
 
     def __init__(self, done: Callable[[int], object]) -> None:
         self.done, self.seconds = done, 0.0
         self.running: deque[tuple[Event, float, int]] = deque()
 
-    def make_room(self, seconds: float) -> None:
-        """Wait until a product that takes so long may be launched: behind one alone always, else within a second."""
-        while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > AHEAD:
+    def wait_to_launch(self, seconds: float) -> None:
+        """Wait until a product of this duration may be launched: behind one product always, else within a second."""
+        while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MOST_SECONDS_AHEAD:
             self._end_first()
 
     def add(self, event: Event, seconds: float, work: int) -> None:
@@ -240,3 +84,173 @@ class Launched:
         self.running.popleft()
         self.seconds -= seconds
         self.done(work)
+
+
+# ---- running a schedule
+
+Done = Callable[[int], object]
+WHOLE_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
+
+
+class EndedError(RuntimeError):
+    """Another thread has failed; its error is raised instead."""
+
+
+class _StepStates:
+    """For each step: whether it has started, and the event of its end."""
+
+    def __init__(self, count: int) -> None:
+        self.started = [threading.Event() for _ in range(count)]
+        self.events: dict[int, Event] = {}
+        self.failure: BaseException | None = None
+
+    def set_started(self, step: int, event: Event | None = None) -> None:
+        """Record that the step is done, or will be when the event happens."""
+        if event is not None:
+            self.events[step] = event
+        self.started[step].set()
+
+    def wait(self, step: int) -> None:
+        self.started[step].wait()
+        if self.failure is not None:
+            raise EndedError
+        if (event := self.events.get(step)) is not None:
+            event.wait()
+
+    def fail(self, error: BaseException) -> None:
+        """Record the first error and wake all threads."""
+        if self.failure is None and not isinstance(error, EndedError):
+            self.failure = error
+        for flag in self.started:
+            flag.set()
+
+
+class ScheduleRun:
+    """One product C = A B of host matrices; its transfers end with it.
+
+    `workspace` is the limit in bytes of a tile's product, `reserved` the expected bytes of the largest one. `units`
+    says how products are launched, by their size; products of other sizes are launched as a whole.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        engine: Engine,
+        transfers: Transfers,
+        dtype: np.dtype[Any],
+        workspace: int,
+        reserved: int = 0,
+        units: Mapping[Shape, LaunchUnit] = WHOLE_UNITS,
+    ) -> None:
+        self.schedule, self.engine, self.transfers = schedule, engine, transfers
+        self.dtype, self.workspace, self.reserved = dtype, workspace, reserved
+        self.units, self.states = units, _StepStates(len(schedule.steps))
+
+    def multiply(self, a: Array, b: Array, c: Array, done: Done = lambda work: None) -> None:
+        """Run all steps; `done` receives multiply-adds as they end."""
+        self.host = {"A": a, "B": b, "C": c}
+        self.column_major = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
+        self.addresses, memory = self._allocate_slots()
+        self.engine.reserve(self.reserved)
+        workers = [threading.Thread(target=self._run_steps, args=(kind,), daemon=True) for kind in (Load, Store)]
+        try:
+            for worker in workers:
+                worker.start()
+            self._run_products(done)
+            for worker in workers:
+                worker.join()
+        except BaseException as error:
+            self.states.fail(error)
+            self.transfers.ended = True
+            raise self.states.failure or error from None
+        finally:
+            self.states.fail(EndedError())
+            for worker in workers:
+                if worker.ident is not None:
+                    worker.join()
+            self.transfers.close()  # before memory is freed that they copy into
+            self.engine.finish()
+            del memory
+        if self.states.failure is not None:
+            raise self.states.failure
+
+    def _allocate_slots(self) -> tuple[dict[str, list[int]], Any]:
+        """Return the address of each slot, and the object that owns the memory."""
+        address, memory = self.engine.allocate(self.schedule.memory)
+        addresses: dict[str, list[int]] = {}
+        for name, sizes in self.schedule.slots.items():
+            addresses[name] = []
+            for nbytes in sizes:
+                addresses[name].append(address)
+                address += nbytes
+        return addresses, memory
+
+    # ---- the threads that load and store
+
+    def _run_steps(self, kind: type[Load] | type[Store]) -> None:
+        """Run the steps of one kind; the target of a thread."""
+        try:
+            self.engine.begin_thread()
+            for number, step in enumerate(self.schedule.steps):
+                if isinstance(step, kind):
+                    for other in step.after:
+                        self.states.wait(other)
+                    self.states.set_started(number, self._load(step) if isinstance(step, Load) else self._store(step))
+        except BaseException as error:
+            self.states.fail(error)
+
+    def _load(self, step: Load) -> Event:
+        return self.transfers.load(*self._tile(step.tile, step.slot))
+
+    def _store(self, step: Store) -> Event | None:
+        band = self.host["C"][slice(*step.rows), slice(*step.cols)]
+        self.transfers.store(self._place("C", step.slot, band.shape[1]).at_row(step.inside), band)
+        return None  # the band is on the host now
+
+    # ---- the caller's thread
+
+    def _run_products(self, done: Done) -> None:
+        queue = LaunchQueue(done)
+        for number, step in enumerate(self.schedule.steps):
+            if isinstance(step, Multiply):
+                for other in step.after:
+                    self.states.wait(other)
+                rows, inner, cols = step.size
+                unit = self.units.get(step.size, LaunchUnit(rows, UNKNOWN_SECONDS))
+                for first, last in spans(rows, (unit.rows,)):
+                    queue.wait_to_launch(unit.seconds)
+                    event = self._launch(step, (first, last))
+                    queue.add(event, unit.seconds, (last - first) * inner * cols)
+                self.states.set_started(number, event)
+        queue.end_all()
+
+    def _launch(self, step: Multiply, rows: Range) -> Event:
+        """Launch the product of some of the step's rows."""
+        left, right = (
+            self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
+        )
+        cols, (first, last) = step.size[2], (step.inside + row for row in rows)
+        place = self._place("C", step.slots[2], cols).at_row(first)
+        dest = self.engine.matrix(place.address, (last - first, cols), place.leading, self.dtype)
+        return self.engine.multiply(left[first:last], right, dest, step.adds, self.workspace)
+
+    # ---- tiles
+
+    def _device_tile(self, tile: Tile, slot: int) -> Any:
+        host, place = self._tile(tile, slot)
+        array = self.engine.matrix(place.address, host.shape, place.leading, self.dtype)
+        return array.T if self.column_major[tile.name] else array
+
+    def _tile(self, tile: Tile, slot: int) -> tuple[Array, Place]:
+        """Return the tile on the host and its place on the device; a column-major tile is transposed in both."""
+        host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
+        host = host.T if self.column_major[tile.name] else host
+        return host, self._place(tile.name, slot, host.shape[1])
+
+    def _place(self, name: str, slot: int, length: int) -> Place:
+        return Place(self.addresses[name][slot], padded(length, self.dtype.itemsize), self.dtype)
+
+
+def is_column_major(x: Array) -> bool:
+    """Return True if the columns of x are closer to contiguous than its rows."""
+    return bool(abs(x.strides[0]) < abs(x.strides[1]))

@@ -1,12 +1,12 @@
-"""The schedule of a product whose arrays are not on the device: which tiles are brought there, multiplied, fetched.
+"""The schedule of a streamed product: which tiles are loaded to the device, multiplied and stored back, and when.
 
-C is cut into blocks, as few as the device's memory allows. A block stays on the device while A's and B's tiles of its
-rows and columns pass by, one piece of the inner side after the other; with the last piece it is finished band by band,
-and each band is brought back while the next ones are computed. Tiles stay in their slots until the slot is needed, and
-that of the tile which is needed latest goes first.
+C is cut into blocks, as few as the device's memory allows. A block stays on the device while the tiles of A and B for
+its rows and columns are loaded, one piece of the inner dimension after the other. With the last piece the block is
+finished band by band, and each band is stored while the next ones are computed. A tile stays in its slot until the slot
+is needed; the tile that is needed latest is evicted first.
 
-Everybody reads the same steps: they are counted and timed here, described, and run (fmm.out_of_core.run_schedule). What
-a step waits for, besides its turn among its own kind, stands in it.
+The same steps are counted, timed and described here, and executed by fmm.out_of_core.run_schedule. Each step lists the
+other steps that it waits for, besides the earlier steps of its own kind.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Literal, NamedTuple
 
 from fmm.problem import Shape
 
-Range = tuple[int, int]  # from, to
-ALIGNED = 16  # bytes to which the rows of tiles are aligned on the device
-BEGINNING = 512  # bytes to which slots are aligned
+Range = tuple[int, int]  # start, stop
+ROW_ALIGNMENT = 16  # bytes to which the rows of tiles are aligned on the device
+SLOT_ALIGNMENT = 512  # bytes to which slots are aligned
 
 
 class Tile(NamedTuple):
-    """A part of A or of B."""
+    """A rectangle of A or of B."""
 
     name: Literal["A", "B"]
     rows: Range
@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """A tile comes into a slot; `after`: the products that read what was there."""
+    """Copy a tile into a slot, after the products that read the slot's previous tile."""
 
     tile: Tile
     slot: int
@@ -44,8 +44,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Multiply:
-    """A band of a block of C, or all of it: so many of A's rows times a piece of B; added to what is there, unless it
-    is the first piece. `after`: the tiles' loads, and what brings back the block that was there before."""
+    """Multiply a band of rows of A's tile by B's tile, into the block of C, after the loads of both tiles.
+
+    The first piece of the inner dimension overwrites the block, after the stores of the slot's previous block; later
+    pieces add to the block.
+    """
 
     left: Tile
     right: Tile
@@ -61,18 +64,18 @@ class Multiply:
 
     @property
     def inside(self) -> int:
-        """The band's first row, counted in the block."""
+        """First row of the band, counted in the block."""
         return self.rows[0] - self.left.rows[0]
 
 
 @dataclass(frozen=True)
 class Store:
-    """A band of C goes back to the host; `after`: the product that finishes it."""
+    """Copy a band of C to the host, after the product that finishes it."""
 
     rows: Range
     cols: Range
     slot: int
-    inside: int  # the band's first row, counted in the block
+    inside: int  # first row of the band, counted in the block
     after: tuple[int, ...] = ()
 
 
@@ -80,25 +83,24 @@ Step = Load | Multiply | Store
 
 
 class Cut(NamedTuple):
-    """How a product is cut: the largest block of C, the pieces of the inner side, the bands (rows) of a block that is
-    finished, and how many tiles of A, tiles of B and blocks of C are on the device at a time."""
+    """The sizes into which a product is cut."""
 
-    rows: int
+    rows: int  # of the largest block of C
     cols: int
-    pieces: tuple[int, ...]
-    bands: tuple[int, ...]
-    slots: tuple[int, int, int] = (2, 2, 1)
+    pieces: tuple[int, ...]  # lengths along the inner dimension
+    bands: tuple[int, ...]  # rows of each band of a block that is finished
+    slots: tuple[int, int, int] = (2, 2, 1)  # tiles of A, tiles of B and blocks of C on the device at a time
 
 
 class Rates(NamedTuple):
-    """Bytes a second that come to the device, and that go back, while it computes."""
+    """Bytes a second of copies to the device and to the host, while it computes."""
 
     to_device: float
     to_host: float
 
 
 class Times(NamedTuple):
-    """Predicted seconds of a schedule: from its beginning to its end, and how long each of the three is at work."""
+    """Predicted seconds of a schedule: in all, and of its loads, products and stores."""
 
     seconds: float
     loading: float
@@ -108,7 +110,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A product's steps in the order in which they are begun."""
+    """A product's steps in the order in which they are started."""
 
     size: Shape
     itemsize: int
@@ -121,9 +123,8 @@ class Schedule:
 
     @cached_property
     def slots(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of each slot for tiles of A and B and blocks of C: of the largest that comes there, whichever way it
-        lies in memory."""
-        found: dict[tuple[str, int], int] = {}
+        """Bytes of each slot for tiles of A and B and blocks of C: those of its largest tile, in either layout."""
+        largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
             if isinstance(step, Load):
@@ -134,8 +135,8 @@ class Schedule:
                 key, needed = ("C", step.slots[2]), block_bytes(bottom - top, step.size[2], self.itemsize)
             else:
                 continue
-            found[key] = max(found.get(key, 0), needed)
-        return {name: tuple(size for key, size in sorted(found.items()) if key[0] == name) for name in "ABC"}
+            largest[key] = max(largest.get(key, 0), needed)
+        return {name: tuple(size for key, size in sorted(largest.items()) if key[0] == name) for name in "ABC"}
 
     @property
     def memory(self) -> int:
@@ -154,107 +155,105 @@ class Schedule:
         return (rows[1] - rows[0]) * (cols[1] - cols[0]) * self.itemsize
 
     def times(self, rates: Rates, product_seconds: Callable[[Shape], float]) -> Times:
-        """By turns: loads one after the other, products too, and stores; each when what it waits for is done.
+        """Return the predicted times: loads, products and stores each run in order, after the steps that they wait for.
 
-        Leaves out how copies slow down products (they share the device's memory), and what it takes to begin.
+        The slowdown of products by copies (they share the device's memory) and the start-up time are left out.
         """
         ends: list[float] = []
         free, busy = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for step in self.steps:
             if isinstance(step, Load):
-                lane, seconds = 0, self._area(step.tile.rows, step.tile.cols) / rates.to_device
+                queue, seconds = 0, self._area(step.tile.rows, step.tile.cols) / rates.to_device
             elif isinstance(step, Multiply):
-                lane, seconds = 1, product_seconds(step.size)
+                queue, seconds = 1, product_seconds(step.size)
             else:
-                lane, seconds = 2, self._area(step.rows, step.cols) / rates.to_host
-            free[lane] = max([free[lane], *(ends[i] for i in step.after)]) + seconds
-            busy[lane] += seconds
-            ends.append(free[lane])
+                queue, seconds = 2, self._area(step.rows, step.cols) / rates.to_host
+            free[queue] = max([free[queue], *(ends[i] for i in step.after)]) + seconds
+            busy[queue] += seconds
+            ends.append(free[queue])
         return Times(max(free), *busy)
 
 
 def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Of a slot for such a tile, whichever way it lies in memory."""
+    """Return the bytes of a slot for a tile of either layout, row-major or column-major."""
     return max(block_bytes(rows, cols, itemsize), block_bytes(cols, rows, itemsize))
 
 
 def block_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Of a slot for a block, its rows contiguous."""
-    return -(-rows * padded(cols, itemsize) * itemsize // BEGINNING) * BEGINNING
+    """Return the bytes of a slot for a row-major block."""
+    return -(-rows * padded(cols, itemsize) * itemsize // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
 def padded(length: int, itemsize: int) -> int:
-    """Elements from one row of a tile to the next."""
-    step = max(ALIGNED // itemsize, 1)
+    """Return the leading dimension of a tile with rows of this length."""
+    step = max(ROW_ALIGNMENT // itemsize, 1)
     return -(-length // step) * step
 
 
 def spans(total: int, lengths: Sequence[int]) -> list[Range]:
-    """From 0 to the total in ranges of these lengths, the last one again and again."""
+    """Cut 0 to `total` into ranges of these lengths; the last length repeats."""
     ends = [0]
     while ends[-1] < total:
         ends.append(min(ends[-1] + lengths[min(len(ends), len(lengths)) - 1], total))
     return list(pairwise(ends))
 
 
-def scheduled(size: Shape, itemsize: int, cut: Cut) -> Schedule:
-    """The steps of a product of this size that is cut so."""
-    return Schedule(size, itemsize, cut, tuple(_Steps(size, cut).made))
+def build_schedule(size: Shape, itemsize: int, cut: Cut) -> Schedule:
+    """Return the steps of a product of this size with this cut."""
+    return Schedule(size, itemsize, cut, tuple(_ScheduleBuilder(size, cut).steps))
 
 
-class _Steps:
-    """Makes the steps."""
+class _ScheduleBuilder:
+    """Generates the steps product by product, with the loads and stores that each needs."""
 
     def __init__(self, size: Shape, cut: Cut) -> None:
-        self.cut, self.made = cut, list[Step]()
-        self.asked = list(_products(size, cut))
-        self.uses: dict[Tile, list[int]] = {}
-        for at, (_, _, _, left, right) in enumerate(self.asked):
+        self.cut, self.steps = cut, list[Step]()
+        products = list(_tile_products(size, cut))
+        self.count = len(products)
+        self.uses: dict[Tile, list[int]] = {}  # numbers of the products that read each tile
+        for number, (_, _, _, left, right) in enumerate(products):
             for tile in (left, right):
-                self.uses.setdefault(tile, []).append(at)
-        self.places = {name: _Places(count) for name, count in zip("AB", cut.slots, strict=False)}
-        self.leaves: dict[int, list[int]] = {}  # by block's slot: what brought back the block that was there
-        for at, (block, first, last, left, right) in enumerate(self.asked):
-            slots = self._slot(at, left), self._slot(at, right), block % cut.slots[2]
-            bands = _bands(left.rows, cut.bands if last else (left.rows[1],))
-            for rows in bands:
-                self._product(left, right, slots, rows, first, last)
+                self.uses.setdefault(tile, []).append(number)
+        self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
+        self.stores: dict[int, list[int]] = {}  # by block slot: the stores of the block that was there
+        for number, (block, first, last, left, right) in enumerate(products):
+            slots = self._load(number, left), self._load(number, right), block % cut.slots[2]
+            top, bottom = left.rows
+            for start, stop in spans(bottom - top, cut.bands if last else (bottom,)):
+                self._multiply(left, right, slots, (top + start, top + stop), first, last)
 
-    def _slot(self, at: int, tile: Tile) -> int:
-        """Where the tile is, if need be by a load from now on."""
+    def _load(self, number: int, tile: Tile) -> int:
+        """Return the tile's slot; load the tile if it is not on the device."""
         place = self.places[tile.name]
         if tile not in place.slot:
-            slot, readers = place.freed(lambda other: self._next_use(at, other))
-            place.slot[tile], place.load[tile] = slot, len(self.made)
-            self.made.append(Load(tile, slot, readers))
+            slot, readers = place.free_slot(lambda other: self._next_use(number, other))
+            place.slot[tile], place.load[tile] = slot, len(self.steps)
+            self.steps.append(Load(tile, slot, readers))
         return place.slot[tile]
 
-    def _next_use(self, at: int, tile: Tile) -> int:
-        """When the tile is asked for again."""
+    def _next_use(self, number: int, tile: Tile) -> int:
+        """Return the next product that reads the tile, from this product on."""
         uses = self.uses[tile]
-        later = bisect_left(uses, at)
-        return uses[later] if later < len(uses) else len(self.asked)
+        later = bisect_left(uses, number)
+        return uses[later] if later < len(uses) else self.count
 
-    def _product(
+    def _multiply(
         self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: Range, first: bool, last: bool
     ) -> None:
         after = [self.places[tile.name].load[tile] for tile in (left, right)]
-        after += self.leaves.pop(slots[2], []) if first else []
-        number = len(self.made)
+        after += self.stores.pop(slots[2], []) if first else []
+        number = len(self.steps)
         step = Multiply(left, right, slots, rows, not first, tuple(after))
-        self.made.append(step)
+        self.steps.append(step)
         for tile in (left, right):
             self.places[tile.name].readers[self.places[tile.name].slot[tile]] = (number,)
         if last:
-            self._store(step, number)
-
-    def _store(self, step: Multiply, number: int) -> None:
-        self.leaves.setdefault(step.slots[2], []).append(len(self.made))
-        self.made.append(Store(step.rows, step.right.cols, step.slots[2], step.inside, (number,)))
+            self.stores.setdefault(slots[2], []).append(len(self.steps))
+            self.steps.append(Store(rows, right.cols, slots[2], step.inside, (number,)))
 
 
-class _Places:
-    """The slots for tiles of one matrix: what is where, which load brings it, which product is the last to read it."""
+class _TileSlots:
+    """The slots for tiles of one matrix: which tile is where, its load, and the last product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -262,18 +261,20 @@ class _Places:
         self.load: dict[Tile, int] = {}
         self.readers: dict[int, tuple[int, ...]] = {}
 
-    def freed(self, next_use: Callable[[Tile], int]) -> tuple[int, tuple[int, ...]]:
-        """A slot that is free, or is made so by giving up what is needed latest; and who read it last."""
+    def free_slot(self, next_use: Callable[[Tile], int]) -> tuple[int, tuple[int, ...]]:
+        """Return a free slot and its last readers; evict the tile that is needed latest if all slots are full."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
-        gone = max(self.slot, key=next_use)
-        slot = self.slot.pop(gone)
+        evicted = max(self.slot, key=next_use)
+        slot = self.slot.pop(evicted)
         return slot, self.readers.get(slot, ())
 
 
-def _products(size: Shape, cut: Cut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
-    """Which block, whether it is its first piece, whether its last, and the two tiles: blocks row by row of them, to
-    and fro, and so the pieces, so that what is there last is needed next."""
+def _tile_products(size: Shape, cut: Cut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
+    """Yield block number, whether the piece is the block's first or last, and the two tiles.
+
+    Rows of blocks, and pieces, run forth and back, so that the tiles of the last product are needed next.
+    """
     m, k, n = size
     block = 0
     for i, rows in enumerate(spans(m, (cut.rows,))):
@@ -285,8 +286,3 @@ def _products(size: Shape, cut: Cut) -> Iterator[tuple[int, bool, bool, Tile, Ti
                 left, right = Tile("A", rows, piece), Tile("B", piece, cols)
                 yield block, piece == pieces[0], piece == pieces[-1], left, right
             block += 1
-
-
-def _bands(rows: Range, heights: Sequence[int]) -> list[Range]:
-    top, bottom = rows
-    return [(top + first, top + last) for first, last in spans(bottom - top, heights)]

@@ -1,8 +1,8 @@
-"""Copies between NumPy's arrays and a device, through buffers that the device can read and write by itself.
+"""Copies between NumPy arrays and a device, through page-locked host buffers.
 
-An array of NumPy may lie anywhere, be mapped from a file, or hold numbers of another type. So each copy is made in two
-steps, by several threads at once, each with buffers of its own: between the array and a buffer by NumPy (which casts,
-and does not hold Python's lock), between the buffer and the device by the device.
+A NumPy array may be pageable, mapped from a file, or of another type than the product. So each copy has two steps, by
+several threads with buffers of their own. NumPy copies between the array and a buffer (it casts, and releases Python's
+lock); the device copies between the buffer and its memory.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from fmm.kernels.cpu.thread_pool import usable_processors
 from fmm.out_of_core.schedule import Rates
 
 Array = np.ndarray[Any, np.dtype[Any]]
-CHUNK = 8 << 20  # bytes that are copied at a time: rows, or parts of a row that is longer
-MOST_THREADS = 8  # for one direction: more gain nothing
-BUFFERS = 2  # of a thread: one is filled while the other is read
+CHUNK_BYTES = 8 << 20  # copied at a time: rows, or parts of a longer row
+MOST_THREADS = 8  # of one direction: more threads gain nothing
+BUFFERS = 2  # of a thread: one is filled while the other is copied
+
+
+# ---- what a device provides
 
 
 class Buffer(Protocol):
-    """Memory of the host that a device can read and write by itself."""
+    """Page-locked host memory, which a device can read and write by itself."""
 
     @property
     def bytes(self) -> Array: ...
 
     def wait(self) -> None:
-        """Until the device has read what was last sent from here."""
+        """Wait until the device has read the last copy sent from this buffer."""
 
 
 class Event(Protocol):
-    """Something that a device does in its turn."""
+    """A point in a device's queue."""
 
     def wait(self) -> None: ...
 
@@ -42,44 +45,44 @@ class Event(Protocol):
 
 
 class Engine(Protocol):
-    """A device as a schedule is run on it: it computes, and copies both ways, all three at the same time."""
+    """A device on which a schedule runs: it computes, copies to the device and copies to the host concurrently."""
 
     def begin_thread(self) -> None:
-        """In a new thread, before anything else."""
+        """Prepare a new thread; its first call."""
 
     def allocate(self, nbytes: int) -> tuple[int, Any]:
-        """An address on the device, and what must live for as long as it is used."""
+        """Return a device address, and the object that owns the memory."""
         ...
 
     def reserve(self, nbytes: int) -> None:
-        """Have so many bytes ready: products will ask for them, and are not to wait until memory is found."""
+        """Allocate this much memory for the products' workspaces in advance, so that no product waits for memory."""
 
     def buffer(self, nbytes: int) -> Buffer: ...
 
     def send(self, buffer: Buffer, nbytes: int, address: int) -> None:
-        """To the device, in its turn."""
+        """Enqueue a copy to the device."""
 
     def fetch(self, address: int, nbytes: int, buffer: Buffer) -> None:
-        """To the host, now."""
+        """Copy to the host and wait for the copy."""
 
     def sent(self) -> Event:
-        """What happens when all that was sent so far has arrived."""
+        """Return the event that all copies sent so far have arrived."""
         ...
 
     def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
-        """An array of the device's library; rows are contiguous, `leading` elements from one to the next."""
+        """Return a row-major array of the device's library with this leading dimension."""
         ...
 
     def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> Event:
-        """C = A B, or C = A B + C, in its turn; in so many bytes besides."""
+        """Enqueue C = A B, or C = A B + C, with at most this many bytes of workspace."""
         ...
 
     def finish(self) -> None:
-        """Wait for everything, and be nobody's current stream."""
+        """Wait for all work, and make the engine's stream no longer current."""
 
 
 class Place(NamedTuple):
-    """Where a matrix is on the device, its rows contiguous."""
+    """The place of a row-major matrix on the device."""
 
     address: int
     leading: int
@@ -96,77 +99,76 @@ class Place(NamedTuple):
         return self.leading * self.dtype.itemsize
 
 
+# ---- the threads that copy
+
+
 class Transfers:
-    """Threads that copy between arrays and one device."""
+    """Threads that copy between host arrays and one device."""
 
     def __init__(self, engine: Engine, threads: int = 0) -> None:
-        self.engine, self.nbytes = engine, CHUNK
+        self.engine, self.chunk_bytes = engine, CHUNK_BYTES
         count = threads or max(1, min(usable_processors() // 2, MOST_THREADS))
-        self.pools = [
+        self.load_pool, self.store_pool = (
             ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
-        ]
-        self.own, self.ended = local(), False
+        )
+        self.thread_state, self.ended = local(), False
 
     def load(self, host: Array, place: Place) -> Event:
-        """A matrix to the device; what comes back happens when it is there. The next one may be asked for meanwhile:
-        its chunks come behind those of this one, and no thread waits for another."""
-        tasks = self._share_out(0, host, place, self._load_chunk)
-        return _Loading(self.engine, tasks)
+        """Start copying a matrix to the device; return the event of its arrival.
+
+        Further loads may be started meanwhile. Their chunks are queued behind those of this one, and no thread waits
+        for another.
+        """
+        return _Loading(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
     def store(self, place: Place, host: Array) -> None:
-        """A matrix from the device, which is there when this returns."""
-        all_done(self._share_out(1, host, place, self._store_chunk))
+        """Copy a matrix from the device and wait for the copy."""
+        wait_for_all(self._submit_chunks(self.store_pool, self._store_chunk, host, place))
 
     def close(self) -> None:
         """End the threads; copies that have not begun are dropped."""
         self.ended = True
-        for pool in self.pools:
+        for pool in (self.load_pool, self.store_pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
+    def _submit_chunks(
+        self, pool: ThreadPoolExecutor, task: Callable[[Array, Place], None], host: Array, place: Place
+    ) -> list[Future[None]]:
+        return [
+            pool.submit(task, host[rows, cols], place.at(rows.start, cols.start))
+            for rows, cols in _chunks(host.shape, place, self.chunk_bytes)
+        ]
+
     # ---- in the threads
+
+    def _begin_thread(self) -> None:
+        self.engine.begin_thread()
+        self.thread_state.buffers = [self.engine.buffer(self.chunk_bytes) for _ in range(BUFFERS)]
 
     def _load_chunk(self, host: Array, place: Place) -> None:
         if self.ended:
             return
-        buffer = self._buffer()
-        np.copyto(self._in_rows(buffer, host, place), host, casting="unsafe")  # whether it may be cast was asked before
-        self.engine.send(buffer, _bytes_from_end_to_end(host, place), place.address)
+        buffer = self._free_buffer()
+        np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")  # the caller has checked the cast
+        self.engine.send(buffer, _chunk_bytes(host, place), place.address)
 
     def _store_chunk(self, host: Array, place: Place) -> None:
         if self.ended:
             return
-        buffer = self._buffer()
-        self.engine.fetch(place.address, _bytes_from_end_to_end(host, place), buffer)
-        np.copyto(host, self._in_rows(buffer, host, place), casting="unsafe")
+        buffer = self._free_buffer()
+        self.engine.fetch(place.address, _chunk_bytes(host, place), buffer)
+        np.copyto(host, _buffer_view(buffer, host, place), casting="unsafe")
 
-    def _in_rows(self, buffer: Buffer, host: Array, place: Place) -> Array:
-        rows, cols = host.shape
-        strides = (place.row_bytes, place.dtype.itemsize)
-        return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
-
-    def _begin_thread(self) -> None:
-        self.engine.begin_thread()
-        self.own.buffers = [self.engine.buffer(self.nbytes) for _ in range(BUFFERS)]
-
-    def _buffer(self) -> Buffer:
-        """The one of this thread's that was in use longest ago, when it is free."""
-        buffers: list[Buffer] = self.own.buffers
+    def _free_buffer(self) -> Buffer:
+        """Return this thread's least recently used buffer, once the device has read it."""
+        buffers: list[Buffer] = self.thread_state.buffers
         buffers.append(buffers.pop(0))
         buffers[-1].wait()
         return buffers[-1]
 
-    def _share_out(
-        self, way: int, host: Array, place: Place, task: Callable[[Array, Place], None]
-    ) -> list[Future[None]]:
-        """In chunks, on all threads."""
-        return [
-            self.pools[way].submit(task, host[rows, cols], place.at(rows.start, cols.start))
-            for rows, cols in _chunks(host.shape, place, self.nbytes)
-        ]
-
 
 class _Loading:
-    """Happens when all chunks of a matrix have arrived. Whoever waits for it gets the error that a thread raised."""
+    """The event that all chunks of a matrix have arrived; `wait` raises the error of a failed thread."""
 
     def __init__(self, engine: Engine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks
@@ -174,19 +176,19 @@ class _Loading:
 
     def wait(self) -> None:
         if self.sent is None:
-            all_done(self.tasks)
+            wait_for_all(self.tasks)
             self.sent = self.engine.sent()
         self.sent.wait()
 
     def happened(self) -> bool:
         if self.sent is None and all(task.done() for task in self.tasks):
-            all_done(self.tasks)
+            wait_for_all(self.tasks)
             self.sent = self.engine.sent()
         return self.sent is not None and self.sent.happened()
 
 
 def _chunks(shape: tuple[int, ...], place: Place, nbytes: int) -> Iterator[tuple[slice, slice]]:
-    """As many rows as fit into so many bytes; where not one does, parts of each that are equally long."""
+    """Yield chunks of as many rows as fit into `nbytes`; equal parts of a row where no row fits."""
     rows, cols = shape
     height = max(nbytes // place.row_bytes, 1)
     width = -(-cols // max(-(-cols * place.dtype.itemsize // nbytes), 1))
@@ -195,32 +197,42 @@ def _chunks(shape: tuple[int, ...], place: Place, nbytes: int) -> Iterator[tuple
             yield slice(top, min(top + height, rows)), slice(left, min(left + width, cols))
 
 
-def _bytes_from_end_to_end(host: Array, place: Place) -> int:
-    """That a chunk covers on the device, where its rows are as far apart as the place says."""
+def _buffer_view(buffer: Buffer, host: Array, place: Place) -> Array:
+    """Return the buffer as an array of the chunk's shape, with the device's leading dimension."""
+    rows, cols = host.shape
+    strides = (place.row_bytes, place.dtype.itemsize)
+    return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
+
+
+def _chunk_bytes(host: Array, place: Place) -> int:
+    """Return the bytes from a chunk's first to its last number on the device."""
     rows, cols = host.shape
     nbytes: int = (rows - 1) * place.row_bytes + cols * place.dtype.itemsize
     return nbytes
 
 
-def all_done(futures: Sequence[Future[None]]) -> None:
+def wait_for_all(futures: Sequence[Future[None]]) -> None:
+    """Wait for all futures; raise the first error."""
     for future in futures:
         future.result()
 
 
-PROBED, ROUNDS = 512 << 20, 4  # bytes, and how often
+# ---- measured rates
+
+PROBE_BYTES, PROBE_ROUNDS = 512 << 20, 4
 
 
-def measured_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBED) -> Rates:
-    """How fast arrays go there and come back, each alone: the best of a few times, since threads and pages are new."""
+def measure_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBE_BYTES) -> Rates:
+    """Measure the rate of copies in each direction alone: the best of a few rounds, as threads and pages are new."""
     host = np.ones((nbytes >> 16, 1 << 13))
     address, memory = engine.allocate(host.nbytes)
     place, loads, stores = Place(address, host.shape[1], host.dtype), [1.0], [1.0]
-    for _ in range(ROUNDS):
-        began = clock()
+    for _ in range(PROBE_ROUNDS):
+        start = clock()
         transfers.load(host, place).wait()
-        there = clock()
+        loaded = clock()
         transfers.store(place, host)
-        loads.append(host.nbytes / max(there - began, 1e-9))
-        stores.append(host.nbytes / max(clock() - there, 1e-9))
+        loads.append(host.nbytes / max(loaded - start, 1e-9))
+        stores.append(host.nbytes / max(clock() - loaded, 1e-9))
     del memory
     return Rates(max(loads), max(stores))

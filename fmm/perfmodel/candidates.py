@@ -1,4 +1,11 @@
-"""Candidates."""
+"""Candidate plans: the plans that are compared for a problem when the caller names none.
+
+A form makes plans out of a level and a leaf. Each level names the forms in which it is worth a comparison (an algorithm
+does so in the line `consider` of its file), and each leaf names the forms that it may end. A new level or leaf is
+therefore compared without a change here.
+
+Where the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +20,13 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_AS_IT_IS, SEARCHED
-from fmm.kernels.plans.leaf import Leaf, plan_leaves
-from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
-from fmm.kernels.plans.lower import Sides
+from fmm.kernels.algorithms.consider import ABOVE, ABOVE_AS_IT_IS, SEARCHED
+from fmm.kernels.plans.leaf import Leaf, ending_rows
+from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
+from fmm.kernels.plans.level_with_steps import Sides
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import clear_on_registration
+from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import hidden_share, predict_from_work
 from fmm.perfmodel.stability import expected_error_growth
@@ -29,42 +36,42 @@ from fmm.problem import Problem
 
 @dataclass(frozen=True)
 class CandidateForm:
-    """A way to make plans of a level and a leaf: `{a}` in a pattern stands for the level, and the leaf follows.
+    """A way to make plans out of a level and a leaf.
 
-    Whatever is no valid plan is left out.
+    In a pattern, `{a}` is replaced by the level; the leaf follows at the end. A text that is no valid plan is skipped.
     """
 
     name: str
     device: str  # cpu or cuda
     patterns: tuple[str, ...]
-    most_products: int  # plans that would make more are left out
-    reason: str  # why such plans are worth a comparison
-    needs: str | None = None  # a library without which they are not
+    max_products: int  # plans with more leaf products are skipped
+    reason: str  # why these plans are worth a comparison
+    needs: str | None = None  # the module that must be importable
 
     def plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
-        """The plans of this form. Too large compositions are not even parsed: that would take seconds."""
+        """Yield the plans of this form. Compositions that are too large are not parsed: parsing takes seconds."""
         for pattern in self.patterns if self.name in level.forms else ():
             power = sum(int(p or 1) for p in re.findall(r"\{a\}(?:\^(\d))?", pattern))
-            if level.products**power <= self.most_products:
+            if level.products**power <= self.max_products:
                 with suppress(PlanError):
                     yield Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
 
 
-# From the fastest down to those that need the least workspace.
+# In each form from the fastest plan down to the plan with the least workspace.
 CANDIDATE_FORMS: Final = (
     CandidateForm(
         "nested",
         "cpu",
         ("{a}", "{a} > {a}", "{a} > {a} > {a}"),
         7**3,
-        "level by level: a CPU's caches hold the sums of one level, and not of several at once",
+        "level by level: a CPU's caches hold the sums of one level, but not the sums of several levels at once",
     ),
     CandidateForm(
         "nested",
         "cpu",
         ("{a}^2",),
         7**2,
-        "two levels in one pass: compiled sums load and store every number once, and have no panels to keep in a cache",
+        "two levels in one pass: compiled sums load and store every number once and hold no panels in a cache",
         needs="llvmlite",
     ),
     CandidateForm(
@@ -72,8 +79,8 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.batched.pad16", "{a}^2.batched.pad16", "{a}^3.batched.pad16"),
         7**3,
-        # In one pass every sum is formed by itself, so Winograd's sharing saves no traffic there and costs registers:
-        # its sums are never faster than Strassen's, of three levels half as fast (H200).
+        # In one pass every sum is formed by itself. Winograd's shared sums then save no traffic and cost registers:
+        # they are never faster than Strassen's, and with three levels half as fast (H200).
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
     CandidateForm(
@@ -86,33 +93,33 @@ CANDIDATE_FORMS: Final = (
             "{a}^2.overlapped.pad16 > {a}^3.batched.pad16",
         ),
         7**5,
-        "such batches below one or two levels with two products at a time: sums of one run beside the other's products",
+        "batches below one or two levels with two products at a time: the sums of one overlap the other's products",
     ),
     CandidateForm(
         "in place",
         "cuda",
         ("{a}.overlapped.pad16", "{a}.pad16", "{a}^2.overlapped.pad16", "{a}^2.pad16"),
         7**2,
-        # Alone, Winograd's levels leave more of A and B in place than Strassen's.
-        "one or two levels that read blocks of A and B where they are: less is copied, and less workspace needed",
+        # Without a batch, Winograd's levels leave more of A and B in place than Strassen's.
+        "one or two levels that read blocks of A and B in place: fewer copies and less workspace",
     ),
     CandidateForm(
-        "copied", "cuda", ("{a}.batched.pad16",), 1, "no level at all, but aligned: the vendor's slow products are fast"
+        "copied", "cuda", ("{a}.batched.pad16",), 1, "no level, but aligned copies: the vendor is slow on other rows"
     ),
     CandidateForm(
         "inside",
         "cuda",
         ("{a}.fused.pad4", "{a}.pad4 > {a}.fused.pad4"),
         7**2,
-        "the sums inside our own kernel: a level that needs no workspace, and one below another that needs a seventh",
+        "sums inside the tiled kernel: a level without workspace, and one below a level that needs a seventh of it",
     ),
 )
 
 
-# Levels that may stand above any candidate on a GPU: those that do one product after the other need the least
-# workspace. (Of 65536 x 65536 in float32 on an H200: one of these above two overlapped levels and three in one pass is
-# 1.96 times as fast as cuBLAS, two above three in one pass 1.67 times, with 51 and 31 GiB in the place of 156.)
-PATTERNS_ABOVE: Final = (
+# Levels that may be put above any candidate on a GPU. Levels that run one product after the other need the least
+# workspace. (float32, 65536 x 65536, H200: one such level above two overlapped ones and three in one pass has 1.96
+# times cuBLAS's speed with 51 GiB; two above three in one pass have 1.67 times with 31 GiB; without them 156 GiB.)
+OUTER_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
     "{a}.overlapped.pad16",
@@ -121,21 +128,48 @@ PATTERNS_ABOVE: Final = (
 )
 
 
-@clear_on_registration
+# ---- candidates of whole products
+
+
+def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
+    """Return the candidates of a device that starts batches together (a GPU) or does not (a CPU).
+
+    `gram` asks for the candidates of products that are their own adjoints.
+    """
+    device = "cuda" if batches else "cpu"
+    return gram_candidates(device) if gram else candidate_plans(device)
+
+
+@depends_on_rows
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
-    """The plans that are compared on a device (`cpu`, `cuda`): first those that a tuning probes, with the vendor's."""
-    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
+    """Return the plans that are compared on a device (`cpu` or `cuda`), the probed ones and the vendor first."""
+    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
 
 
-def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
-    """These plans, each below a level that changes the numbers.
+@depends_on_rows
+@lru_cache(maxsize=4)
+def probed_plans(device: str) -> tuple[Plan, ...]:
+    """Return the candidates that a tuning measures on its probes: the vendor first, other leaves alone last."""
+    names = _form_names(device)
+    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.probed)]
+    return tuple(dict.fromkeys([VENDOR, *plans]))
 
-    Below a level whose products are a batch only leaves make sense. A CPU runs all orders of such a level alike, except
-    for the lean one.
+
+def peer_plans(device: str) -> tuple[Plan, ...]:
+    """Return the vendor's other ways to multiply, which a plan must beat as well."""
+    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.candidacy.forms]
+    return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
+
+
+def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
+    """Yield these plans, each below a level that changes the numbers.
+
+    Below a level with a batch of products only leaves make sense. A CPU runs every order of this level alike, except
+    for the one with the least workspace.
     """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
     if device == "cpu" and (first.batched or first.side_by_side):
@@ -144,30 +178,8 @@ def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> I
         if not (first.batched and plan.levels):
             with suppress(PlanError):
                 composed = Plan((first, *plan.levels), plan.leaf)
-                if any(composed.accepts_type(dtype) for dtype in first.types or DTYPES):
+                if any(composed.takes_type(dtype) for dtype in first.types or DTYPES):
                     yield composed
-
-
-@clear_on_registration
-@lru_cache(maxsize=4)
-def probed_plans(device: str) -> tuple[Plan, ...]:
-    """Those candidates that a tuning measures on its probes: the vendor's product first, other leaves alone last."""
-    names = _form_names(device)
-    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
-    return tuple(dict.fromkeys([VENDOR, *plans]))
-
-
-@clear_on_registration
-@lru_cache(maxsize=4)
-def outer_levels(device: str) -> tuple[Level, ...]:
-    """Levels that may be put above any candidate, where that one needs too much workspace."""
-    levels: list[Level] = []
-    for level in candidate_levels() if device == "cuda" else ():
-        patterns = PATTERNS_ABOVE if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
-        for pattern in patterns:
-            with suppress(PlanError):
-                levels.append(parse_level(pattern.format(a=level.text)))
-    return tuple(dict.fromkeys(levels))
 
 
 def _forms_on(device: str) -> list[CandidateForm]:
@@ -180,7 +192,7 @@ def _form_names(device: str) -> tuple[str, ...]:
 
 
 def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """The plans of all forms of this name. `leaf_forms`: the names of the forms that a leaf may end."""
+    """Return the plans of all forms of this name; `leaf_forms` returns the names of the forms that a leaf may end."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.tried_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
@@ -189,65 +201,60 @@ def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ..
     return [plan for form in forms for leaf in leaves for level in levels for plan in form.plans(level, leaf)]
 
 
-# ---- products that are their own adjoints
-
-CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}  # a CPU's BLAS gains nothing by many small blocks
-HALF_FORMS: Final = ("nested", "one pass", "outer")  # of the plans for the products below the diagonal
-HALF_LEVELS: Final = 1  # how many algorithms are tried in these plans
-HALF_ALONE: Final = "half"  # the form of a leaf that does whole products of this kind, but no blocks of them
+# ---- candidates of products that are their own adjoints
 
 
-@clear_on_registration
+CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}  # a CPU's BLAS gains nothing from many small blocks
+GRAM_FORMS: Final = ("nested", "one pass", "outer")  # forms of the plans for the products below the diagonal
+GRAM_LEVELS: Final = 1  # the number of algorithms that are tried in these plans
+TRIANGLE_ONLY: Final = "half"  # the form of a leaf that computes a whole triangle, but no blocks of one
+
+
+@depends_on_rows
 @lru_cache(maxsize=4)
 def gram_candidates(device: str) -> tuple[Plan, ...]:
-    """The plans that are compared for products that are their own adjoints, the vendor's first.
+    """Return the plans that are compared for products that are their own adjoints, the vendor first.
 
-    Leaves with a kernel for halves do it alone. Otherwise levels `gram` cut it: the vendor, or a plan that is fast for
-    products, does those below the diagonal, and that plan's leaf the blocks on it. Where that leaf is the vendor's,
-    leaves with a kernel for halves do the blocks in further plans.
+    A leaf with a kernel for triangles runs alone. Otherwise levels `gram` cut the product: the vendor, or a fast plan
+    for whole products, computes the blocks below the diagonal, and that plan's leaf computes the blocks on it. Where
+    that leaf is the vendor's, further plans take a leaf with a triangle kernel for the blocks on the diagonal.
     """
-    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
+    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.candidacy.forms)]
     for form in _forms_on(device):
-        levels = [level for level in candidate_levels() if form.name in level.forms][:HALF_LEVELS]
-        names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.tried_names]
-        if form.name in HALF_FORMS:
+        levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_LEVELS]
+        names = [x for leaf in device_leaves(device) if form.name in leaf.candidacy.forms for x in leaf.tried_names]
+        if form.name in GRAM_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
-    for_gram = [x for x in plan_leaves() if device in x.devices and x.forms and x.kernel_triangles]
-    plans = [VENDOR, *(Plan(leaf=x.name) for x in for_gram)]
-    on_device = device_leaves(device)
-    diagonal_leaves = [f".{leaf.name}" for leaf in on_device if leaf.kernel_triangles and not leaf.emulates]
-    diagonal_leaves += [f".{leaf.name}.outer" for leaf in on_device if leaf.slow_columns]
+    alone = [x for x in ending_rows() if device in x.devices and x.candidacy.forms and x.halves.by_kernel]
+    plans = [VENDOR, *(Plan(leaf=x.name) for x in alone)]
+    leaves = device_leaves(device)
+    diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.halves.by_kernel and not leaf.error.emulates]
+    diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves if leaf.time.slow_columns]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
-            plans += [Plan.parse(f"gram^{cuts}{by} > {plan}") for by in ("", *others)]
+            plans += [Plan.parse(f"gram^{cuts}{leaf} > {plan}") for leaf in ("", *others)]
     return tuple(plans)
 
 
-# ---- levels and leaves to make them of
+# ---- the levels and leaves that candidates are made of
 
 
 def device_leaves(device: str) -> list[Leaf]:
-    """The leaves and whole levels that a device has, except those for products that are their own adjoints alone."""
-    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {HALF_ALONE}]
+    """Return the leaves and whole levels of a device, except the leaves that compute triangles alone."""
+    return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.candidacy.forms) - {TRIANGLE_ONLY}]
 
 
-def peer_plans(device: str) -> tuple[Plan, ...]:
-    """The vendor's other ways to multiply, which a plan must beat as well."""
-    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
-    return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
-
-
-@clear_on_registration
+@depends_on_rows
 @lru_cache(maxsize=1)
 def candidate_levels() -> tuple[CandidateLevel, ...]:
-    """The levels of all kinds that plans are made of unasked; those that need less workspace come last."""
-    levels = [level for kind in LEVEL_KINDS for level in kind.candidates()]
+    """Return the levels of all kinds that candidates are made of; levels that need less workspace come last."""
+    levels = [level for kind in LEVEL_KINDS for level in kind.considered()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 
 
 def search_levels(device: str) -> tuple[CandidateLevel, ...]:
-    """The levels that a tuner's search tries on a device; those of the plans that are compared anyway come first."""
+    """Return the levels that the tuner's search tries on a device, the levels of candidates first."""
     forms = [form.name for form in _forms_on(device)] + ([SEARCHED] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
@@ -257,156 +264,179 @@ def search_levels(device: str) -> tuple[CandidateLevel, ...]:
     return tuple(sorted(levels, key=lambda level: (level.lean, first_form(level))))
 
 
-MOST_LEVELS = 3  # that are put above a plan
-FINALISTS = 8  # compositions whose time is then predicted by the whole formula
-# From this share of the allowed workspace on, the workspace is counted and no longer estimated; below step tables from
-# the second one on: where a block at the edge is smaller they need more than is estimated (1.4 times as much at most).
+@depends_on_rows
+@lru_cache(maxsize=4)
+def outer_levels(device: str) -> tuple[PlanLevel, ...]:
+    """Return the levels that may be put above any candidate that needs too much workspace."""
+    levels: list[PlanLevel] = []
+    for level in candidate_levels() if device == "cuda" else ():
+        patterns = OUTER_PATTERNS if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
+        for pattern in patterns:
+            with suppress(PlanError):
+                levels.append(parse_level(pattern.format(a=level.text)))
+    return tuple(dict.fromkeys(levels))
+
+
+# ---- levels above candidates, until the workspace suffices
+#
+# A level that runs one product after the other holds the temporaries of one product; the plan below it multiplies
+# matrices an eighth as large. There are thousands of these compositions. They are built level by level from the
+# outermost inwards. Of the levels that leave products of one size, only those stay that no other beats in time,
+# workspace and error at once.
+
+MAX_OUTER_LEVELS = 3
+FINALISTS = 8  # the number of compositions that go on to the whole formula
+# From this share of the allowed workspace on, the workspace is counted and not estimated. Step tables have the smaller
+# share: with a smaller block at the edge they need up to 1.4 times the estimate.
 NEAR, FAR = 0.8, 0.25
-# The error growths of a composition's parts, multiplied, may be more than its own by up to this factor.
-ABOUT = 1.5
-
-
-class Room(NamedTuple):
-    """Limits within which plans are composed."""
-
-    workspace: float  # bytes
-    error_growth: float
+# The product of the error growths of a composition's parts may exceed the growth of the whole by up to this factor.
+GROWTH_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
-class Above:
-    """Levels, the products that they leave, and what they cost themselves."""
+class OuterLevels:
+    """Levels from the outermost inwards, the products that they leave, and the cost of the levels themselves."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[PlanLevel, ...]
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
-    beside: float = 0.0  # of these seconds, those that a second lane may hide: the end says what share
-    held: float = 0.0  # bytes of temporaries
+    overlappable: float = 0.0  # the part of these seconds that a second stream may hide: the inner plan says how much
+    workspace: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
-    lanes: int = 1
-    tables: bool = False  # are there step tables?
+    streams: int = 1
+    has_tables: bool = False  # is one of the levels a step table?
 
-    def beaten_by(self, other: Above) -> bool:
-        """Is the other one at least as good in everything, whatever share of the sums is hidden?"""
-        faster = other.seconds <= self.seconds and other.seconds - other.beside <= self.seconds - self.beside
-        better = faster and other.held <= self.held and other.lanes <= self.lanes
-        return better and other.error_growth <= self.error_growth and other.tables <= self.tables
+    def is_beaten_by(self, other: OuterLevels) -> bool:
+        """Return True if the other is at least as good in every respect, whatever share of the sums is hidden."""
+        faster = other.seconds <= self.seconds
+        faster = faster and other.seconds - other.overlappable <= self.seconds - self.overlappable
+        better = faster and other.workspace <= self.workspace and other.streams <= self.streams
+        return better and other.error_growth <= self.error_growth and other.has_tables <= self.has_tables
 
 
-class End(NamedTuple):
-    """A plan for the products that the levels above leave, and what each of these costs by it."""
+class InnerPlan(NamedTuple):
+    """A plan for the products that outer levels leave, and the cost of one of these products."""
 
     plan: Plan
     seconds: float
-    sums: float  # of these seconds, those that a second lane may hide
-    overlap: float  # the share of such sums that is hidden
-    held: float
+    overlappable: float  # the part of these seconds that a second stream may hide
+    hidden_share: float  # the share of that part that is hidden
+    workspace: float
     error_growth: float
 
 
 class Composition(NamedTuple):
-    """Levels above a plan. They are sorted by guessed seconds, equally fast ones by their number."""
+    """Outer levels above an inner plan, sorted by estimated seconds; equally fast ones by their number."""
 
     seconds: float
     number: int
-    above: Above
-    end: End
+    outer: OuterLevels
+    inner: InnerPlan
 
 
 def compose_levels(
-    problem: Problem, calibration: Calibration, room: Room, levels: Sequence[Level], ends: Sequence[Plan]
+    problem: Problem,
+    calibration: Calibration,
+    max_workspace: float,
+    max_error_growth: float,
+    levels: Sequence[PlanLevel],
+    plans: Sequence[Plan],
 ) -> list[Plan]:
-    """Plans with some of these levels above some of these plans, within the room, the fastest first by a rough guess.
+    """Return plans with some of these levels above some of these plans, within both limits, the fastest first.
 
-    Left out of that guess: how rows of A, B and C are aligned, and what a processor takes to start products.
+    The order is by a rough estimate, without the alignment of rows and without the host's time to start products.
     """
     m, k, n = problem.size
     found: list[Composition] = []
-    below: dict[Sides, list[End]] = {}  # products of one size are left by several levels
-    front = [Above((), (float(m), float(k), float(n)))]
-    for _ in range(MOST_LEVELS):
-        longer = (x for above in front for level in levels for x in _extended(above, level, problem, calibration))
-        front = _unbeaten([x for x in longer if x.held <= room.workspace and x.error_growth <= room.error_growth])
-        for sides in dict.fromkeys(above.sides for above in front):
-            alike = [above for above in front if above.sides == sides]
-            if sides not in below:
-                below[sides] = list(_ends(ends, _problem_below(problem, sides), calibration))
-            for end in below[sides]:
-                for above in alike:
-                    growth = above.error_growth * end.error_growth
-                    if above.held + above.streams * end.held <= room.workspace and growth <= ABOUT * room.error_growth:
-                        found.append(Composition(_seconds(above, end), len(found), above, end))
-    fitting = (x for c in sorted(found) if (x := _joined(c, problem, room)))
+    inner_plans: dict[Sides, list[InnerPlan]] = {}  # several stacks of levels leave products of one size
+    front = [OuterLevels((), (float(m), float(k), float(n)))]
+    for _ in range(MAX_OUTER_LEVELS):
+        longer = (x for outer in front for level in levels for x in _with_level(outer, level, problem, calibration))
+        front = _unbeaten([x for x in longer if x.workspace <= max_workspace and x.error_growth <= max_error_growth])
+        for sides in dict.fromkeys(outer.sides for outer in front):
+            same_size = [outer for outer in front if outer.sides == sides]
+            if sides not in inner_plans:
+                m, k, n = (ceil(side) for side in sides)
+                below = Problem(m, k, n, problem.dtype, op=problem.op)
+                inner_plans[sides] = list(_inner_plans(plans, below, calibration))
+            for inner in inner_plans[sides]:
+                for outer in same_size:
+                    growth = outer.error_growth * inner.error_growth
+                    fits = outer.workspace + outer.streams * inner.workspace <= max_workspace
+                    if fits and growth <= GROWTH_TOLERANCE * max_error_growth:
+                        overlappable = outer.products * inner.overlappable if outer.streams > 1 else 0.0
+                        hidden = inner.hidden_share * (outer.overlappable + overlappable)
+                        seconds = outer.seconds + outer.products * inner.seconds - hidden
+                        found.append(Composition(seconds, len(found), outer, inner))
+    fitting = (x for c in sorted(found) if (x := _joined_plan(c, problem, max_workspace, max_error_growth)))
     return list(islice(fitting, FINALISTS))
 
 
-def _extended(above: Above, level: Level, problem: Problem, calibration: Calibration) -> Iterator[Above]:
-    """The same with one more level at the bottom, if that can stand there."""
+def _with_level(
+    outer: OuterLevels, level: PlanLevel, problem: Problem, calibration: Calibration
+) -> Iterator[OuterLevels]:
+    """Yield the outer levels with one more level at the bottom, if that is possible."""
     with suppress(PlanError):
-        levels = (*above.levels, level)
-        if (growth := _growth(levels, problem.dtype)) is None:
+        levels = (*outer.levels, level)
+        if (growth := _levels_error_growth(levels, problem.dtype)) is None:
             return
-        f = level_footprint(level, above.sides)
+        f = level_footprint(level, outer.sides)
         if f is not None and min(f.sides) >= calibration.least:
             traffic = sum(f.moved) * problem.itemsize / (calibration.sequential if f.sequential else 1.0)
             each = (traffic + calibration.small * f.passes) / calibration.stream + calibration.launch * f.passes
-            seconds = above.products * each
-            beside = above.beside + (seconds if above.streams > 1 else 0.0)
-            held = above.held + above.streams * sum(f.held) * problem.itemsize
-            lanes = max(above.streams, level.streams)
-            tables = above.tables or (level.cut is not None and level.cut.ordered)
-            products, seconds = above.products * f.products, above.seconds + seconds
-            yield Above(levels, f.sides, products, seconds, beside, held, growth, lanes, tables)
+            seconds = outer.products * each
+            yield OuterLevels(
+                levels,
+                f.sides,
+                outer.products * f.products,
+                outer.seconds + seconds,
+                outer.overlappable + (seconds if outer.streams > 1 else 0.0),
+                outer.workspace + outer.streams * sum(f.held) * problem.itemsize,
+                growth,
+                max(outer.streams, level.lanes),
+                outer.has_tables or (level.cut is not None and level.cut.ordered),
+            )
 
 
-@clear_on_registration
+@depends_on_rows
 @lru_cache(maxsize=4096)
-def _growth(levels: tuple[Level, ...], dtype: str) -> float | None:
-    """The error growth of levels, whatever the sides; None where they cannot stand above each other."""
+def _levels_error_growth(levels: tuple[PlanLevel, ...], dtype: str) -> float | None:
+    """Return the error growth of levels for all sides; None if these levels cannot follow each other."""
     try:
         return expected_error_growth(Plan(levels), dtype)
     except PlanError:
         return None
 
 
-def _unbeaten(found: Sequence[Above]) -> list[Above]:
-    """Of those that leave equal products, the ones that no other beats; the first of equals."""
-    kept: list[Above] = []
-    for x in sorted(found, key=lambda x: (x.seconds, x.held, x.error_growth)):
-        if not any(x.sides == other.sides and x.beaten_by(other) for other in kept):
-            kept.append(x)
-    return kept
+def _unbeaten(found: Sequence[OuterLevels]) -> list[OuterLevels]:
+    """Return those that no other with products of the same size beats; of equal ones the first."""
+    best: list[OuterLevels] = []
+    for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
+        if not any(x.sides == other.sides and x.is_beaten_by(other) for other in best):
+            best.append(x)
+    return best
 
 
-def _problem_below(problem: Problem, sides: Sides) -> Problem:
-    m, k, n = (ceil(side) for side in sides)
-    return Problem(m, k, n, problem.dtype, op=problem.op)
-
-
-def _ends(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[End]:
+def _inner_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[InnerPlan]:
     for plan in plans:
         with suppress(PlanError):
             work = estimated_work(plan, problem)
             if not plan.levels or work.smallest >= calibration.least:
                 found = predict_from_work(plan, problem, work, calibration)
-                sums, overlap = min(found.products, found.sums), hidden_share(plan, problem.dtype, calibration)
+                overlappable = min(found.products, found.sums)
+                share = hidden_share(plan, problem.dtype, calibration)
                 growth = expected_error_growth(plan, problem.dtype)
-                yield End(plan, found.seconds, sums, overlap, estimated_workspace(plan, problem), growth)
+                yield InnerPlan(plan, found.seconds, overlappable, share, estimated_workspace(plan, problem), growth)
 
 
-def _seconds(above: Above, end: End) -> float:
-    beside = above.beside + (above.products * end.sums if above.streams > 1 else 0.0)
-    return above.seconds + above.products * end.seconds - end.overlap * beside
-
-
-def _joined(found: Composition, problem: Problem, room: Room) -> Plan | None:
-    """The whole plan; None if it is none, or not within the room."""
-    above, end = found.above, found.end
+def _joined_plan(found: Composition, problem: Problem, max_workspace: float, max_error_growth: float) -> Plan | None:
+    """Return the whole plan; None if there is no such plan or it exceeds a limit."""
+    outer, inner = found.outer, found.inner
     with suppress(PlanError):
-        plan = Plan((*above.levels, *end.plan.levels), end.plan.leaf)
-        share = FAR if above.tables else NEAR
-        near = above.held + above.streams * end.held > share * room.workspace
-        fits = not near or workspace(plan, *problem.size, problem.itemsize) <= room.workspace
-        return plan if fits and expected_error_growth(plan, problem.dtype) <= room.error_growth else None
+        plan = Plan((*outer.levels, *inner.plan.levels), inner.plan.leaf)
+        share = FAR if outer.has_tables else NEAR
+        near = outer.workspace + outer.streams * inner.workspace > share * max_workspace
+        fits = not near or workspace(plan, *problem.size, problem.itemsize) <= max_workspace
+        return plan if fits and expected_error_growth(plan, problem.dtype) <= max_error_growth else None
     return None

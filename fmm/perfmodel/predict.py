@@ -1,4 +1,27 @@
-"""Prediction."""
+"""The predicted time of a plan, by one formula. docs/model.md derives it; this module follows it term by term.
+
+    T = P + S + L + E - H
+
+    P  products  the sum over leaf products m x k x n (`count` of them, `batch` at a time) of
+                     count * max(F * s, M) + count / batch * start
+                 F = flops of the product / rate.flops, s the slowdown below, M = bytes of A, B and C / rate.memory.
+                 s of the vendor's kernels is
+                     (1 + fill / (b m n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors
+                 with b the number of products that run together; s of the tiled kernel, of whole rounds of tiles and
+                 of the kernel of three float16 products have a function each.
+    S  sums      (traffic * itemsize + small * passes) / stream. A share p of the traffic that moves at the share r of
+                 the rate (sequential, ragged, scalar, parts, deep) multiplies the traffic by 1 - p + p / r.
+    H  hidden    overlap * min(P, the part of S below an overlapped level). Negative if sums delay products.
+    L  launches  max(launch * (starts + passes), host * calls - (P + S - H)): the second is the time by which the host
+                 takes longer to start products than the device to do all its work.
+    E  ends      with several products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)), where c
+    is
+                 `Calibration.lanes`, the number of products at a time.
+
+Names are those of the fields of Rate and Calibration. With several products at a time on a CPU, a leaf product counts
+as one of a batch of c; P and S are the time in which all are busy; and the check for overflow, which reads A and B,
+counts as a sum.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +32,13 @@ from math import ceil, log2, sqrt
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
-from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, TMA_FUSED_SIZES
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
-from fmm.kernels.plans.level import Level
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.work import DEEP, Half, Work, aligned_operands, counted_work, estimated_work
+from fmm.perfmodel.work import DEEP, Tiles, Triangle, Work, aligned_operands, counted_work, estimated_work
 from fmm.problem import Problem
 
 LEAVES_OUT = (
@@ -25,30 +48,31 @@ LEAVES_OUT = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds of a plan on a problem, by term."""
+    """Predicted seconds of a plan on a problem, by term of the formula."""
 
     plan: Plan
     problem: Problem
     device: str
-    products: float
-    sums: float
-    launches: float
-    hidden: float
-    ends: float = 0.0
+    products: float  # P
+    sums: float  # S
+    launches: float  # L
+    hidden: float  # H
+    ends: float = 0.0  # E
 
     @property
     def seconds(self) -> float:
+        """T, the predicted seconds."""
         return self.products + self.sums + self.launches + self.ends - self.hidden
 
     @property
     def dominant(self) -> str:
-        """The term that takes most of the time."""
+        """The name of the term that takes most of the time."""
         terms = {"products": self.products, "sums": self.sums, "launches": self.launches}
         return max(terms, key=lambda name: terms[name])
 
     @property
     def effective_flops(self) -> float:
-        """Classical flops per second: what the plan is worth, above the device's peak where it saves enough."""
+        """Classical flops per second; above the device's peak where the plan saves enough of them."""
         return self.problem.flops / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -60,208 +84,169 @@ class Prediction:
 
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    """Predicted time of a plan, its counts taken from its steps at the actual sizes."""
+    """Return the predicted time of a plan; the counts are exact, from the plan's steps at the problem's sizes."""
     return predict_from_work(plan, problem, counted_work(plan, problem), calibration)
 
 
 def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    """Predicted time of a plan, its counts estimated, which takes microseconds."""
+    """Return the predicted time of a plan in microseconds; the counts are estimated."""
     return predict_from_work(plan, problem, estimated_work(plan, problem), calibration)
 
 
+def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
+    """Return the predicted time of the vendor's product."""
+    return quick_prediction(VENDOR, problem, calibration)
+
+
 def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
-    """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
-
-    The names are those of the fields of Rate and Calibration.
-
-    products  the sum over leaf products of the larger of two times. Computing takes
-              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
-              (and fewer tiles than `slots` to so many; then the last two terms are passes of their own over A and B,
-              which are not rounded up; of a type with `sms`, of few rounds, instead of all that and `fill` whole rounds
-              of tiles, see _in_rounds; with `blocks` whole rounds of our own tiles, see plane_slowdown),
-              times `copied` or `batch` where the product is such a one, times the `relative_time` of its leaf. What
-              `unaligned` and `odd` multiply, _vendors_slowdown says (what they add is multiplied by `alone` where only
-              A's rows are such). By the tiled kernel it takes
-              flops / rate * tiled * (1 + waves / tiles + (pipe + WRITING) / k + inside * numbers added / multiply-adds)
-              (with `sms`: pipe / k for the first tile of each multiprocessor alone), times `tiled_odd` where it reads
-              rows that are not aligned.
-              Reading and writing the operands takes bytes / memory. Each start takes `start` beside that.
-    sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
-              scalar, parts, deep) are divided by that share
-    hidden    overlap * min(products, sums below an overlapped level): nothing where the leaf's own kernel fills the
-              device, and less than nothing where sums and products are in each other's way
-    launches  launch * (starts + passes); or, if the processor cannot start products as fast as the device does them,
-              the time by which `host` * products is longer than all the device's work (those of a batch start together,
-              and one of several launches costs the host little more than one of one)
-    ends      with several lanes: idle + spin, the latter no more than if half of every processor but one were lost
-
-    With several lanes, a leaf product counts as one of a batch of as many as run at a time, sums and products are the
-    time in which all lanes work, and the check for overflow, which reads A and B, counts as a sum.
-    """
-    lanes = _lanes(plan, problem, calibration)
-    products, calls_of_products, starts = _products(plan, problem, work, calibration, lanes)
+    """Return the prediction for counts that are there already: T = P + S + L + E - H."""
+    m, k, n = problem.size
+    lanes = calibration.lanes if plan.levels and 2 * m * k * n >= MIN_CONCURRENT_FLOPS else 1
+    products, calls, starts = _products(plan, problem, work, calibration, lanes)
     sums = _sums(plan, problem, work, calibration, lanes)
-    hidden = overlap_with(plan, problem.dtype, calibration) * min(products, sums * work.overlapped)
-    device_needs = calibration.launch * (starts + work.passes)
-    host_needs = calibration.host * calls_of_products - (products + sums - hidden)
-    launches = max(device_needs, host_needs)
+    hidden = hidden_share(plan, problem.dtype, calibration) * min(products, sums * work.overlapped)
+    device_launches = calibration.launch * (starts + work.passes)
+    host_launches = calibration.host * calls - (products + sums - hidden)
+    launches = max(device_launches, host_launches)
     ends = 0.0
     if lanes > 1:
         ends = calibration.idle
+        # The vendor's spinning threads take at most half of every processor but one.
         ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
 
 
-def overlap_with(plan: Plan, dtype: str, calibration: Calibration) -> float:
-    """The share of the sums below an overlapped level that is hidden behind the plan's products.
+# ---- H: sums that are hidden behind products
 
-    None is where the leaf's own kernel holds every multiprocessor until the last tile is done. (61 plans of an H200
-    with `f16x3` below overlapped and batched levels, of 0.8 to 52 ms, were predicted to take 0.79 of what they took at
-    the median with the 0.58 that is right of the vendor's products and of our tiles; so it is 0.93, and 1.0 from 5 ms
-    on.)
+
+def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
+    """Return the share of the sums below an overlapped level that is hidden behind the plan's products.
+
+    It is 0 for a leaf whose kernel holds every multiprocessor until its last tile is done. (61 plans on an H200 with
+    `f16x3` below overlapped and batched levels, of 0.8 to 52 ms: the predicted time was 0.79 of the measured one at the
+    median with the share 0.58, which is right for the vendor's products and the tiled kernel. With the share 0 it is
+    0.93, and 1.0 from 5 ms on.)
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
-    by_own_kernel = rate is not None and rate.blocks > 0  # else the vendor multiplies the leaf's planes
-    return 0.0 if plan.leaf_use.leaf.fills_device and by_own_kernel else calibration.overlap
+    by_own_kernel = rate is not None and rate.blocks > 0  # otherwise the vendor multiplies the leaf's planes
+    return 0.0 if plan.leaf_use.leaf.time.fills_device and by_own_kernel else calibration.overlap
 
 
-def _products(
-    plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
-) -> tuple[float, float, float]:
-    """Seconds of the leaf products; how many calls they are, of one or of a batch; and how many launches."""
-    dtype = DTYPES[plan.leaf_type(problem.dtype)]
-    rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
-    tiles = work.tiles
-    # How many times as long as on aligned rows the vendor takes, and our own tiles.
-    unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
-    unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
-    unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    leaf = plan.leaf_use.leaf
-    if leaf.prepared_layout and problem.kept and not plan.levels:  # so that operand is not read before the product
-        rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
-    if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
-        rate = _prepared_by_sums(rate, plan.levels[-1])
-    singly = not plan.levels and not aligned_operands(problem, PAIR)[2]
-    seconds = calls = 0.0
-    for m, k, n, count, batch in work.leaves:
-        if m and k and n:
-            together = max(batch, lanes)
-            if tiles:
-                slowdown = unaligned_tiles * tiles.slowdown(rate, m, k, n, together)
-                slowdown *= (
-                    BY_COLUMNS
-                    if is_b_column_major(problem) and is_slow_on_column_major_b(plan.leaf_use, dtype.name)
-                    else 1.0
-                )
-            else:
-                slowdown = copied * leaf.relative_time * _slowdown(rate, m, k, n, together, unaligned, singly)
-            compute = dtype.flops * m * k * n / rate.flops * slowdown
-            left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
-            moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(compute, moved) + count / batch * rate.start
-            calls += count / batch
-    of_halves, half_calls = _halves(work, rate, dtype, calibration, lanes)
-    return seconds + of_halves, calls + half_calls, calls * leaf.launches + half_calls
-
-
-# How many times as long our tiles take, of a type of which that matters, where B lies column by column. (Float32 on an
-# H200: x x^T has 0.74 of syrk's speed by them, results/nvidia-h200/tried-gram.md; plans of six other products took 1.20
-# to 1.36 times as long with such a B as with one that lies row by row, whatever A did: tried-choices.md.)
-BY_COLUMNS = 1.36
-
-
-PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
-
-
-def _prepared_by_sums(rate: Rate, last: Level) -> Rate:
-    """The rate of a leaf whose operands the splits of the last level write as it wants them: of the passes by which the
-    leaf would prepare them, one over the blocks is left. Three levels in one pass cannot: their threads have one number
-    each. (Left out: for which layouts and coefficients splits cannot do so.)"""
-    scheme = last.bilinear
-    parts = last.itemsize_below(1) != 1  # of complex numbers, which are not read so
-    if not last.batched or scheme is None or parts or last.products >= DEEP:
-        return rate
-    left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
-    return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
-
-
-def _halves(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> tuple[float, float]:
-    """Seconds and calls of leaf products of which half is computed: a share of the whole product's time, where the leaf
-    has a function for one half."""
-    seconds = calls = 0.0
-    for half in work.halves:
-        m, k, count, batch, *_ = half
-        if m and k:
-            share = _share_of_half(half, work, rate, dtype, calibration.batches)
-            whole = dtype.flops * m * k * m / rate.flops * _vendors_slowdown(rate, m, k, m, max(batch, lanes))
-            moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(share * whole, moved) + count / batch * rate.start
-            calls += count / batch
-    return seconds, calls
-
-
-def _share_of_half(half: Half, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:
-    """One half's time as a share of the time of the whole product on aligned rows."""
-    m, k, _, batch, name, loose = half
-    leaf = leaf_use(name).leaf
-    aligned = not work.halves_unaligned and not work.halves_odd  # else the vendor does halves of those types
-    by_kernel = dtype.name in (*leaf.kernel_triangles, *(leaf.loose_triangles if loose and aligned else ()))
-    if by_kernel and not is_slow_on_column_major_b(leaf_use(name), dtype.name):
-        # Tiles on the diagonal are whole.
-        return leaf.relative_time * min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
-    unaligned = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
-    if dtype.name not in leaf.blas_triangles:  # the whole product is computed
-        return leaf.relative_time * unaligned
-    if batches and batch > 1 and m <= leaf.whole_product_rows:
-        return leaf.relative_time
-    apart = 1 + rate.half_apart / m if batch > 1 else 1.0
-    return leaf.relative_time * apart * (rate.half if k >= rate.half_least else rate.half_below * unaligned)
+# ---- S: sums
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
-    """Seconds of the sums: their traffic, more where they do not reach the streaming rate."""
+    """Return the seconds of the sums: their traffic, more of it where they do not reach the streaming rate."""
     traffic = work.traffic
-    for share, rest in (
+    for rate_share, moved_share in (
         (calibration.sequential, work.sequential),
         (calibration.ragged, work.ragged),
         (calibration.scalar, work.scalar),
         (calibration.parts, work.parts),
         (calibration.deep, work.deep),
     ):
-        traffic *= 1 - rest + rest / share
+        traffic *= 1 - moved_share + moved_share / rate_share
     if plan.levels and calibration.lanes > 1:
-        traffic += (problem.m + problem.n) * problem.k
+        traffic += (problem.m + problem.n) * problem.k  # the check for overflow reads A and B
         traffic /= 1.0 if lanes > 1 else calibration.apart
     return (traffic * problem.itemsize + calibration.small * work.passes) / calibration.stream
 
 
-PAIR = 8  # bytes at whose multiples rows of C must begin for `f16x3` to write two numbers at a time
+# ---- P: leaf products
+
+# Bytes at whose multiples rows of C must begin for `f16x3` to write two numbers at a time.
+PAIR = 8
+# How much longer the tiled kernel takes with a column-major B, in a type in which the order matters. (float32, H200:
+# x x^T has 0.74 of syrk's speed, results/nvidia-h200/tried-gram.md. Plans of six other products took 1.20 to 1.36 times
+# as long as with a row-major B, whatever the order of A: tried-choices.md.)
+BY_COLUMNS = 1.36
 
 
-def _slowdown(rate: Rate, m: float, k: float, n: float, together: float, unaligned: float, singly: bool) -> float:
-    """How many times as long as flops / rate a product takes that is not by our own tiled kernel."""
-    if not rate.blocks:
-        return _vendors_slowdown(rate, m, k, n, together, unaligned)
-    slowdown = plane_slowdown(rate, m, k, n, together, singly) + rate.rows / m + rate.cols / n
-    return slowdown * (rate.batch if together > 1 else 1.0)
+def _products(
+    plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
+) -> tuple[float, float, float]:
+    """Return the seconds of the leaf products, the number of calls (of one product or a batch), and of launches."""
+    leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
+    rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
+    # How many times as long as on aligned rows: the vendor's kernels, aligned copies, and the tiled kernel.
+    unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
+    unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
+    unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
+    if (
+        leaf.preparation.keeps and problem.prepared_side and not plan.levels
+    ):  # a prepared operand is not read before the product
+        rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
+    if leaf.preparation.by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
+        rate = _rate_prepared_by_sums(rate, plan.levels[-1])
+    singly = not plan.levels and not aligned_operands(problem, PAIR)[2]
+    seconds = calls = 0.0
+    for m, k, n, count, batch in work.leaves:
+        if m and k and n:
+            together = max(batch, lanes)
+            if tiles:
+                slowdown = unaligned_tiles * tiled_slowdown(tiles, rate, m, k, n, together)
+                slow_order = is_b_column_major(problem) and is_slow_on_column_major_b(plan.leaf_use, dtype.name)
+                slowdown *= BY_COLUMNS if slow_order else 1.0
+            elif rate.blocks:
+                slowdown = plane_slowdown(rate, m, k, n, together, singly) + rate.rows / m + rate.cols / n
+                slowdown = copied * leaf.time.relative * (slowdown * (rate.batch if together > 1 else 1.0))
+            else:
+                slowdown = copied * leaf.time.relative * vendor_slowdown(rate, m, k, n, together, unaligned)
+            compute = dtype.flops * m * k * n / rate.flops * slowdown
+            left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
+            moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
+            seconds += count * max(compute, moved) + count / batch * rate.start
+            calls += count / batch
+    of_triangles, triangle_calls = _triangles(work, rate, dtype, calibration, lanes)
+    return seconds + of_triangles, calls + triangle_calls, calls * leaf.call.starts + triangle_calls
 
 
-# Where rows are not aligned, a product whose tiles are few is cut in parts of so many steps along the inner dimension.
-# (1077 x 15493 x 179 on an H200 in TF32 and bfloat16: 1.7 and 1.4 times as long as measured without, 1.3 and 1.1 with.
-# Times of the vendor's other kernels in these types do not show such cuts.)
+PASSES = 3  # over an operand to prepare it: two that read and one that writes
+
+
+def _rate_prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
+    """Return the rate of a leaf whose operands the splits of the last level write in the leaf's own form.
+
+    Of the passes by which the leaf would prepare its operands, one over the blocks is left. Three levels in one pass
+    cannot do so: their threads have one number each. Left out: the layouts and coefficients with which splits cannot.
+    """
+    scheme = last.bilinear
+    splits_parts = last.itemsize_below(1) != 1  # parts of complex numbers are not read so
+    if not last.batched or scheme is None or splits_parts or last.products >= DEEP:
+        return rate
+    left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
+    return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
+
+
+def is_b_column_major(problem: Problem) -> bool:
+    """Return True if B is column-major. (Products that are their own adjoints count as x x^T.)"""
+    orders = [layout.order for layout in problem.layouts]
+    return problem.writes_triangle or orders[1] == "F"
+
+
+def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
+    """Return True if the leaf is slow on a column-major B, as in x x^T, and does not read a transposed copy."""
+    return use.order is None and dtype in use.leaf.time.slow_columns
+
+
+# ---- s of the vendor's kernels
+
+# On unaligned rows a product with few tiles is cut into parts of this number of steps along the inner dimension.
+# (1077 x 15493 x 179 on an H200 in TF32 and bfloat16: without the cut the prediction is 1.7 and 1.4 times the measured
+# time, with it 1.3 and 1.1. Times of the vendor's other kernels in these types show no cut.)
 CUT = 4096
 
 
-def _vendors_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
-    """How many times as long as flops / rate a product of the vendor's takes; `unaligned`: how many times as long as on
-    aligned rows it multiplies.
+def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
+    """Return how many times as long as flops / rate the vendor's product takes.
 
-    Of that, reading the operands again takes no longer, and what a tile takes to begin and to end grows by the root:
-    half of it is writing. (With both times `unaligned`, 72 thin products of an H200 in TF32 and bfloat16 whose rows are
-    not aligned were predicted to take 13 and 7 % too long at the median, and are now 5 and 1 %.)
+    `unaligned` is how many times as long as on aligned rows it multiplies. Reading the operands again does not take
+    longer on unaligned rows, and the beginning and end of a tile grow by the square root: half of them is writing.
+    (With both times `unaligned`, 72 thin products on unaligned rows of an H200 in TF32 and bfloat16 were predicted 13
+    and 7 % too long at the median; this way 5 and 1 %.)
     """
     if together * m * n < FEW_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
-        slowdown = unaligned * _in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n
+        slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return slowdown * (rate.batch if together > 1 else 1.0)
     cuts = max(k / CUT, 1.0) if unaligned > 1 else 1.0
     slowdown = unaligned * (1 + rate.fill / (together * m * n * cuts)) + sqrt(unaligned) * rate.pipe / k
@@ -275,76 +260,100 @@ def _vendors_slowdown(rate: Rate, m: float, k: float, n: float, together: float,
     return (slowdown + reading) * (rate.batch if together > 1 else 1.0)
 
 
-# The vendor's rounds of tiles are counted where they are fewer than these. Of more, the last one leaves little idle,
-# and `fill` describes that better.
+# ---- s of the vendor's kernels where C has few tiles, so that whole rounds of them count
+
+# Rounds are counted where there are fewer than this. Of more rounds the last leaves little idle, and `fill` fits
+# better.
 FEW_ROUNDS = 3
-# Sides of the tiles in which the vendor's ordinary cores compute C, and by what share a tile of half the size takes
-# longer for each number. (Settled on the products of five H200s.)
-ROUND_TILES, HALVED = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
-# So many parts, at most, it makes of each tile along the inner dimension where a whole one would leave most of the last
-# round idle. (On 203 products of H200s the formula is off by 4.1 % at the median and 9.9 % at nine tenths with them,
-# by 5.0 and 12.5 % without.)
-MOST_PARTS = 4
+# The tiles in which the vendor's ordinary cores compute C, and by which share a tile of half the size takes longer for
+# each entry. (Settled on the products of five H200s.)
+ROUND_TILES, SMALLER_TILE = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
+# The most parts into which a tile is cut along the inner dimension where whole tiles would leave most of the last round
+# idle. (203 products of H200s: the formula is off by 4.1 % at the median and 9.9 % at nine tenths with this cut, by 5.0
+# and 12.5 % without.)
+MAX_PARTS = 4
 
 
-def _in_rounds(rate: Rate, m: float, k: float, n: float, together: float) -> float:
-    """That slowdown where every multiprocessor computes a tile at a time, in tiles of the size that is done first.
+def _round_slowdown(rate: Rate, m: float, k: float, n: float, together: float) -> float:
+    """Return the slowdown where each multiprocessor computes one tile at a time, for the tile size that is fastest.
 
-    Tiles are cut along the inner dimension where a round is filled by that: in a few parts, or, where they are fewer
-    than multiprocessors, as often as there are some to spare.
+    Tiles are cut along the inner dimension where that fills a round: into a few parts, or, where there are fewer tiles
+    than multiprocessors, into as many parts as there are multiprocessors for each tile.
     """
-    return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _ways_in_rounds(rate.sms, m, n, together))
+    return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _round_options(rate.sms, m, n, together))
 
 
-@lru_cache(maxsize=4096)  # a fit asks thousands of times for the same
-def _ways_in_rounds(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
-    """How many times as long a very long product takes by each tile cut in so many parts, fewer parts first; without
-    those that gain nothing by more parts."""
+@lru_cache(maxsize=4096)  # a fit needs the same options thousands of times
+def _round_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
+    """Return (slowdown for a very long k, parts of each tile), fewer parts first.
+
+    An option with more parts that is not faster is left out.
+    """
     found: list[tuple[float, float]] = []
     for rows, cols in ROUND_TILES:
         tiles = ceil(m / rows) * ceil(n / cols) * together
         whole = tiles / together * rows * cols / (m * n)
-        smaller = 1 + HALVED * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
-        for parts in (*range(1, MOST_PARTS + 1), max(sms // tiles, 1)):
+        smaller = 1 + SMALLER_TILE * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
+        for parts in (*range(1, MAX_PARTS + 1), max(sms // tiles, 1)):
             found.append((parts, ceil(tiles * parts / sms) * sms / (tiles * parts) * whole * smaller))
-    kept: list[tuple[float, float]] = []
+    best: list[tuple[float, float]] = []
     for parts, slower in sorted(found):
-        if not kept or slower < kept[-1][0]:
-            kept.append((slower, parts))
-    return tuple(kept)
+        if not best or slower < best[-1][0]:
+            best.append((slower, parts))
+    return tuple(best)
 
 
-def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
-    """How many products of a plan run at a time, each on its share of the threads."""
-    m, k, n = problem.size
-    return calibration.lanes if plan.levels and 2 * m * k * n >= MIN_CONCURRENT_FLOPS else 1
+# ---- s of the tiled kernel
+
+# How much longer products take that wait for each other. (Sums inside, on two H200s: 1.04 to 1.34 with up to 132 tiles,
+# the median of 12 shapes 1.14; with more tiles 0.95 to 1.11, the median of 65 shapes 0.99.)
+WAITING = 1.14
+# Steps along the inner dimension in whose time a thread block writes a tile of C. (Without it products of 128 to 208
+# steps are predicted 10 to 30 % too short on an H200.)
+WRITING = 30.0
 
 
-def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
-    """Predicted time of the vendor's product."""
-    return quick_prediction(VENDOR, problem, calibration)
+def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, together: float) -> float:
+    """Return how many times as long as flops / rate a product by the tiled kernel takes.
 
+    Its sums are instructions and not passes over memory: every row of tiles forms the sums of B again, every column of
+    tiles those of A. With `sms` known, the start of a tile is hidden behind the tile before it on the same
+    multiprocessor.
+    """
+    number = tiles.count(m, n)
+    whole = number * tiles.height * tiles.width / (m * n)
+    added = (tiles.left - 1) / tiles.width + (tiles.right - 1) / tiles.height + (tiles.dest - 1) / k
+    running = max(together, tiles.together) * number
+    start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + WRITING / k
+    # Where the tiles of one product leave multiprocessors free, the next product begins beside it; of products that add
+    # to the same block of C one waits for the other.
+    fewer = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s) <= rate.sms
+    waiting = WAITING if tiles.dest > 1 and fewer else 1.0
+    return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
+
+
+# ---- s of the kernel of three float16 products (f16x3): whole rounds of its own tiles, one after the other in each
+# thread block, so that nothing hides the beginning and end of a tile. Left out: clocks that fall under load.
 
 WIDE = F16X3_SIZES[0]
-# What a tile of half the width takes as a share of a wide one's time: along the inner dimension, and to begin and end.
-# (Settled, as the next two and the rate of `f16x3`, on 289 products of an H200: off by 2.7 % at the median and 7.6 % at
-# nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
+# The time of a tile of half the width as a share of a wide tile's: along the inner dimension, and to begin and end.
+# (Settled with SINGLY, ALONE and the rate of `f16x3` on 289 products of an H200: off by 2.7 % at the median and 7.6 %
+# at nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
 NARROW, NARROW_END = 0.70, 0.41
-# So many times as long a tile takes to begin and to end where rows of C begin at no multiple of eight bytes: they are
-# written one number at a time.
+# How much longer a tile takes to begin and end where rows of C do not begin at multiples of eight bytes, so that each
+# number is written by itself.
 SINGLY = 1.5
-# So many times as long takes a tile whose thread block shares nothing with a neighbour.
+# How much longer a tile takes whose thread block shares nothing with a neighbour.
 ALONE = 1.05
-
-# By how much longer a product takes for each time that C's sides double beyond so many rows and columns: the blocks of
-# a round then read lines that lie ever farther apart. (By 25 plans of an H200 with leaf products of 4096 to 65536 rows
-# and columns, results/nvidia-h200/f16x3-leaves.json: without, those of 65536 took 1.27 to 1.36 times as long as
-# predicted, those of 16384 1.00 to 1.14, those of 4096 and 8192 1.06.)
+# By how much longer a product takes each time that C's sides double beyond NEAR rows and columns: the blocks of a round
+# then read lines that are farther and farther apart. (25 plans on an H200 with leaf products of 4096 to 65536 rows and
+# columns, results/nvidia-h200/f16x3-leaves.json: without it, sides of 65536 took 1.27 to 1.36 times the prediction,
+# 16384 1.00 to 1.14, 4096 and 8192 1.06.)
 FAR, NEAR = 0.065, 8192.0
 
 
 def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, singly: bool) -> float:
-    """How many times as long as flops / rate so many products take together, their planes being there already."""
+    """Return how many times as long as flops / rate the products take together, without preparing their planes."""
     rows, cols, count = ceil(m), ceil(n), ceil(together)
     s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
     rounds = ceil(
@@ -357,12 +366,36 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, si
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE.m_s * WIDE.n_s / (m * k * n * together)
 
 
-def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
-    """Is the leaf slow where B lies column by column, as in x x^T? (Not if it reads a copy that is turned.)"""
-    return use.order is None and dtype in use.leaf.slow_columns
+# ---- P of triangles: a share of the time of the whole product
 
 
-def is_b_column_major(problem: Problem) -> bool:
-    """Does B lie column by column? (Halves are compared as those of x x^T, whichever of the two they are.)"""
-    orders = [layout.order for layout in problem.layouts]
-    return problem.writes_triangle or orders[1] == "F"
+def _triangles(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> tuple[float, float]:
+    """Return the seconds and the calls of leaf products of which one triangle is computed."""
+    seconds = calls = 0.0
+    for x in work.triangles:
+        m, k = x.rows, x.k
+        if m and k:
+            share = _triangle_share(x, work, rate, dtype, calibration.batches)
+            whole = dtype.flops * m * k * m / rate.flops * vendor_slowdown(rate, m, k, m, max(x.together, lanes))
+            moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
+            seconds += x.count * max(share * whole, moved) + x.count / x.together * rate.start
+            calls += x.count / x.together
+    return seconds, calls
+
+
+def _triangle_share(x: Triangle, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:
+    """Return the time of one triangle as a share of the time of the whole product on aligned rows."""
+    use = leaf_use(x.leaf)
+    leaf, relative = use.leaf, use.leaf.time.relative
+    aligned = not work.triangles_unaligned and not work.triangles_odd  # otherwise the vendor computes `loose` types
+    by_kernel = dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if x.loose and aligned else ()))
+    if by_kernel and not is_slow_on_column_major_b(use, dtype.name):
+        # Tiles on the diagonal are whole.
+        return relative * min(rate.half_by_tiles * (1 + rate.half_edge / x.rows), 1.0)
+    unaligned = 1 + work.triangles_unaligned * (rate.unaligned - 1) + work.triangles_odd * (rate.odd - 1)
+    if dtype.name not in leaf.halves.by_blas:  # the whole product is computed
+        return relative * unaligned
+    if batches and x.together > 1 and x.rows <= leaf.halves.whole_rows:
+        return relative
+    apart = 1 + rate.half_apart / x.rows if x.together > 1 else 1.0
+    return relative * apart * (rate.half if x.k >= rate.half_least else rate.half_below * unaligned)

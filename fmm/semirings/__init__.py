@@ -1,1 +1,1 @@
-"""Min-plus products and shortest paths: what numbers mean, which way is taken, and the device's part."""
+"""Min-plus products and all-pairs shortest paths: closure tables, kernels for the host and for CUDA, and the calls."""

@@ -1,7 +1,7 @@
-"""A closure table's steps as launches on a CUDA device: shortest paths of a matrix D in place.
+"""A closure table's steps as launches on a CUDA device, and their predicted time.
 
-D lies row by row in memory of its own, whose rows begin at multiples of 16 bytes; so do the temporaries'. Where nodes
-before the ends of the ways are asked for, D, the temporaries and these all have the same places.
+The matrix D and the temporaries are row-major, with rows that begin at multiples of 16 bytes. The predecessors of D and
+of the temporaries have the same layout in buffers of their own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fmm.semirings.closure_steps import MATRIX, ClosureSteps, ProductStep, TileS
 from fmm.semirings.closure_table import closure_table
 from fmm.semirings.minplus_kernel import (
     WIDE,
+    ProductSize,
     Rect,
     Ring,
     SemiringProduct,
-    Shape,
     close_launch,
     doubling_launch,
     fastest_sizes,
@@ -29,8 +29,8 @@ from fmm.semirings.minplus_kernel import (
     tile_side,
 )
 
-ROOM = 256  # bytes: temporaries begin at multiples of it
-ARGS = "args of "  # in front of a base's name: where the nodes stand that are noted of its numbers
+ALIGNMENT = 256  # numbers: temporaries begin at multiples of it
+ARGS = "args of "  # prefix of a base's name: the buffer of its predecessors
 ARG_BYTES = 4  # of a node
 WORKSPACE, DOUBLED = "W", "doubled"
 
@@ -41,38 +41,41 @@ class ClosureLaunches:
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
-    numbers: int  # that the temporaries have room for
-    doubled_bytes: int  # of numbers that are written twice, for rings with two numbers in a word
-
-
-def padded(cols: int) -> int:
-    """Numbers from one row to the next, so that every row begins at a multiple of 16 bytes whatever their type."""
-    return -(-cols // WIDE) * WIDE
+    numbers: int  # of the temporaries
+    doubled_bytes: int  # of the operands that are written twice, for rings with two numbers in a word
 
 
 @lru_cache(maxsize=64)
-def closure_launches(ring: Ring, n: int, noted: bool, multiprocessors: int) -> ClosureLaunches:
-    """All launches for an n x n matrix; `noted`: with the nodes before the ends of the ways."""
-    steps = closure_steps(closure_table(), n, tile_side(noted))
-    return _Recorder(ring, steps, noted, multiprocessors).recorded()
+def closure_launches(ring: Ring, n: int, with_predecessors: bool, multiprocessors: int) -> ClosureLaunches:
+    """Return all launches that close an n x n matrix."""
+    steps = closure_steps(closure_table(), n, tile_side(with_predecessors))
+    return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record()
 
 
-class _Recorder:
-    def __init__(self, ring: Ring, steps: ClosureSteps, noted: bool, multiprocessors: int) -> None:
-        self.ring, self.steps, self.noted, self.multiprocessors = ring, steps, noted, multiprocessors
-        self.places: dict[str, tuple[int, int]] = {}  # of temporaries: first number, numbers a row
+def padded(cols: int) -> int:
+    """Return the leading dimension with which every row begins at a multiple of 16 bytes, for every type."""
+    return -(-cols // WIDE) * WIDE
+
+
+class _ClosureRecorder:
+    """Translates closure steps into launches; places the temporaries in one workspace."""
+
+    def __init__(self, ring: Ring, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
+        self.ring, self.steps = ring, steps
+        self.with_predecessors, self.multiprocessors = with_predecessors, multiprocessors
+        self.places: dict[str, tuple[int, int]] = {}  # first number and leading dimension of each temporary
         self.numbers = 0
         for name, rows, cols in steps.temporaries:
             self.places[name] = self.numbers, padded(cols)
-            self.numbers += -(-rows * padded(cols) // ROOM) * ROOM
+            self.numbers += -(-rows * padded(cols) // ALIGNMENT) * ALIGNMENT
         sizes = (p.left.rows * padded(p.left.cols) for p in steps.products)
         self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
 
-    def recorded(self) -> ClosureLaunches:
-        launches = tuple(x for step in self.steps.rounds for x in self._round(step))
+    def record(self) -> ClosureLaunches:
+        launches = tuple(x for step in self.steps.rounds for x in self._round_launches(step))
         return ClosureLaunches(self.steps, launches, self.numbers, 2 * self.doubled * self.ring.word_bytes)
 
-    def _round(self, step: TileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
+    def _round_launches(self, step: TileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
         if isinstance(step, TileStep):
             yield close_launch(self.ring, self._rect(step.place), self._args(step.place))
             return
@@ -84,12 +87,13 @@ class _Recorder:
                 )
                 yield doubling_launch(product.left, dest)
                 products[i] = product._replace(left=dest)
-        sizes = fastest_sizes(self.ring, self.noted, [product_size(p) for p in products], self.multiprocessors)
+        product_sizes = [(p.left.rows, p.left.cols, p.dest.cols) for p in products]
+        sizes = fastest_sizes(self.ring, self.with_predecessors, product_sizes, self.multiprocessors)
         yield minplus_launch(self.ring, sizes, products)
 
     def _product(self, p: ProductStep) -> SemiringProduct:
         left, right, old, dest = (self._rect(x) for x in p)
-        if not self.noted:
+        if not self.with_predecessors:
             return SemiringProduct(left, right, dest, old)
         return SemiringProduct(left, right, dest, old, self._args(p.dest), self._args(p.old), self._args(p.right))
 
@@ -97,7 +101,7 @@ class _Recorder:
         return self._located(place, "", self.ring.item_bytes)
 
     def _args(self, place: Place) -> Rect | None:
-        return self._located(place, ARGS, ARG_BYTES) if self.noted else None
+        return self._located(place, ARGS, ARG_BYTES) if self.with_predecessors else None
 
     def _located(self, place: Place, prefix: str, item: int) -> Rect:
         base, first, leading = MATRIX, 0, padded(self.steps.n)
@@ -107,34 +111,35 @@ class _Recorder:
         return Rect(prefix + base, offset, place.rows, place.cols, leading)
 
 
-def product_size(p: SemiringProduct) -> tuple[int, int, int]:
-    """Rows, inner dimension and columns of a product."""
-    return p.left.rows, p.left.cols, p.dest.cols
+# ---- predicted time
+#
+# Each launch begins when the one before has ended. Left out are device memory (a product reads each number of its
+# operands tens of times from the second-level cache, which keeps up), the passes that convert operands and results, and
+# clocks that fall under load.
 
-
-# Of one step of a tile that is closed. 128 nodes: 64 numbers a thread, two instructions each, and a barrier.
+# Clocks of one step of a tile closure. 128 nodes: 64 numbers a thread, two instructions each, and a barrier.
 STEP_CLOCKS = 510.0
 WIDE_STEP_CLOCKS = 1100.0  # of float64
-NOTED_STEP_CLOCKS = 500.0  # of 64 nodes, with the nodes before the ends of the ways
+PREDECESSOR_STEP_CLOCKS = 500.0  # of 64 nodes, with predecessors
 
 
-def product_seconds(ring: Ring, products: list[Shape], chip: Chip, noted: bool = False) -> float:
-    """Of one launch."""
-    sizes = fastest_sizes(ring, noted, products, chip.multiprocessors)
-    return chip.fitted.launch + product_clocks(ring, noted, sizes, products, chip.multiprocessors) / chip.clock
-
-
-def closure_seconds(ring: Ring, n: int, chip: Chip, noted: bool = False) -> float:
-    """Of the shortest paths between n nodes; `noted`: with the nodes before their ends."""
-    step_clocks = NOTED_STEP_CLOCKS if noted else WIDE_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
+def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = False) -> float:
+    """Return the predicted seconds of the shortest paths between n nodes."""
+    step_clocks = WIDE_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
+    if with_predecessors:
+        step_clocks = PREDECESSOR_STEP_CLOCKS
     seconds = 0.0
-    for step in closure_steps(closure_table(), n, tile_side(noted)).rounds:
+    for step in closure_steps(closure_table(), n, tile_side(with_predecessors)).rounds:
         if isinstance(step, TileStep):
             seconds += chip.fitted.launch + step.place.rows * step_clocks / chip.clock
         else:
-            seconds += product_seconds(ring, [_shape(p) for p in step], chip, noted)
+            sizes = [(p.left.rows, p.left.cols, p.dest.cols) for p in step]
+            seconds += product_seconds(ring, sizes, chip, with_predecessors)
     return seconds
 
 
-def _shape(p: ProductStep) -> Shape:
-    return p.left.rows, p.left.cols, p.dest.cols
+def product_seconds(ring: Ring, products: list[ProductSize], chip: Chip, with_arguments: bool = False) -> float:
+    """Return the predicted seconds of one launch of products."""
+    sizes = fastest_sizes(ring, with_arguments, products, chip.multiprocessors)
+    clocks = product_clocks(ring, with_arguments, sizes, products, chip.multiprocessors)
+    return chip.fitted.launch + clocks / chip.clock

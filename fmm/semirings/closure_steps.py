@@ -1,7 +1,7 @@
-"""The steps by which a closure table is carried out on a matrix of a given size: the one description of what runs.
+"""The steps that carry out a closure table on an n x n matrix, read by the host, CUDA launches, counts and prediction.
 
-A round is what may run side by side: one tile to be closed, or products none of which reads or overwrites what another
-one writes. The CPU's way, the GPU's launches, the counts and the prediction all read these.
+A round is a set of steps that may run side by side: one tile to close, or products that do not read or overwrite each
+other's results.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MATRIX = "D"
 
 
 class TileStep(NamedTuple):
-    """A block of the diagonal that is closed as a whole."""
+    """A diagonal block that is closed as a whole."""
 
     place: Place
 
 
 class ProductStep(NamedTuple):
-    """dest = old + left right, over the semiring; `old` may be `dest`."""
+    """dest = old + left right over the semiring; `old` may be `dest`."""
 
     left: Place
     right: Place
@@ -38,7 +38,7 @@ Round = TileStep | tuple[ProductStep, ...]
 
 @dataclass(frozen=True)
 class ClosureSteps:
-    """All steps for an n x n matrix D in place, and the temporaries' names and sizes."""
+    """All rounds that close an n x n matrix D in place, and the name, rows and columns of each temporary."""
 
     n: int
     rounds: tuple[Round, ...]
@@ -54,13 +54,13 @@ class ClosureSteps:
 
     @property
     def additions(self) -> int:
-        """Sums that are compared with the best one so far."""
+        """Number of sums that are compared with the best one so far."""
         products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.products)
         return products + sum(tile.rows**3 for tile in self.tiles)
 
     @property
     def moved(self) -> int:
-        """Numbers read and written, if each step reads each of its operands once."""
+        """Numbers read and written if each step reads each of its operands once."""
         products = sum(sum(x.rows * x.cols for x in p) for p in self.products)
         return products + sum(2 * tile.rows**2 for tile in self.tiles)
 
@@ -71,32 +71,39 @@ class ClosureSteps:
 
 @lru_cache(maxsize=64)
 def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
-    """Blocks are cut at multiples of `leaf`, as near to the middle as that goes, until they are no larger."""
-    walk = _Cutting(table, leaf)
-    rounds = tuple(walk.closed(Place(MATRIX, 0, 0, n, n), 0)) if n else ()
-    return ClosureSteps(n, rounds, tuple((name, *size) for name, size in walk.sizes.items()))
+    """Return the steps for an n x n matrix.
+
+    Blocks are cut at the multiple of `leaf` nearest to the middle, until no block is larger than `leaf`.
+    """
+    cutting = _Cutting(table, leaf)
+    rounds = tuple(cutting.close_rounds(Place(MATRIX, 0, 0, n, n), 0)) if n else ()
+    return ClosureSteps(n, rounds, tuple((name, *size) for name, size in cutting.sizes.items()))
 
 
 class _Cutting:
+    """The recursion over diagonal blocks; `sizes` collects rows and columns of the temporaries."""
+
     def __init__(self, table: ClosureTable, leaf: int) -> None:
         self.table, self.leaf = table, leaf
         self.sizes: dict[str, tuple[int, int]] = {}
 
-    def closed(self, whole: Place, depth: int) -> Iterator[Round]:
+    def close_rounds(self, whole: Place, depth: int) -> Iterator[Round]:
         if whole.rows <= self.leaf:
             yield TileStep(whole)
             return
-        half = self.leaf * -(-whole.rows // (2 * self.leaf))
-        places = dict(zip(self.table.blocks, _quarters(whole, half), strict=True))
+        middle = self.leaf * -(-whole.rows // (2 * self.leaf))
+        cuts = ((0, middle), (middle, whole.rows - middle))
+        quarters = [Place(whole.name, whole.row + r, whole.col + c, h, w) for r, h in cuts for c, w in cuts]
+        places = dict(zip(self.table.blocks, quarters, strict=True))
         together: list[ProductStep] = []
         for step in self.table.steps:
             if isinstance(step, Close):
                 yield from [tuple(together)] if together else []
                 together = []
-                yield from self.closed(places[step.place], depth + 1)
+                yield from self.close_rounds(places[step.place], depth + 1)
                 continue
             product = self._product(step, places, depth)
-            if any(_in_the_way(product, other) for other in together):
+            if any(_conflicts(product, other) for other in together):
                 yield tuple(together)
                 together = []
             together.append(product)
@@ -113,11 +120,6 @@ class _Cutting:
         return ProductStep(left, right, places[read], places[written])
 
 
-def _quarters(whole: Place, half: int) -> list[Place]:
-    cuts = ((0, half), (half, whole.rows - half))
-    return [Place(whole.name, whole.row + r, whole.col + c, h, w) for r, h in cuts for c, w in cuts]
-
-
-def _in_the_way(x: ProductStep, y: ProductStep) -> bool:
-    """Does one write what the other reads or writes?"""
+def _conflicts(x: ProductStep, y: ProductStep) -> bool:
+    """Return True if one product writes a place that the other reads or writes."""
     return any(p.dest.shared(q) is not None for p, other in ((x, y), (y, x)) for q in other)

@@ -1,10 +1,12 @@
-"""Closure tables: orders of operations that compute D* = 1 + D + D D + ... over a semiring, as data.
+"""Closure tables: sequences of block operations that compute D* = 1 + D + D D + ... over a semiring, as text files.
 
-Over (min, +), where a number of D is the length of an edge, D* holds the lengths of all shortest paths. A table cuts D
-into two by two blocks and calls `close` (on blocks of the diagonal, which are smaller problems of the same kind) and
-those kernels of step_tables/kernels.txt that subtract nothing. A table is proved when it is read: its blocks are
-letters that do not commute, its results sets of words, and these must be the words that are walks between the blocks'
-sides. So it holds in every closed semiring, and for blocks of any sizes.
+Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of all shortest paths. A table cuts D
+into two by two blocks. Its steps are `close` on diagonal blocks (smaller problems of the same kind) and those kernels
+of step_tables/kernels.txt that subtract nothing.
+
+A table is proved when it is read. Blocks are letters that do not commute, and a result is a set of words over these
+letters. The set must equal the walks between the block's two sides. The proof holds for every closed semiring with
+idempotent addition and for blocks of any size.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from fmm.kernels.algorithms.step_table import PRODUCT, Step, StepError, TableCal
 
 FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEAD = ("name", "source", "blocks", "temps")
-# The blocks, in this order: from which side of the cut to which one they lead.
+# From which side of the cut to which side each block leads, in the order of the blocks.
 SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 class Close(NamedTuple):
-    """A block of the diagonal becomes its own closure."""
+    """The step that replaces a diagonal block by its closure."""
 
     place: str
 
@@ -34,7 +36,7 @@ class Close(NamedTuple):
 
 @dataclass(frozen=True)
 class ClosureTable:
-    """A named sequence of steps that turns D, in its four blocks, into D*."""
+    """A named sequence of steps that turns the four blocks of D into those of D*."""
 
     name: str
     source: str
@@ -47,16 +49,31 @@ class ClosureTable:
         return sum(1 for step in self.steps if isinstance(step, Step))
 
 
+@lru_cache(maxsize=8)
+def closure_table(name: str = "r-kleene") -> ClosureTable:
+    """Read and prove the closure table of this name; raise StepError if it is unknown or wrong."""
+    names = sorted(file.name.removesuffix(".txt") for file in FOLDER.iterdir())
+    if name not in names:
+        raise StepError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
+    table = parse_closure_table((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
+    if (defect := closure_defect(table)) is not None:
+        raise StepError(f"{name}.txt does not compute the closure: {defect}")
+    return table
+
+
+# ---- reading
+
+
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
-    """A closure table from its text form; StepError names the file and the line."""
+    """Parse the text form of a closure table; StepError names the file and the line."""
     head, calls = table_text(text, origin, HEAD)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
     if len(blocks) != len(SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
-        raise StepError(f"{origin}: four blocks and the temporaries must have names of their own")
-    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_step, calls)))
+        raise StepError(f"{origin}: four blocks and the temporaries must have distinct names")
+    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_step, calls)))
 
 
-def _step(call: TableCall) -> Step | Close:
+def _parse_step(call: TableCall) -> Step | Close:
     if call.name == "close" and len(call.places) == 1:
         return Close(call.places[0])
     step, where = kernel_step(call), call.where
@@ -74,120 +91,127 @@ def _step(call: TableCall) -> Step | Close:
 
 
 def closure_defect(table: ClosureTable) -> str | None:
-    """What is wrong with the table; None if it computes the closure of every matrix over every closed semiring."""
-    held: dict[str, Words] = {name: Letter(name) for name in table.blocks}
+    """Return the table's first error; None if it computes the closure over every closed semiring."""
+    values: dict[str, Words] = {name: Letter(name) for name in table.blocks}
     for step in table.steps:
         places = (step.place,) if isinstance(step, Close) else step.reads
-        if unknown := [p for p in places if p not in held]:
+        if unknown := [p for p in places if p not in values]:
             return f"{step} reads {', '.join(unknown)}, which nothing has written"
         if isinstance(step, Close):
             if step.place not in (table.blocks[0], table.blocks[3]):
                 return f"{step}: only blocks of the diagonal are square"
-            held[step.place] = repeated(held[step.place])
+            values[step.place] = repeated(values[step.place])
         else:
-            held[step.writes[0]] = _written(step, held)
+            values[step.writes[0]] = _step_result(step, values)
     moves = dict(zip(table.blocks, SIDES, strict=True))
     for block, (begin, end) in moves.items():
-        if not same_walks(held[block], moves, begin, end):
+        if not same_walks(values[block], moves, begin, end):
             return f"{block} is not the closure's"
     return None
 
 
-def _written(step: Step, held: Mapping[str, Words]) -> Words:
-    left, right = (held[step.bound[f]] for f in step.kernel.product or ())
-    found = EMPTY
+def _step_result(step: Step, values: Mapping[str, Words]) -> Words:
+    left, right = (values[step.bound[f]] for f in step.kernel.product or ())
+    total = EMPTY
     for _, terms in step.kernel.assignments:
         for _, source in terms:
-            found = either(found, both(left, right) if source == PRODUCT else held[step.bound[source]])
-    return found
+            total = one_of(total, all_of(left, right) if source == PRODUCT else values[step.bound[source]])
+    return total
 
 
-@lru_cache(maxsize=8)
-def closure_table(name: str = "r-kleene") -> ClosureTable:
-    """A closure table by name, proved."""
-    names = sorted(file.name.removesuffix(".txt") for file in FOLDER.iterdir())
-    if name not in names:
-        raise StepError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
-    table = parse_closure_table((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
-    if (defect := closure_defect(table)) is not None:
-        raise StepError(f"{name}.txt does not compute the closure: {defect}")
-    return table
+# ---- sets of words over letters that do not commute
+#
+# An identity of word sets (union, concatenation, repetition) holds in every closed semiring with idempotent addition,
+# and for matrices over it. Sets are compared by derivatives: the words that may follow a first letter (Brzozowski 1964,
+# Antimirov 1996). A set has finitely many derivatives.
 
 
 @dataclass(frozen=True)
 class Letter:
+    """The set of one word of one letter."""
+
     name: str
 
 
 @dataclass(frozen=True)
-class Either:
+class OneOf:
+    """The union of sets."""
+
     parts: frozenset[Words]
 
 
 @dataclass(frozen=True)
-class Both:
+class AllOf:
+    """The concatenations of a word of `first` and a word of `then`."""
+
     first: Words
     then: Words
 
 
 @dataclass(frozen=True)
 class Repeated:
+    """The concatenations of any number of words of `part`."""
+
     part: Words
 
 
-Words = Letter | Either | Both | Repeated
-EMPTY: Words = Either(frozenset())
+Words = Letter | OneOf | AllOf | Repeated
+EMPTY: Words = OneOf(frozenset())
 ONE: Words = Repeated(EMPTY)  # the word without letters
 
 
-def either(x: Words, y: Words) -> Words:
-    parts = (x.parts if isinstance(x, Either) else {x}) | (y.parts if isinstance(y, Either) else {y})
-    return next(iter(parts)) if len(parts) == 1 else Either(frozenset(parts))
+def one_of(x: Words, y: Words) -> Words:
+    """Return the union of two sets in normal form."""
+    parts = (x.parts if isinstance(x, OneOf) else {x}) | (y.parts if isinstance(y, OneOf) else {y})
+    return next(iter(parts)) if len(parts) == 1 else OneOf(frozenset(parts))
 
 
-def both(x: Words, y: Words) -> Words:
+def all_of(x: Words, y: Words) -> Words:
+    """Return the concatenation of two sets in normal form."""
     if EMPTY in (x, y):
         return EMPTY
-    return y if x == ONE else x if y == ONE else Both(x, y)
+    return y if x == ONE else x if y == ONE else AllOf(x, y)
 
 
 def repeated(x: Words) -> Words:
+    """Return the repetition of a set in normal form."""
     return x if isinstance(x, Repeated) else Repeated(x)
 
 
 def has_empty_word(x: Words) -> bool:
-    """Is the word without letters one of them?"""
-    if isinstance(x, Either):
+    """Return True if the set contains the word without letters."""
+    if isinstance(x, OneOf):
         return any(has_empty_word(part) for part in x.parts)
-    if isinstance(x, Both):
+    if isinstance(x, AllOf):
         return has_empty_word(x.first) and has_empty_word(x.then)
     return isinstance(x, Repeated)
 
 
 @lru_cache(maxsize=4096)
-def after(x: Words, letter: str) -> frozenset[Words]:
-    """What may follow `letter` at the beginning of a word: sets whose union it is."""
+def derivatives(x: Words, letter: str) -> frozenset[Words]:
+    """Return sets with this union: the rest of every word of x that begins with `letter`."""
     if isinstance(x, Letter):
         return frozenset([ONE] if x.name == letter else [])
-    if isinstance(x, Either):
-        return frozenset(y for part in x.parts for y in after(part, letter))
+    if isinstance(x, OneOf):
+        return frozenset(y for part in x.parts for y in derivatives(part, letter))
     if isinstance(x, Repeated):
-        return frozenset(both(y, x) for y in after(x.part, letter))
-    found = frozenset(both(y, x.then) for y in after(x.first, letter))
-    return found | after(x.then, letter) if has_empty_word(x.first) else found
+        return frozenset(all_of(y, x) for y in derivatives(x.part, letter))
+    rest = frozenset(all_of(y, x.then) for y in derivatives(x.first, letter))
+    return rest | derivatives(x.then, letter) if has_empty_word(x.first) else rest
 
 
 def same_walks(x: Words, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
-    """Are these just the walks from `begin` to `end`? Each letter is a move from one place to another."""
-    state: tuple[frozenset[Words], int | None] = (frozenset([x]), begin)  # what may follow, and where a walk stands
+    """Return True if x is the set of walks from `begin` to `end`; each letter is a move between two vertices."""
+    # A state is the sets that may follow and the vertex that a walk has come to (None: not a walk).
+    state: tuple[frozenset[Words], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]
     while waiting:
-        rest, place = waiting.pop()
-        if any(has_empty_word(y) for y in rest) != (place == end):
+        rest, vertex = waiting.pop()
+        if any(has_empty_word(y) for y in rest) != (vertex == end):
             return False
         for letter, (start, stop) in moves.items():
-            follows = frozenset(z for y in rest for z in after(y, letter))
-            state = follows, stop if place == start else None
+            following = frozenset(z for y in rest for z in derivatives(y, letter))
+            state = following, stop if vertex == start else None
             if state not in seen:
                 seen.add(state)
                 waiting.append(state)

@@ -1,4 +1,4 @@
-"""Products over semirings and closures of CuPy's arrays, on the current device and stream."""
+"""Semiring products and closures of CuPy arrays, on the current device and stream."""
 
 from __future__ import annotations
 
@@ -24,27 +24,49 @@ from fmm.semirings.minplus_kernel import (
 )
 
 
-def device_product(name: str, a: Any, b: Any, noted: bool) -> tuple[Any, Any]:
-    """The best sums, and if asked the steps that they come from; else None."""
-    ring, (m, k), n = RINGS[name], a.shape, b.shape[1]
-    left, right = _wide_rows(a), _wide_rows(b)
+def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
+    """Return the best sums, and the steps that they come from (None without arguments)."""
+    ring, (m, k), n = RINGS[ring_name], a.shape, b.shape[1]
+    left, right = _aligned_rows(a), _aligned_rows(b)
     c = cupy.empty((m, padded(n)), a.dtype)
-    args = cupy.empty((m, padded(n)) if noted else (1,), np.int32)
+    args = cupy.empty((m, padded(n)) if with_arguments else (1,), np.int32)
     device = int(a.data.device_id)
-    run = _product_run(ring, (m, k, n), (_leading(left), _leading(right)), noted, device)
+    leading = int(left.strides[0] // left.itemsize), int(right.strides[0] // right.itemsize)
+    run = _product_run(ring, (m, k, n), leading, with_arguments, device)
     addresses = {"A": left.data.ptr, "B": right.data.ptr, "C": c.data.ptr}
     addresses[ARGS] = args.data.ptr
     if ring.per_word > 1:
         doubled = cupy.empty((m, padded(k)), np.uint32)
         addresses[DOUBLED] = doubled.data.ptr
     run.play(addresses, cupy.cuda.get_current_stream().ptr)
-    return _cut(c, n), _cut(args, n) if noted else None
+    return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
+
+
+def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = None) -> tuple[Any, Any]:
+    """Return the closure of an n x n matrix, and the node before each path's end (None without `predecessors`).
+
+    `predecessors` has the nodes before the ends of single edges.
+    """
+    n, ring = len(d), RINGS[ring_name]
+    run, numbers, doubled_bytes = _closure_run(ring, n, predecessors is not None, int(d.data.device_id))
+    values = cupy.full((n, padded(n)), missing, d.dtype)
+    values[:, :n] = d
+    memory = {MATRIX: values, WORKSPACE: cupy.empty(max(numbers, 1), d.dtype)}
+    if doubled_bytes:
+        memory[DOUBLED] = cupy.empty(doubled_bytes, np.uint8)
+    if predecessors is not None:
+        nodes = cupy.empty((n, padded(n)), np.int32)
+        nodes[:, :n] = predecessors
+        memory |= {ARGS + MATRIX: nodes, ARGS + WORKSPACE: cupy.empty(max(numbers, 1) * ARG_BYTES, np.uint8)}
+    run.play({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
+    return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
 
 
 @lru_cache(maxsize=256)
 def _product_run(
-    ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], noted: bool, device: int
+    ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
 ) -> LaunchSequence:
+    """Return the compiled launches of a product."""
     m, k, n = size
     left, right = Rect("A", 0, m, k, leading[0]), Rect("B", 0, k, n, leading[1])
     dest = Rect("C", 0, m, n, padded(n))
@@ -53,50 +75,29 @@ def _product_run(
         words = Rect(DOUBLED, 0, m, k, padded(k))
         launches.append(doubling_launch(left, words))
         left = words
-    sizes = fastest_sizes(ring, noted, [size], chip_of(device).multiprocessors)
-    args = Rect(ARGS, 0, m, n, padded(n)) if noted else None
+    sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
+    args = Rect(ARGS, 0, m, n, padded(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
     return LaunchSequence(launches, device)
 
 
-def _leading(x: Any) -> int:
-    return int(x.strides[0] // x.itemsize)
-
-
-def _wide_rows(x: Any) -> Any:
-    """The matrix, or a copy of it, with rows without gaps that begin at multiples of 16 bytes."""
-    rows, cols = x.shape
-    alike = x.strides[1] == x.itemsize or cols == 1
-    if alike and x.strides[0] >= cols * x.itemsize and x.strides[0] % WIDE == 0 and x.data.ptr % WIDE == 0:
-        return x
-    made = cupy.zeros((rows, padded(cols)), x.dtype)
-    made[:, :cols] = x
-    return made[:, :cols]
-
-
-def _cut(x: Any, cols: int) -> Any:
-    return x if x.shape[1] == cols else cupy.ascontiguousarray(x[:, :cols])
-
-
 @lru_cache(maxsize=64)
-def _closure_run(ring: Ring, n: int, noted: bool, device: int) -> tuple[LaunchSequence, int, int]:
-    """The launches made ready; numbers of the temporaries, and bytes of what is written twice."""
-    found = closure_launches(ring, n, noted, chip_of(device).multiprocessors)
-    return LaunchSequence(found.launches, device), found.numbers, found.doubled_bytes
+def _closure_run(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
+    """Return the compiled launches of a closure, its temporaries' numbers, and the bytes of doubled operands."""
+    closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
+    return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 
-def device_closure(name: str, d: Any, none: Any, nodes: Any = None) -> tuple[Any, Any]:
-    """The closure of an n x n matrix, and the last nodes before the ends of the ways, where `nodes` begins them."""
-    n, ring = len(d), RINGS[name]
-    run, numbers, doubled = _closure_run(ring, n, nodes is not None, int(d.data.device_id))
-    values = cupy.full((n, padded(n)), none, d.dtype)
-    values[:, :n] = d
-    memory = {MATRIX: values, WORKSPACE: cupy.empty(max(numbers, 1), d.dtype)}
-    if doubled:
-        memory[DOUBLED] = cupy.empty(doubled, np.uint8)
-    if nodes is not None:
-        noted = cupy.empty((n, padded(n)), np.int32)
-        noted[:, :n] = nodes
-        memory |= {ARGS + MATRIX: noted, ARGS + WORKSPACE: cupy.empty(max(numbers, 1) * ARG_BYTES, np.uint8)}
-    run.play({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
-    return _cut(values, n), None if nodes is None else _cut(noted, n)
+def _aligned_rows(x: Any) -> Any:
+    """Return x, or a copy, with contiguous rows that begin at multiples of 16 bytes."""
+    rows, cols = x.shape
+    contiguous = x.strides[1] == x.itemsize or cols == 1
+    if contiguous and x.strides[0] >= cols * x.itemsize and x.strides[0] % WIDE == 0 and x.data.ptr % WIDE == 0:
+        return x
+    copy = cupy.zeros((rows, padded(cols)), x.dtype)
+    copy[:, :cols] = x
+    return copy[:, :cols]
+
+
+def _first_columns(x: Any, cols: int) -> Any:
+    return x if x.shape[1] == cols else cupy.ascontiguousarray(x[:, :cols])

@@ -1,9 +1,8 @@
-"""In which numbers a product over a semiring is computed.
+"""The ring in which a product over a semiring is computed, and conversion of arrays into it and back.
 
-Floats are computed as they are. Whole numbers are saturated: the largest one of a type stands for "no edge" (the
-smallest one, of max-plus), and a sum beyond the type's range is the nearest number that it has. None of the rings
-saturates by an instruction of its own; so the numbers are looked at first, and go to a ring in which no sum can
-overflow.
+Floats are computed as they are. Integers saturate: the largest integer of a type is the missing value ("no edge"; in
+max-plus the smallest one), and a sum beyond the type's range becomes the nearest number in it. No ring saturates by an
+instruction. So the values are inspected first, and a ring is chosen in which no sum can overflow.
 """
 
 from __future__ import annotations
@@ -12,87 +11,87 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LIMIT = 1 << 28  # of the ring "int32": tropical_rings.cuh
-# Sums from which on it pays to look whether floats are negative: a fifth less time, for a pass and a wait.
-WORTH_A_LOOK = 2048**3
+LIMIT = 1 << 28  # largest number of the ring "int32" (tropical_rings.cuh)
+# Sums from which a test for negative floats pays: a product without them takes a fifth less time, the test costs a pass
+# and a wait.
+SIGN_TEST_SUMS = 2048**3
 
 
 class Domain(NamedTuple):
-    """A ring by its name, the type of the arrays it works on, and its own "no edge"; with a negative sign, numbers are
-    turned around, so that the greatest is the least."""
+    """A ring's name, the type of its arrays and its missing value; with sign -1 numbers are negated on the way in."""
 
     ring: str
     dtype: str
-    none: Any
+    missing: Any
     sign: int = 1
 
 
-def none_of(dtype: Any, greatest: bool) -> Any:
-    """What stands for "no edge" in arrays of users."""
-    found = np.dtype(dtype)
-    if found.kind == "f":
-        return found.type(-np.inf if greatest else np.inf)
-    limits = np.iinfo(found)
-    return found.type(limits.min if greatest else limits.max)
+def missing_value(dtype: Any, maximum: bool) -> Any:
+    """Return the number that means "no edge" in a user's array."""
+    numpy_type = np.dtype(dtype)
+    if numpy_type.kind == "f":
+        return numpy_type.type(-np.inf if maximum else np.inf)
+    limits = np.iinfo(numpy_type)
+    return numpy_type.type(limits.min if maximum else limits.max)
 
 
-def chosen_domain(
-    xp: Any, arrays: tuple[Any, ...], greatest: bool, device: bool, args: bool, terms: int, work: int
+def choose_domain(
+    xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
 ) -> Domain:
-    """For sums of so many `terms` of one or two arrays, which are of one type; `args`: with places noted; `work`: sums
-    in all."""
+    """Return the fastest ring for `work` sums, each of `terms` numbers of one or two arrays of one type."""
     dtype = arrays[0].dtype
     if dtype.kind == "f":
-        looks = device and dtype == np.float32 and not greatest and work >= WORTH_A_LOOK
-        more = ", greatest" if greatest else ", none negative" if looks and _none_negative(xp, arrays) else ""
-        return Domain(f"{dtype.name}{more}", dtype.name, none_of(dtype, greatest))
-    natural = not greatest and _none_negative(xp, arrays)
-    if natural and (dtype == np.int32 or (args and device)):
+        tests_sign = device and dtype == np.float32 and not maximum and work >= SIGN_TEST_SUMS
+        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _none_negative(xp, arrays) else ""
+        return Domain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
+    natural = not maximum and _none_negative(xp, arrays)
+    if natural and (dtype == np.int32 or (with_arguments and device)):
         return Domain("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
         return Domain("int16, none negative", "uint16", np.uint16(2**15 - 1))
-    sign = -1 if greatest else 1
-    if device and all(_largest_size(xp, x, greatest) * terms <= 2 * LIMIT for x in arrays):
+    sign = -1 if maximum else 1
+    if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * LIMIT for x in arrays):
         return Domain("int32", "int32", np.int32(2**30 - 1), sign)
-    return Domain("float64", "float64", np.float64(np.inf), sign)  # which adds whole numbers up exactly
+    return Domain("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers exactly
 
 
 def _none_negative(xp: Any, arrays: tuple[Any, ...]) -> bool:
-    """The device is waited for once. (NaN counts as negative.)"""
+    """Return True if no number is negative (NaN counts as negative); waits for the device once."""
     least = [x.min() for x in arrays if x.size]
     return not least or bool(xp.minimum(least[0], least[-1]) >= 0)
 
 
-def _largest_size(xp: Any, x: Any, greatest: bool) -> int:
+def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
     if x.size == 0 or x.dtype == np.int16:
         return 1 << 15
-    edges = xp.where(x == none_of(x.dtype, greatest), x.dtype.type(0), x)
+    edges = xp.where(x == missing_value(x.dtype, maximum), x.dtype.type(0), x)
     return max(int(edges.max()), -int(edges.min()))
 
 
-def to_domain(x: Any, domain: Domain, greatest: bool) -> Any:
-    """An array in the domain's numbers; in the same memory if they are the same bits."""
-    if x.dtype == domain.dtype and none_of(x.dtype, greatest) == domain.none:
+def to_domain(x: Any, domain: Domain, maximum: bool) -> Any:
+    """Return x in the domain's numbers; without a copy if the bits are the same."""
+    missing = missing_value(x.dtype, maximum)
+    if x.dtype == domain.dtype and missing == domain.missing:
         return x
     if domain.dtype == f"u{x.dtype.name}":
         return x.view(domain.dtype)
-    found = x.astype(domain.dtype)
+    values = x.astype(domain.dtype)
     if domain.sign < 0:
-        found *= found.dtype.type(-1)
-    found[x == none_of(x.dtype, greatest)] = domain.none
-    return found
+        values *= values.dtype.type(-1)
+    values[x == missing] = domain.missing
+    return values
 
 
-def from_domain(xp: Any, x: Any, domain: Domain, dtype: Any, greatest: bool) -> Any:
-    """Such a result in the users' type."""
+def from_domain(xp: Any, x: Any, domain: Domain, dtype: Any, maximum: bool) -> Any:
+    """Return a result of the domain in the user's type, saturated."""
     target = np.dtype(dtype)
-    if x.dtype == target and none_of(target, greatest) == domain.none:
+    if x.dtype == target and missing_value(target, maximum) == domain.missing:
         return x
     if domain.dtype == f"u{target.name}":
         return x.view(target)
     limits = np.iinfo(target)
-    found = x if domain.sign > 0 else -x
-    inside = xp.clip(found, found.dtype.type(max(limits.min, 0) if x.dtype.kind == "u" else limits.min), limits.max)
-    inside = inside.astype(target)
-    inside[x >= domain.none] = none_of(target, greatest)
-    return inside
+    values = x if domain.sign > 0 else -x
+    least = values.dtype.type(max(limits.min, 0) if x.dtype.kind == "u" else limits.min)
+    result = xp.clip(values, least, limits.max).astype(target)
+    result[x >= domain.missing] = missing_value(target, maximum)
+    return result

@@ -1,5 +1,9 @@
-"""Products over semirings and Floyd and Warshall's algorithm by NumPy alone: one pass a step, over pieces that stay in
-a processor's second-level cache. All threads take pieces; NumPy's loops let go of Python's lock."""
+"""Semiring products and closures on the host by NumPy alone.
+
+A product takes one pass a step, over pieces that stay in a processor's second-level cache. All threads share the
+pieces; NumPy's loops release Python's lock. `close_matrix` carries out a closure table's steps, by NumPy or by Numba
+(numba_kernels.py).
+"""
 
 from __future__ import annotations
 
@@ -11,75 +15,113 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.sums import Place
+from fmm.kernels.plans.steps.sums import Place
 from fmm.semirings.closure_steps import MATRIX, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_BYTES = 1 << 17  # of a piece of the result; the sums have as many
+PIECE_BYTES = 1 << 17  # bytes of a piece of the result; its sums need as many
 LONGEST_ROW = 1 << 13  # bytes of a piece's row
-# That are formed for a piece at most, and of so many steps: between pieces an interrupt is heard.
+# Limits on one piece (sums and steps of the inner dimension): an interrupt is handled between pieces.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
+HOST_TILE_SIDE = 64  # nodes of a tile that is closed as a whole
 
 
-class Noted(NamedTuple):
-    """What is noted of each number of a product: the step, -1 where the old one stays; or what `via` has there. Steps
-    are counted from the `first` one on; where it is not the first of all, what was noted before stays."""
+class Arguments(NamedTuple):
+    """Where a product records the step (index of the inner dimension) that each of its numbers comes from.
+
+    `args` receives the step, or the number of `via` at that step (a predecessor). Where no step beats the old value,
+    `args` receives -1, or the number of `old`. `first` is the step at which this part of the product begins.
+    """
 
     args: Array
     old: Array | None = None
     via: Array | None = None
     first: int = 0
 
-    def of_steps(self, steps: slice) -> Noted:
-        """For some of the steps, after those before."""
+    def for_steps(self, steps: slice) -> Arguments:
+        """Return the arguments of some of the steps; earlier steps have been recorded."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
-        return Noted(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
+        return Arguments(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
 
-    def part(self, rows: slice, cols: slice) -> Noted:
-        """Of these rows and columns of the result."""
+    def for_block(self, rows: slice, cols: slice) -> Arguments:
+        """Return the arguments of a block of the result."""
         old, via = self.old, self.via
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
-        return Noted(self.args[rows, cols], old, via, self.first)
+        return Arguments(self.args[rows, cols], old, via, self.first)
 
-    def settle(self, step: Array) -> None:
-        """Note what belongs to the steps that were the best."""
+    def record(self, step: Array) -> None:
+        """Write `args` for the best steps, -1 where the old value stays."""
         if self.old is None:
             self.args[...] = step
             return
-        found = step + self.first if self.via is None else self.via[np.maximum(step, 0), np.arange(step.shape[1])]
-        self.args[...] = np.where(step >= 0, found, self.old)
+        best = step + self.first if self.via is None else self.via[np.maximum(step, 0), np.arange(step.shape[1])]
+        self.args[...] = np.where(step >= 0, best, self.old)
+
+
+class Semiring(Protocol):
+    """Products and closures of tiles, by NumPy or by Numba."""
+
+    def product(
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: Arguments | None = None
+    ) -> None: ...
+
+    def close(self, d: Array, predecessors: Array | None = None) -> None: ...
+
+
+def close_matrix(
+    semiring: Semiring, d: Array, predecessors: Array | None = None, tile_side: int = HOST_TILE_SIDE
+) -> None:
+    """Replace D by its closure, in place, and update `predecessors` (the node before each path's end) with it."""
+    steps = closure_steps(closure_table(), len(d), tile_side)
+    values, nodes = {MATRIX: d}, {MATRIX: predecessors}
+    for name, rows, cols in steps.temporaries:
+        values[name] = np.empty((rows, cols), d.dtype)
+        nodes[name] = None if predecessors is None else np.empty((rows, cols), predecessors.dtype)
+
+    def at(place: Place, arrays: dict[str, Array]) -> Array:
+        return arrays[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
+
+    for step in steps.rounds:
+        if isinstance(step, TileStep):
+            semiring.close(at(step.place, values), None if predecessors is None else at(step.place, nodes))  # type: ignore[arg-type]
+            continue
+        for p in step:
+            arguments = None
+            if predecessors is not None:
+                arguments = Arguments(*(at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
+            semiring.product(at(p.left, values), at(p.right, values), at(p.old, values), at(p.dest, values), arguments)
 
 
 @dataclass(frozen=True)
 class NumpySemiring:
-    """dest = the best of old and of all sums of left and right; `none` is what no sum is worse than."""
+    """dest = the best of old and of all sums of left and right; no sum is worse than `missing`."""
 
-    greatest: bool
-    none: Any
+    maximum: bool
+    missing: Any
     threads: int
 
     @property
     def best(self) -> Any:
-        """NaN is never the best."""
-        return np.fmax if self.greatest else np.fmin
+        """The ufunc of the better of two numbers; NaN is never better."""
+        return np.fmax if self.maximum else np.fmin
 
     @property
-    def better(self) -> Any:
-        return np.greater if self.greatest else np.less
+    def is_better(self) -> Any:
+        return np.greater if self.maximum else np.less
 
-    def product(self, left: Array, right: Array, old: Array | None, dest: Array, noted: Noted | None = None) -> None:
+    def product(
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: Arguments | None = None
+    ) -> None:
         for first in range(0, max(left.shape[1], 1), PIECE_STEPS):
             steps = slice(first, first + PIECE_STEPS)
-            some = None if noted is None else noted.of_steps(steps)
-            self._some_steps(left[:, steps], right[steps], dest if first else old, dest, some)
-
-    def _some_steps(self, left: Array, right: Array, old: Array | None, dest: Array, noted: Noted | None) -> None:
-        tasks: list[Callable[[], None]] = []
-        for rows, cols in _pieces(dest, left.shape[1]):
-            tasks.append(partial(self._piece, left[rows], right[:, cols], old, dest, noted, rows, cols))
-        Threads(self.threads).run_interruptibly(tasks)
+            part = None if arguments is None else arguments.for_steps(steps)
+            x, y, before = left[:, steps], right[steps], dest if first else old
+            tasks: list[Callable[[], None]] = []
+            for rows, cols in _pieces(dest, x.shape[1]):
+                tasks.append(partial(self._piece, x[rows], y[:, cols], before, dest, part, rows, cols))
+            Threads(self.threads).run_interruptibly(tasks)
 
     def _piece(
         self,
@@ -87,83 +129,51 @@ class NumpySemiring:
         right: Array,
         old: Array | None,
         dest: Array,
-        noted: Noted | None,
+        arguments: Arguments | None,
         rows: slice,
         cols: slice,
     ) -> None:
-        c = np.full((len(left), right.shape[1]), self.none, dest.dtype)
+        c = np.full((len(left), right.shape[1]), self.missing, dest.dtype)
         if old is not None:
             c[...] = old[rows, cols]
-        if noted is None:
+        if arguments is None:
             sums = np.empty_like(c)
             for k in range(left.shape[1]):
                 np.add(left[:, k, None], right[k], out=sums)
                 self.best(c, sums, out=c)
         else:
-            noted.part(rows, cols).settle(self._steps(left, right, c))
+            arguments.for_block(rows, cols).record(self._best_steps(left, right, c))
         dest[rows, cols] = c
 
-    def _steps(self, left: Array, right: Array, c: Array) -> Array:
-        """Which step was the best: the first of several, -1 where none was better than what c held."""
+    def _best_steps(self, left: Array, right: Array, c: Array) -> Array:
+        """Update c and return the first of the best steps; -1 where no step beats what c held."""
         sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
         for k in range(left.shape[1]):
             np.add(left[:, k, None], right[k], out=sums)
-            self.better(sums, c, out=won)
+            self.is_better(sums, c, out=won)
             np.copyto(c, sums, where=won)
             np.copyto(step, np.int32(k), where=won)
         return step
 
-    def close(self, d: Array, nodes: Array | None = None) -> None:
-        """Floyd and Warshall's algorithm in place; `nodes`: the last ones before the ends of the ways."""
+    def close(self, d: Array, predecessors: Array | None = None) -> None:
+        """Run the Floyd-Warshall algorithm in place."""
         with np.errstate(all="ignore"):
             sums, won = np.empty_like(d), np.empty(d.shape, bool)
             for k in range(len(d)):
                 np.add(d[:, k, None], d[k], out=sums)
-                if nodes is None:
+                if predecessors is None:
                     self.best(d, sums, out=d)
                     continue
-                self.better(sums, d, out=won)
+                self.is_better(sums, d, out=won)
                 np.copyto(d, sums, where=won)
-                np.copyto(nodes, np.broadcast_to(nodes[k].copy(), nodes.shape), where=won)
+                np.copyto(predecessors, np.broadcast_to(predecessors[k].copy(), predecessors.shape), where=won)
 
 
 def _pieces(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of the pieces of x, for a product of this many steps."""
     wide = max(min(x.shape[1], LONGEST_ROW // x.itemsize), 1)
     most = min(PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)
     for i in range(0, x.shape[0], high):
         for j in range(0, x.shape[1], wide):
             yield slice(i, min(i + high, x.shape[0])), slice(j, min(j + wide, x.shape[1]))
-
-
-LEAF = 64  # nodes of a tile that is closed as a whole
-
-
-class Semiring(Protocol):
-    """Who computes: NumPy alone, or what Numba compiled."""
-
-    def product(
-        self, left: Array, right: Array, old: Array | None, dest: Array, noted: Noted | None = None
-    ) -> None: ...
-
-    def close(self, d: Array, nodes: Array | None = None) -> None: ...
-
-
-def close_matrix(semiring: Semiring, d: Array, nodes: Array | None = None, leaf: int = LEAF) -> None:
-    """D becomes its closure, in place; `nodes`, the last ones before the ends of the ways, are kept up with it."""
-    steps = closure_steps(closure_table(), len(d), leaf)
-    values, notes = {MATRIX: d}, {MATRIX: nodes}
-    for name, rows, cols in steps.temporaries:
-        values[name] = np.empty((rows, cols), d.dtype)
-        notes[name] = None if nodes is None else np.empty((rows, cols), nodes.dtype)
-
-    def at(place: Place, held: dict[str, Array]) -> Array:
-        return held[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
-
-    for step in steps.rounds:
-        if isinstance(step, TileStep):
-            semiring.close(at(step.place, values), None if nodes is None else at(step.place, notes))  # type: ignore[arg-type]
-            continue
-        for p in step:
-            noted = None if nodes is None else Noted(*(at(x, notes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
-            semiring.product(at(p.left, values), at(p.right, values), at(p.old, values), at(p.dest, values), noted)

@@ -1,4 +1,7 @@
-"""Launches over the semirings of shortest paths: products (minplus.cuh) and the closing of a tile (close_tile.cuh)."""
+"""CUDA launches over the semirings of shortest paths: products (minplus.cuh) and tile closures (close_tile.cuh).
+
+`fastest_sizes` selects a product's tile sizes by the predicted clocks of its thread blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import strategy_cpp
 
 ENTRY = "fmm_minplus"
-TILE_THREADS = 256  # of the thread block that closes a tile, and of those that write numbers twice
-WIDE = 16  # bytes of an access
+TILE_THREADS = 256  # threads of the block that closes a tile, and of blocks that write numbers twice
+WIDE = 16  # bytes of a vector access
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What numbers are, and how the best of two sums is found."""
+    """A semiring on the device: its number type and how the better of two sums is found."""
 
     name: str
-    cpp: str  # its type in the device code
-    word: str  # the type of a word in the device code
+    cpp: str  # class of the ring in the device code
+    word: str  # C++ type of a word
     word_bytes: int
-    code: str  # of a word, for Python's struct
-    per_word: int = 1  # numbers of B and C in a word; a word of A has one number, as often
-    tile_cpp: str = ""  # the ring in which a tile is closed, if another
-    stored: str = ""  # the type in which numbers lie in memory, if not that of a word
+    code: str  # format of a word in Python's struct
+    per_word: int = 1  # numbers of B and C in a word; a word of A repeats one number as often
+    tile_cpp: str = ""  # class of the ring in which a tile is closed, if another
+    stored: str = ""  # type of the numbers in memory, if not that of a word
 
     @property
     def item_bytes(self) -> int:
@@ -56,23 +59,26 @@ WORD_SIZES = (
     TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
     TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
 )
-# With arguments, or with numbers of two registers, a thread has half as many.
+# With arguments, or with numbers of two registers, a thread holds half as many numbers.
 HALF = replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8)
-NOTED_SIZES = (HALF, *WORD_SIZES[1:])
+ARGUMENT_SIZES = (HALF, *WORD_SIZES[1:])
 DOUBLE_SIZES = (replace(HALF, stages=2), replace(WORD_SIZES[1], blocks=3), WORD_SIZES[2])
-NOTED_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
+ARGUMENT_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
 
 
-def sizes_for(ring: Ring, args: bool) -> tuple[TileSizes, ...]:
-    """The tile sizes with which a product's kernel may be compiled."""
+def sizes_for(ring: Ring, with_arguments: bool) -> tuple[TileSizes, ...]:
+    """Return the tile sizes with which a product's kernel may be compiled."""
     if ring.word_bytes > 4:
-        return NOTED_DOUBLE_SIZES if args else DOUBLE_SIZES
-    return NOTED_SIZES if args else WORD_SIZES
+        return ARGUMENT_DOUBLE_SIZES if with_arguments else DOUBLE_SIZES
+    return ARGUMENT_SIZES if with_arguments else WORD_SIZES
 
 
-def tile_side(args: bool) -> int:
-    """The side of a tile that is closed as a whole: its numbers are in one thread block's registers."""
-    return 64 if args else 128
+def tile_side(with_arguments: bool) -> int:
+    """Return the side of a tile that one thread block closes in its registers."""
+    return 64 if with_arguments else 128
+
+
+# ---- launches
 
 
 @dataclass(frozen=True)
@@ -81,30 +87,30 @@ class MinplusKernel:
 
     ring: str
     sizes: TileSizes
-    args: bool = False  # does it note from where each number of C comes?
+    with_arguments: bool = False  # also record the step that each number of C comes from
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: tiles of A, whose lines are spaced, and of B."""
+        """Bytes of shared memory: tiles of A with padded lines, and tiles of B."""
         s, item = self.sizes, RINGS[self.ring].word_bytes
         return s.stages * item * (s.m_s * (s.k_s + WIDE // item) + s.k_s * s.n_s)
 
 
 class Rect(NamedTuple):
-    """A rectangle of numbers in memory, row by row; `leading`: from one row to the next, in numbers."""
+    """A row-major rectangle of numbers in memory."""
 
     base: str
     offset: int  # bytes
     rows: int
     cols: int
-    leading: int
+    leading: int  # numbers from one row to the next
 
 
 class SemiringProduct(NamedTuple):
     """dest = the best of old and of the sums of left and right, number by number.
 
-    If the ring has two numbers in a word, those of left are written twice. `args` gets the place in the inner dimension
-    from which each number comes, or what `via` has there.
+    If the ring has two numbers in a word, those of left are written twice. `args` receives the step of the inner
+    dimension that each number comes from, or the number of `via` at that step.
     """
 
     left: Rect
@@ -117,33 +123,34 @@ class SemiringProduct(NamedTuple):
 
 
 def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
-    """The launch of one or two products, side by side."""
-    args = products[0].args is not None
-    kernel = MinplusKernel(ring.name, sizes, args)
+    """Return the launch of one product, or of two side by side."""
+    with_arguments = products[0].args is not None
+    kernel = MinplusKernel(ring.name, sizes, with_arguments)
     packed, slots, blocks = b"", [], []
     for product in products:
-        words, found, count = _packed_task(ring, sizes, product)
-        slots += [Slot(slot.word + len(packed) // 8, slot.base, slot.offset) for slot in found]
+        words, product_slots, count = _pack_product(ring, sizes, product)
+        slots += [Slot(slot.word + len(packed) // 8, slot.base, slot.offset) for slot in product_slots]
         packed += words
         blocks.append(count)
     packed += b"\0" * (len(packed) * (2 - len(products))) + struct.pack("<ii", blocks[0], 0)
-    made = Kernel(minplus_source, (kernel,), ENTRY, sizes.threads, kernel.shared)
-    label = f"minplus.{sizes.name.casefold()} over {ring.name}{', with arguments' * args}"
-    return Launch("product", label, made, (sum(blocks), 1, 1), packed, tuple(slots))
+    compiled = Kernel(minplus_source, (kernel,), ENTRY, sizes.threads, kernel.shared)
+    label = f"minplus.{sizes.name.casefold()} over {ring.name}{', with arguments' * with_arguments}"
+    return Launch("product", label, compiled, (sum(blocks), 1, 1), packed, tuple(slots))
 
 
-def _packed_task(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tuple[bytes, list[Slot], int]:
-    left, right, dest, old, *noted = product
+def _pack_product(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tuple[bytes, list[Slot], int]:
+    """Return a product's parameters, their address slots and its number of thread blocks."""
+    left, right, dest, old, *arguments = product
     pairs = ring.per_word
     m, k, n = left.rows, left.cols, -(-dest.cols // pairs)
     down, across = -(-m // sizes.m_s), -(-n // sizes.n_s)
-    rects = [*(x if x is None else (x.base, x.offset) for x in (left, right, dest, old, *noted))]
+    rects = [*(x if x is None else (x.base, x.offset) for x in (left, right, dest, old, *arguments))]
     block = f"<qii2{ring.code}"
     operands = struct.pack(block, 0, m, k, 0, 0), struct.pack(block, 0, k, n, 0, 0)
     at = [0, len(operands[0]) // 8]
     at += [2 * at[1] + i for i in range(5)]
     leading = [left.leading, right.leading // pairs, dest.leading // pairs, old.leading // pairs if old else 0]
-    leading += [x.leading if x else 0 for x in noted]
+    leading += [x.leading if x else 0 for x in arguments]
     item = ring.item_bytes
     wide = all(x is None or not (x.offset % WIDE or x.leading * item % WIDE) for x in (dest, old))
     tail = struct.pack("<5q7q8i", *[0] * 5, *leading, m, n, k, down, across, min(down, 8), wide, 0)
@@ -152,7 +159,7 @@ def _packed_task(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tupl
 
 
 def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
-    """The launch that closes a tile in place, whose side is at most `tile_side`."""
+    """Return the launch that closes a tile in place; its side is at most `tile_side`."""
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
     slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
@@ -164,7 +171,7 @@ def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
 
 
 def doubling_launch(source: Rect, dest: Rect) -> Launch:
-    """The launch that writes numbers of 16 bits, each twice in a word."""
+    """Return the launch that writes each 16-bit number twice into a word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = Slot(0, source.base, source.offset), Slot(1, dest.base, dest.offset)
     kernel = Kernel(doubling_source, (), ENTRY, TILE_THREADS)
@@ -172,47 +179,52 @@ def doubling_launch(source: Rect, dest: Rect) -> Launch:
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
 
 
+# ---- CUDA sources, each with the entry point ENTRY
+
+
 @lru_cache(maxsize=64)
 def minplus_source(kernel: MinplusKernel) -> str:
-    """The whole CUDA source, entry point `ENTRY`."""
+    """Return the CUDA source of a product's kernel."""
     ring, s = RINGS[kernel.ring], kernel.sizes
     body = (
         f"using Sizes = {strategy_cpp(s)};",
         "extern __shared__ float4 memory[];",
-        f"fmm::tropical::minplus<fmm::tropical::{ring.cpp}, Sizes, {str(kernel.args).lower()}>(",
+        f"fmm::tropical::minplus<fmm::tropical::{ring.cpp}, Sizes, {str(kernel.with_arguments).lower()}>(",
         f"    p, reinterpret_cast<{ring.word}*>(memory));",
     )
-    told = f"fmm::tropical::Tasks<{ring.word}>"
-    return entry_source(told, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY)
+    parameters = f"fmm::tropical::Tasks<{ring.word}>"
+    return entry_source(parameters, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY)
 
 
 @lru_cache(maxsize=64)
-def close_source(ring_name: str, side: int, args: bool) -> str:
-    """The whole CUDA source, entry point `ENTRY`."""
+def close_source(ring_name: str, side: int, with_arguments: bool) -> str:
+    """Return the CUDA source of the kernel that closes a tile."""
     ring = RINGS[ring_name]
     stored = ring.stored or ring.word
     body = (
         "extern __shared__ float4 memory[];",
         f"using Ring = fmm::tropical::{ring.tile_cpp or ring.cpp};",
-        f"fmm::tropical::close_tile<Ring, {stored}, {side}, {str(args).lower()}>(p, memory);",
+        f"fmm::tropical::close_tile<Ring, {stored}, {side}, {str(with_arguments).lower()}>(p, memory);",
     )
-    told = f"fmm::tropical::DiagonalTile<{stored}>"
-    return entry_source(told, body, "close_tile.cuh", (TILE_THREADS, 1), entry=ENTRY)
+    parameters = f"fmm::tropical::DiagonalTile<{stored}>"
+    return entry_source(parameters, body, "close_tile.cuh", (TILE_THREADS, 1), entry=ENTRY)
 
 
 @lru_cache(maxsize=1)
 def doubling_source() -> str:
-    """The whole CUDA source, entry point `ENTRY`."""
+    """Return the CUDA source of the kernel that writes numbers twice."""
     body = ("fmm::tropical::write_twice(p);",)
     return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY)
 
 
-Shape = tuple[int, int, int]
-BLOCK_CLOCKS = 2500.0  # of a thread block before its first and after its last step
+# ---- the fastest tile sizes
+
+ProductSize = tuple[int, int, int]  # m, k, n
+BLOCK_CLOCKS = 2500.0  # clocks of a thread block before its first and after its last step
 
 
 class Rate(NamedTuple):
-    """Sums of words that a multiprocessor takes in a clock: for one thread block alone, and for as many as it holds."""
+    """Sums of words a clock of one multiprocessor: with one thread block, and with as many as it holds."""
 
     alone: float
     full: float
@@ -222,26 +234,30 @@ class Rate(NamedTuple):
 FLOATS = {"Square": Rate(21, 44), "Medium": Rate(33, 45.5), "Small": Rate(19, 38)}
 NONNEGATIVE = {"Square": Rate(27, 53.5), "Medium": Rate(38, 56), "Small": Rate(20, 43)}
 INTEGERS = {"Square": Rate(45, 57), "Medium": Rate(40, 54), "Small": Rate(20, 43)}
-# With arguments: three of four instructions run at half the rate. Only the large ones were measured.
-NOTED = {"Half": Rate(12, 15.5), "Medium": Rate(10, 13.5), "Small": Rate(8, 12)}
+# With arguments three of four instructions run at half the rate. Only large products were measured.
+ARGUMENTS = {"Half": Rate(12, 15.5), "Medium": Rate(10, 13.5), "Small": Rate(8, 12)}
 DOUBLES = {"Half": Rate(10, 18.3), "Medium": Rate(10.7, 18.4), "Small": Rate(9, 17)}
 
 
-def rate_of(ring: Ring, sizes: TileSizes, args: bool) -> Rate:
-    """By the instructions that a sum takes."""
-    floats = NONNEGATIVE if ring.cpp == "NonnegativeFloats" else FLOATS
-    return (NOTED if args else {"double": DOUBLES, "float": floats}.get(ring.word, INTEGERS))[sizes.name]
+def product_clocks(
+    ring: Ring, with_arguments: bool, sizes: TileSizes, products: Sequence[ProductSize], multiprocessors: int
+) -> float:
+    """Return the clocks until a launch's last thread block ends.
 
-
-def product_clocks(ring: Ring, args: bool, sizes: TileSizes, products: Sequence[Shape], multiprocessors: int) -> float:
-    """Clocks until the last thread block of a launch ends. Leaves out memory, and that blocks do not end together."""
+    Memory is left out, and so is the spread of the blocks' ends.
+    """
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)
-    here = -(-tiles // multiprocessors)  # thread blocks that the busiest multiprocessor has
-    rate = rate_of(ring, sizes, args)
-    return BLOCK_CLOCKS + here * sizes.m_s * sizes.n_s * steps / min(rate.alone * here, rate.full)
+    blocks = -(-tiles // multiprocessors)  # thread blocks of the busiest multiprocessor
+    floats = NONNEGATIVE if ring.cpp == "NonnegativeFloats" else FLOATS
+    rates = ARGUMENTS if with_arguments else {"double": DOUBLES, "float": floats}.get(ring.word, INTEGERS)
+    rate = rates[sizes.name]
+    return BLOCK_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
 
 
-def fastest_sizes(ring: Ring, args: bool, products: Sequence[Shape], multiprocessors: int) -> TileSizes:
-    """The one with the least time."""
-    return min(sizes_for(ring, args), key=lambda s: product_clocks(ring, args, s, products, multiprocessors))
+def fastest_sizes(ring: Ring, with_arguments: bool, products: Sequence[ProductSize], multiprocessors: int) -> TileSizes:
+    """Return the tile sizes with the fewest predicted clocks."""
+    return min(
+        sizes_for(ring, with_arguments),
+        key=lambda sizes: product_clocks(ring, with_arguments, sizes, products, multiprocessors),
+    )

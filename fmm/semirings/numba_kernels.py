@@ -1,9 +1,9 @@
-"""Products over semirings and Floyd and Warshall's algorithm compiled by Numba, which need not be there.
+"""Semiring products and the Floyd-Warshall algorithm compiled by Numba, where Numba is installed.
 
-The inner loops run along rows without gaps, so that the compiler uses the processor's vectors: a row of the result
-takes four steps at a time (with more rows it would have to compare too many addresses before it may), and STEPS rows of
-the right operand, ROW_BYTES long, stay in the first-level cache. Matrices come as flat memory and the distance of their
-rows, since of a matrix that is a part of another one Numba does not know that its rows have no gaps.
+The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result takes four
+steps at a time: with more rows the compiler would have to compare too many addresses first. STEPS rows of the right
+operand, ROW_BYTES long, stay in the first-level cache. Matrices are passed as flat memory with a leading dimension:
+Numba does not know that the rows of a submatrix are contiguous.
 """
 
 from __future__ import annotations
@@ -20,96 +20,99 @@ from numpy.lib.stride_tricks import as_strided
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.semirings.host import Arguments, Array
 
-ROWS, STEPS = 128, 16  # of a task; of the inner dimension at a time
-ROW_BYTES = 1024  # of a task's row
-TASK_SUMS, LEAST_ROWS = 1 << 26, 16  # of a task at most, so that it is soon done: between tasks an interrupt is heard
+ROWS, STEPS = 128, 16  # rows of a task; steps of the inner dimension at a time
+ROW_BYTES = 1024  # bytes of a task's row
+TASK_SUMS, LEAST_ROWS = 1 << 26, 16  # most sums of a task, so that it ends soon: interrupts are handled between tasks
 
 
 def can_compile() -> bool:
-    """Is Numba there? (It is loaded when something is compiled.)"""
+    """Return True if Numba is installed. (Numba is loaded at the first compilation.)"""
     return find_spec("numba") is not None
 
 
-class Flat(NamedTuple):
-    """A matrix, and how many numbers further its next row begins."""
+@dataclass(frozen=True)
+class CompiledSemiring:
+    """dest = the best of old and of all sums of left and right; no sum is worse than `missing`."""
+
+    maximum: bool
+    missing: Any
+    threads: int
+
+    def product(
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: Arguments | None = None
+    ) -> None:
+        kernels = _kernels(dest.dtype.name, self.maximum)
+        if old is None:
+            dest[...] = self.missing
+        elif old is not dest:
+            dest[...] = old
+        steps, wide = left.shape[1], ROW_BYTES // dest.itemsize
+        operands: tuple[Any, ...] = (*_flat(left), *_flat(right), *_flat(dest), steps)
+        kernel: Callable[..., None] = kernels.product
+        step = np.full(dest.shape, -1, np.int32) if arguments else dest
+        if arguments:
+            operands, kernel = (*operands, *_flat(step)), kernels.product_with_arguments
+        high = min(max(TASK_SUMS // (wide * max(steps, 1)), LEAST_ROWS), ROWS)
+        tasks = [
+            partial(kernel, *operands, i, min(i + high, len(dest)), j, min(j + wide, dest.shape[1]))
+            for i in range(0, len(dest), high)
+            for j in range(0, dest.shape[1], wide)
+        ]
+        Threads(self.threads).run_interruptibly(tasks)
+        if arguments:
+            arguments.record(step)
+
+    def close(self, d: Array, predecessors: Array | None = None) -> None:
+        """Run the Floyd-Warshall algorithm in place."""
+        kernels, count = _kernels(d.dtype.name, self.maximum), len(d)
+        together = max(TASK_SUMS // max(count * count, 1), 1)
+        for first in range(0, count, together):  # nodes of one call
+            last = min(first + together, count)
+            if predecessors is None:
+                kernels.close(*_flat(d), count, first, last)
+            else:
+                kernels.close_with_predecessors(*_flat(d), *_flat(predecessors), count, first, last)
+
+
+class _Flat(NamedTuple):
+    """The memory of a matrix and its leading dimension."""
 
     memory: Array
     leading: int
 
 
-def flat(x: Array) -> Flat:
-    """Of a matrix whose rows have no gaps."""
+def _flat(x: Array) -> _Flat:
+    """Return the flat memory of a matrix with contiguous rows."""
     rows, cols = x.shape
     if rows * cols == 0 or x.strides[0] < cols * x.itemsize:
-        return Flat(np.ascontiguousarray(x).ravel(), cols)
+        return _Flat(np.ascontiguousarray(x).ravel(), cols)
     leading = x.strides[0] // x.itemsize
-    return Flat(as_strided(x, ((rows - 1) * leading + cols,), (x.itemsize,)), leading)
-
-
-@dataclass(frozen=True)
-class CompiledSemiring:
-    """dest = the best of old and of all sums of left and right; `none` is what no sum is worse than."""
-
-    greatest: bool
-    none: Any
-    threads: int
-
-    def product(
-        self, left: Array, right: Array, old: Array | None, dest: Array, noted: Arguments | None = None
-    ) -> None:
-        kernels = _kernels(dest.dtype.name, self.greatest)
-        if old is None:
-            dest[...] = self.none
-        elif old is not dest:
-            dest[...] = old
-        steps, wide = left.shape[1], ROW_BYTES // dest.itemsize
-        given: tuple[Any, ...] = (*flat(left), *flat(right), *flat(dest), steps)
-        kernel: Callable[..., None] = kernels.product
-        step = np.full(dest.shape, -1, np.int32) if noted else dest
-        if noted:
-            given, kernel = (*given, *flat(step)), kernels.noted_product
-        high = min(max(TASK_SUMS // (wide * max(steps, 1)), LEAST_ROWS), ROWS)
-        tasks = [
-            partial(kernel, *given, i, min(i + high, len(dest)), j, min(j + wide, dest.shape[1]))
-            for i in range(0, len(dest), high)
-            for j in range(0, dest.shape[1], wide)
-        ]
-        Threads(self.threads).run_interruptibly(tasks)
-        if noted:
-            noted.settle(step)
-
-    def close(self, d: Array, nodes: Array | None = None) -> None:
-        kernels, count = _kernels(d.dtype.name, self.greatest), len(d)
-        together = max(TASK_SUMS // max(count * count, 1), 1)
-        for first in range(0, count, together):  # nodes, one after the other
-            last = min(first + together, count)
-            if nodes is None:
-                kernels.close(*flat(d), count, first, last)
-            else:
-                kernels.noted_close(*flat(d), *flat(nodes), count, first, last)
+    return _Flat(as_strided(x, ((rows - 1) * leading + cols,), (x.itemsize,)), leading)
 
 
 class _Kernels(NamedTuple):
-    """What Numba makes for one type, at the first call of each."""
+    """Functions of one type, each compiled at its first call."""
 
     product: Any
-    noted_product: Any
+    product_with_arguments: Any
     close: Any
-    noted_close: Any
+    close_with_predecessors: Any
 
 
 @lru_cache(maxsize=16)
-def _kernels(dtype: str, greatest: bool) -> _Kernels:
+def _kernels(dtype: str, maximum: bool) -> _Kernels:
     import numba
 
     number = getattr(numba, dtype)
     jit = numba.njit(nogil=True, error_model="numpy")
-    better, best = jit(_greater if greatest else _less), jit(_greatest if greatest else _least)
-    made = _product_of(best, number), _noted_product_of(better, number), _close_of(best, number)
-    return _Kernels(*(jit(x) for x in (*made, _noted_close_of(better, number))))
+    better, best = jit(_greater if maximum else _less), jit(_greatest if maximum else _least)
+    product, close = _make_product(best, number), _make_close(best, number)
+    product_with_arguments = _make_product_with_arguments(better, number)
+    close_with_predecessors = _make_close_with_predecessors(better, number)
+    return _Kernels(jit(product), jit(product_with_arguments), jit(close), jit(close_with_predecessors))
 
 
-# ---- what Numba compiles
+# ---- the functions that Numba compiles
 
 
 def _less(x: Any, y: Any) -> Any:
@@ -121,7 +124,7 @@ def _greater(x: Any, y: Any) -> Any:
 
 
 def _least(x: Any, y: Any) -> Any:
-    """y if x is NaN."""
+    """Return the smaller number; y if x is NaN."""
     return x if x < y else y
 
 
@@ -129,11 +132,11 @@ def _greatest(x: Any, y: Any) -> Any:
     return x if x > y else y
 
 
-def _product_of(best: Any, number: Any) -> Any:
+def _make_product(best: Any, number: Any) -> Any:
     def product(
         a: Any, lda: int, b: Any, ldb: int, c: Any, ldc: int, steps: int, top: int, end: int, left: int, right: int
     ) -> None:
-        """All steps for these rows and columns of c."""
+        """Take all steps for these rows and columns of c."""
         count = right - left
         for k in range(0, steps, STEPS):
             last = min(k + STEPS, steps)
@@ -162,7 +165,7 @@ def _product_of(best: Any, number: Any) -> Any:
     return product
 
 
-def _noted_product_of(better: Any, number: Any) -> Any:
+def _make_product_with_arguments(better: Any, number: Any) -> Any:
     def product(
         a: Any,
         lda: int,
@@ -178,7 +181,7 @@ def _noted_product_of(better: Any, number: Any) -> Any:
         left: int,
         right: int,
     ) -> None:
-        """The same; `arg` becomes the step where a sum was better than what was there."""
+        """Take all steps; `arg` becomes the step where a sum beats the number that was there."""
         count = right - left
         for k in range(0, steps, STEPS):
             for i in range(top, end):
@@ -195,7 +198,7 @@ def _noted_product_of(better: Any, number: Any) -> Any:
     return product
 
 
-def _close_of(best: Any, number: Any) -> Any:
+def _make_close(best: Any, number: Any) -> Any:
     def close(d: Any, leading: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line = d[k * leading : k * leading + count].copy()
@@ -207,12 +210,12 @@ def _close_of(best: Any, number: Any) -> Any:
     return close
 
 
-def _noted_close_of(better: Any, number: Any) -> Any:
-    def close(d: Any, leading: int, nodes: Any, ldn: int, count: int, first: int, last: int) -> None:
+def _make_close_with_predecessors(better: Any, number: Any) -> Any:
+    def close(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
-            line, past = d[k * leading : k * leading + count].copy(), nodes[k * ldn : k * ldn + count].copy()
+            line, past = d[k * leading : k * leading + count].copy(), predecessors[k * ldn : k * ldn + count].copy()
             for i in range(count):
-                row, found = d[i * leading : i * leading + count], nodes[i * ldn : i * ldn + count]
+                row, found = d[i * leading : i * leading + count], predecessors[i * ldn : i * ldn + count]
                 f = d[i * leading + k]
                 for j in range(count):
                     s = number(f + line[j])

@@ -1,4 +1,4 @@
-"""What fmm.shortest_paths is asked besides its arrays, and the error that it may raise."""
+"""The options of fmm.shortest_paths, and its error for negative cycles."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 
 class NegativeCycleError(ValueError):
-    """There are ways that become shorter at each round, so there are no shortest ones."""
+    """The graph has a cycle of negative length, so that no shortest paths exist."""
 
 
 class PathRequest(NamedTuple):
-    """What fmm.shortest_paths was asked besides its arrays."""
+    """The options of a call of fmm.shortest_paths."""
 
     directed: bool = True
     predecessors: bool = False

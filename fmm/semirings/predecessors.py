@@ -1,14 +1,13 @@
-"""Predecessors that lead back to where their ways begin.
+"""Repair of predecessors that do not lead back to their path's start.
 
-A product notes for each entry the first of several ways of one length, and another entry of the same row may have
-another first: where a cycle has no length, or none that rounding leaves, two nodes can then name each other. Such rows
-are found, and mended edge by edge with what is least longer than the length that is known, which is nothing but for
-rounding.
+A product records for each entry the first of several paths of one length. Another entry of the same row may record
+another first path. On a cycle of length zero, or of a length that rounding absorbs, two nodes can then name each other.
+Rows with such nodes are found, and rebuilt edge by edge: each new edge gives the path that exceeds the known length
+least (by rounding alone).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,50 +15,48 @@ import numpy as np
 from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE = 1 << 24  # numbers that are looked at together
+PIECE = 1 << 24  # numbers that are inspected at a time
 
 
-def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, nodes: Any) -> None:
-    """`nodes` in place: the last ones before the ends of the shortest ways; `missing` is what stands for no edge."""
-    at_home: Array | None = None
-    for rows in _pieces(len(nodes)):
-        doubtful = rows.start + xp.flatnonzero(_not_longer(xp, lengths[rows], nodes[rows]).any(axis=1))
-        astray = _astray(xp, doubtful, nodes[doubtful]) if len(doubtful) else None
-        if astray is None or not bool(astray.any()):
+def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
+    """Repair `predecessors` in place; `missing` is the length that means "no edge"."""
+    host_edges: Array | None = None
+    count = len(predecessors)
+    step = max(PIECE // max(count, 1), 1)
+    for first in range(0, count, step):
+        rows = slice(first, min(first + step, count))
+        nodes = predecessors[rows]
+        # A cycle has a node that is no farther than its predecessor; rows without this node are right.
+        no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
+        suspects = first + xp.flatnonzero(no_farther.any(axis=1))
+        lost = _lost_nodes(xp, suspects, predecessors[suspects]) if len(suspects) else None
+        if lost is None or not bool(lost.any()):
             continue
-        if at_home is None:
-            at_home = _numbers(edges, missing)
-        for row, lost in zip(to_numpy(doubtful), to_numpy(astray), strict=True):
-            if lost.any():
-                nodes[row] = xp.asarray(
-                    _mended(row, at_home, _numbers(lengths[row], missing), to_numpy(nodes[row]), lost)
-                )
+        if host_edges is None:
+            host_edges = _host_lengths(edges, missing)
+        for row, row_lost in zip(to_numpy(suspects), to_numpy(lost), strict=True):
+            if row_lost.any():
+                row_lengths = _host_lengths(lengths[row], missing)
+                rebuilt = _rebuilt_row(row, host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
+                predecessors[row] = xp.asarray(rebuilt)
 
 
-def _pieces(count: int) -> Iterator[slice]:
-    rows = max(PIECE // max(count, 1), 1)
-    return (slice(i, min(i + rows, count)) for i in range(0, count, rows))
+def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
+    """Return the nodes from which the way back does not end at the row's start node.
 
-
-def _not_longer(xp: Any, lengths: Any, nodes: Any) -> Any:
-    """To which nodes the way is no longer than to the node before: a row without such nodes has no cycle."""
-    return (nodes >= 0) & (xp.take_along_axis(lengths, xp.maximum(nodes, 0), 1) >= lengths)
-
-
-def _astray(xp: Any, rows: Any, nodes: Any) -> Any:
-    """From which nodes the way back does not end where the row's ways begin. Each round goes back
-    twice as far as the one before."""
-    back = xp.where(nodes < 0, xp.arange(nodes.shape[1], dtype=nodes.dtype), nodes)
-    for _ in range(max(nodes.shape[1] - 1, 1).bit_length()):
+    Each round follows the way back twice as far as the round before.
+    """
+    back = xp.where(predecessors < 0, xp.arange(predecessors.shape[1], dtype=predecessors.dtype), predecessors)
+    for _ in range(max(predecessors.shape[1] - 1, 1).bit_length()):
         back = xp.take_along_axis(back, back, 1)
-    return (nodes >= 0) & (back != rows[:, None])
+    return (predecessors >= 0) & (back != rows[:, None])
 
 
-def _mended(start: int, edges: Array, lengths: Array, before: Array, lost: Array) -> Array:
-    """The row of predecessors, with new ones for the nodes that are `lost`, so that their ways too lead back."""
-    before, away = before.copy(), np.flatnonzero(lost)
-    fresh = np.flatnonzero((before >= 0) & ~lost | (np.arange(len(before)) == start))
-    best, via = np.full(len(before), np.inf), np.zeros(len(before), before.dtype)
+def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
+    """Return a row of predecessors with new ones for the lost nodes, so that every way leads back to `start`."""
+    predecessors, away = predecessors.copy(), np.flatnonzero(lost)
+    fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))
+    best, via = np.full(len(predecessors), np.inf), np.zeros(len(predecessors), predecessors.dtype)
     while len(away):
         sums = lengths[fresh, None] + edges[np.ix_(fresh, away)]
         least = sums.min(axis=0)
@@ -67,23 +64,24 @@ def _mended(start: int, edges: Array, lengths: Array, before: Array, lost: Array
         via[away[closer]] = fresh[sums.argmin(axis=0)[closer]]
         best[away] = np.minimum(best[away], least)
         node = away[np.argmin(best[away] - lengths[away])]
-        before[node] = via[node]
-        fresh = _followers(node, before, away)
+        predecessors[node] = via[node]
+        fresh = _followers(node, predecessors, away)
         away = np.setdiff1d(away, fresh, assume_unique=True)
-    return before
+    return predecessors
 
 
-def _followers(node: Any, before: Array, away: Array) -> Array:
-    """The node, and all those of `away` from which the way back leads to it."""
-    found = np.zeros(len(before), bool)
-    found[node] = True
+def _followers(node: Any, predecessors: Array, away: Array) -> Array:
+    """Return the node and all nodes of `away` from which the way back leads to it."""
+    follows = np.zeros(len(predecessors), bool)
+    follows[node] = True
     while True:
-        more = away[found[before[away]] & ~found[away]]
+        more = away[follows[predecessors[away]] & ~follows[away]]
         if not len(more):
-            return np.flatnonzero(found)
-        found[more] = True
+            return np.flatnonzero(follows)
+        follows[more] = True
 
 
-def _numbers(x: Any, missing: Any) -> Array:
+def _host_lengths(x: Any, missing: Any) -> Array:
+    """Return lengths as float64 on the host, inf where there is no edge."""
     values = to_numpy(x)
     return np.where(values == missing, np.inf, values.astype(np.float64))

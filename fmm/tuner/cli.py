@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 import fmm
-from benchmarks import compare_tunings
 from fmm.tuner import tune
 from fmm.tuner.commands import config_file, measure, paper, predict, refit, report, show
 
@@ -50,7 +49,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argp
     tune.add_options(parser)
     parser.set_defaults(run=tune.run_tune)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for group in (show, config_file, refit, compare_tunings, measure, predict, report, paper):
+    for group in (show, config_file, refit, measure, predict, report, paper):
         group.add_parser(commands)
     return parser, commands
 

@@ -24,8 +24,8 @@ if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
 from fmm.integrations import torch_answers, torch_hook, torch_install  # noqa: E402 - load torch
 from fmm.integrations.torch_kernels import (
-    OPERATORS,  # noqa: E402
-    own_kernels_answer,  # noqa: E402
+    OPERATORS,
+    own_kernels_answer,
 )
 
 pytestmark = pytest.mark.usefixtures("plans_run")

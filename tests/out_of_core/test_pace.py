@@ -87,9 +87,9 @@ def test_of_an_unknown_device_a_few_are_launched_ahead() -> None:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_core, "SPARED", 0)
-    monkeypatch.setattr(pacing, "AHEAD", 1e-9)
-    monkeypatch.setattr(pacing, "SLOWER", 1e9)
+    monkeypatch.setattr(out_of_core, "SPARED_BYTES", 0)
+    monkeypatch.setattr(pacing, "MOST_SECONDS_AHEAD", 1e-9)
+    monkeypatch.setattr(pacing, "MOST_SLOWDOWN", 1e9)
     monkeypatch.setattr(pacing, "LEAST_ROWS", 64)
     out_of_core._cached_streaming.cache_clear()
 

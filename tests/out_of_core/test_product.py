@@ -32,7 +32,7 @@ TYPES = ["float32", "float64", "complex64", "complex128", "float16", "int8", "in
 
 @pytest.fixture(autouse=True)
 def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_core, "SPARED", 0)
+    monkeypatch.setattr(out_of_core, "SPARED_BYTES", 0)
     monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK_BYTES", 4096)
 
 
@@ -97,7 +97,11 @@ def test_arrays_that_are_mapped_from_files(tmp_path: Path) -> None:
 def test_explaining_says_that_files_are_not_counted(tmp_path: Path) -> None:
     """Of arrays that are mapped from files, and of what shows a part of one."""
     mapped: Any = np.memmap(tmp_path / "a", "f4", "w+", shape=(100, 100))
-    plain, machine, words = np.ones((100, 100), "f4"), HostMachine(200_000), "not counted in that"
+    plain, machine, words = (
+        np.ones((100, 100), "f4"),
+        HostMachine(200_000),
+        "not predicted: reading and writing the mapped files",
+    )
     for a, b, out in ((mapped, plain, None), (plain, np.asarray(mapped).T, None), (plain, plain, mapped)):
         assert words in str(out_of_core.explain_streamed_matmul(NUMPY, a, b, out, machine, NO_CONSTRAINTS))
     assert words not in str(out_of_core.explain_streamed_matmul(NUMPY, plain, plain, None, machine, NO_CONSTRAINTS))

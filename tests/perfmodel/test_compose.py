@@ -253,7 +253,7 @@ def test_step_tables_need_little_more_than_is_estimated() -> None:
 def test_nothing_is_composed_without_workspace() -> None:
     found = choose(Problem(32768, 32768, 32768, "float32"), SHEET, Limits(0, 16.0))
     assert found.best.plan == VENDOR
-    assert all(c.workspace == 0 or c.plan in {x.plan for x in _usual()} for c in found.considered)
+    assert all(c.workspace == 0 or c.plan in {x.plan for x in _usual()} for c in found.candidates)
 
 
 def _usual() -> tuple[Candidate, ...]:

@@ -12,8 +12,8 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.leaf import plan_leaves
-from fmm.kernels.plans.levels.scheme_level import SchemeLevel
+from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -29,6 +29,7 @@ from fmm.perfmodel.predict import (
     predict,
     predict_from_work,
     predict_vendor,
+    tiled_slowdown,
     vendor_slowdown,
 )
 from fmm.perfmodel.work import Tiles, Work, access_bytes, counted_work, estimated_work, estimated_workspace
@@ -148,7 +149,7 @@ def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:
 
 def test_the_row_of_f16x3_says_that_it_holds_the_device_and_no_other_does() -> None:
     """Where the vendor multiplies its planes, as before Hopper, it does not."""
-    assert [leaf.name for leaf in plan_leaves() if leaf.fills_device] == ["f16x3"]
+    assert [leaf.name for leaf in ending_rows() if leaf.time.fills_device] == ["f16x3"]
     for leaf, device, share in (("f16x3", "h200", 0.0), ("f16x3", "a100", 0.5), ("vendor", "h200", 0.5)):
         plan, known = Plan.parse(f"winograd.overlapped > {leaf}"), replace(datasheet_calibration(device), overlap=0.5)
         assert known.find_rate(plan.rate_name("float32")) is not None
@@ -273,7 +274,7 @@ def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str
     batched = ".batched" if plan.startswith("strassen") else ""
     tape = record_operations(Plan.parse(f"{plan}{batched}.pad16 > vendor"), Problem(1024, 1024, 1024, dtype))
     first = Plan.parse(f"{plan} > vendor").levels[0]
-    assert isinstance(first, SchemeLevel)
+    assert isinstance(first, Level)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
     moved = {kernel.lanes * DTYPES[kernel.element].itemsize for kernel in kernels}
     assert moved == {access_bytes(first.products, DTYPES[dtype].itemsize)}
@@ -392,13 +393,13 @@ def test_every_datasheet_predicts_every_type_it_has(name: str) -> None:
 def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
     problem, calibration = Problem(16384, 16384, 16384, "float32"), datasheet_calibration("h200")
     free = choose(problem, calibration, LARGE)
-    assert free.best == min(free.considered, key=lambda c: c.time)
+    assert free.best == min(free.candidates, key=lambda c: c.time)
     less, lean = 0.99 * free.best.error_growth, free.best.workspace - 1
     for growth, space in ((less, 1 << 50), (100.0, lean), (less, lean), (100.0, 0)):
         found = choose(problem, calibration, Limits(space, growth))
-        allowed = [c for c in found.considered if c.error_growth <= growth and c.workspace <= space]
+        allowed = [c for c in found.candidates if c.error_growth <= growth and c.workspace <= space]
         assert found.best == min(allowed, key=lambda c: c.time)
-        assert {c.plan for c in free.considered} <= {c.plan for c in found.considered}
+        assert {c.plan for c in free.candidates} <= {c.plan for c in found.candidates}
         assert found.best.workspace == workspace(found.best.plan, *problem.size, 4)
         assert "than allowed" in found.reason
     assert choose(problem, calibration, Limits(0, 100.0)).best.plan == VENDOR
@@ -464,9 +465,11 @@ def test_a_tiles_start_is_hidden_behind_the_tiles_before_it() -> None:
     tiles = Tiles(128, 128)
     rate = Rate(1e12, 0.0, 64.0, tiled=1.0, sms=132.0)
     whole = 1 + WRITING / 64
-    one, eight = (tiles.slowdown(rate, 128 * 12, 64, 128 * 11, batch) - whole for batch in (1, 8))
+    one, eight = (tiled_slowdown(tiles, rate, 128 * 12, 64, 128 * 11, batch) - whole for batch in (1, 8))
     assert one == pytest.approx(1.0) and eight == pytest.approx(1.0 / 8)
-    assert tiles.slowdown(replace(rate, sms=0.0), 128 * 12, 64, 128 * 11, 8) == pytest.approx(whole + 1), "not known"
+    assert tiled_slowdown(tiles, replace(rate, sms=0.0), 128 * 12, 64, 128 * 11, 8) == pytest.approx(whole + 1), (
+        "not known"
+    )
 
 
 def _planes_seconds(m: int, k: int, n: int, **changed: float) -> float:

@@ -49,7 +49,7 @@ def test_nothing_is_known_of_tiles_elsewhere() -> None:
 def test_tiles_of_float32_read_a_turned_copy() -> None:
     """Without it they are taken to be no faster than a whole product, and are not compared."""
     assert ".tile.outer >" in chosen(16384, "float32", "gram")
-    considered = {str(c.plan) for c in choose(Problem(8192, 8192, 8192, "float32", op="gram"), H200, LIMITS).considered}
+    considered = {str(c.plan) for c in choose(Problem(8192, 8192, 8192, "float32", op="gram"), H200, LIMITS).candidates}
     assert not any("gram.tile >" in plan for plan in considered)
     halves = [quick_prediction(Plan.parse(f"gram.tile{x} > vendor"), HALF, H200).seconds for x in ("", ".outer")]
     assert halves[0] > 1.2 * halves[1]
@@ -57,7 +57,7 @@ def test_tiles_of_float32_read_a_turned_copy() -> None:
 
 def test_blocks_of_other_types_are_not_turned() -> None:
     for dtype in ("float64", "bfloat16"):
-        found = choose(Problem(8192, 8192, 8192, dtype, op="gram"), H200, LIMITS).considered
+        found = choose(Problem(8192, 8192, 8192, dtype, op="gram"), H200, LIMITS).candidates
         assert not any(".outer" in str(c.plan) for c in found)
 
 
@@ -120,7 +120,7 @@ def test_halves_by_residues_are_no_candidates_without_emulation() -> None:
     problem = Problem(8192, 8192, 8192, "float64", op="gram", fill="lower")
     assert str(choose(problem, H200, replace(LIMITS, emulation=True)).best.plan) == "residues(14) > bytes"
     found = choose(problem, H200, LIMITS)
-    assert not found.best.plan.emulates and not any(".oz" in str(c.plan) for c in found.considered)
+    assert not found.best.plan.emulates and not any(".oz" in str(c.plan) for c in found.candidates)
     plan = Plan.parse("gram.residues(14) > vendor")
     assert plan.emulates and not has_entrywise_bound(plan) and not LIMITS.allow(plan, 1.0)
 
@@ -158,13 +158,13 @@ def test_small_halves_are_one_launch(dtype: str, device: str) -> None:
             found = choose(Problem(n, k, n, dtype, op="gram", fill=fill), datasheet_calibration(device), LIMITS)
             assert found.best.plan == SMALL and found.best.time < 1
     for size in ((481, 30, 481), (30, 481, 30)):
-        considered = choose(Problem(*size, dtype, op="gram"), datasheet_calibration(device), LIMITS).considered
+        considered = choose(Problem(*size, dtype, op="gram"), datasheet_calibration(device), LIMITS).candidates
         assert SMALL not in [c.plan for c in considered]
 
 
 def test_small_halves_are_no_products_and_no_blocks_of_larger_ones() -> None:
     for problem in (Problem(256, 256, 256, "float32"), Problem(4096, 4096, 4096, "float32", op="gram")):
-        assert not any("small" in str(c.plan) for c in choose(problem, H200, LIMITS).considered)
+        assert not any("small" in str(c.plan) for c in choose(problem, H200, LIMITS).candidates)
 
 
 # ---- what the vendor's own halves take

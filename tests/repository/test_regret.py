@@ -13,7 +13,6 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 from benchmarks.held_out import (
     FILE,
@@ -35,6 +34,7 @@ from benchmarks.timed_machines import Cpu
 from benchmarks.tried_plans import family, shortlist, whole_list
 from fmm.config.files import SHIPPED
 from fmm.kernels import Plan
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.choose import choose
 from fmm.problem import Problem
 from fmm.runtime.devices import cpu_device
@@ -201,7 +201,7 @@ def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     unknown = replayed(a_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
     own = replayed(a_row("float32-ieee", size), shipped).plan
-    assert not own.leaf_use.leaf.emulates
+    assert not own.leaf_use.leaf.error.emulates
 
 
 def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +240,7 @@ SIZE = (3000, 3000, 3000)
 @pytest.mark.parametrize("dtype", TYPES["cuda"])
 def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     everything = whole_list("cuda", SIZE, dtype)
-    emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
+    emulated = [plan for plan in everything if plan.leaf_use.leaf.error.emulates]
     may = dtype in ("float32", "float64", "complex64", "complex128")
     assert bool(emulated) == may, "what a call may not choose is nothing to regret"
     found = shortlist(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)

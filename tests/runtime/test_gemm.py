@@ -14,8 +14,8 @@ import fmm
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite, recompute_launches, simple_source
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import temporary_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from fmm.runtime import gemm, matmul, prepare, run_host
@@ -313,9 +313,9 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
-    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(chosen, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([instead])))
-    monkeypatch.setattr(gemm, "small_enough_for_numpy", lambda a, b: False)
+    monkeypatch.setattr(gemm, "is_small_on_host", lambda a, b: False)
     run, tried = run_host.run_call, list[str]()
 
     def without_memory(library: Any, ready: Any, *rest: Any) -> Any:

@@ -129,7 +129,7 @@ def test_views_and_two_matrices(library: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "float64"])
 @pytest.mark.parametrize("plan", [*PLANS, "tile", "gram.tile > vendor"])
 def test_inf_and_nan_as_the_library_has_them(library: Any, dtype: str, plan: str) -> None:
-    if not Plan.parse(plan).accepts_type(dtype):
+    if not Plan.parse(plan).takes_type(dtype):
         pytest.skip(f"{plan} is not for {dtype}")
     for value in (np.inf, np.nan):
         numbers = draw((200, 120), dtype)
@@ -162,7 +162,7 @@ def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch:
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(f"fmm.runtime.decisions.early_declines.{name}", 0)
-    monkeypatch.setattr(prepare, "faster_as_half", lambda *asked: True)
+    monkeypatch.setattr(prepare, "is_gram_faster", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)
     y = library.array(draw((640, 640), seed=1), dtype)
     for _ in range(3):

@@ -32,7 +32,7 @@ def test_large_products_take_what_is_predicted() -> None:
 
 def test_nodes_before_the_ends_cost_more() -> None:
     ring = RINGS["float32"]
-    assert closure_seconds(ring, 4096, H200, noted=True) > 1.5 * closure_seconds(ring, 4096, H200)
+    assert closure_seconds(ring, 4096, H200, with_predecessors=True) > 1.5 * closure_seconds(ring, 4096, H200)
 
 
 def test_the_papers_leading_term() -> None:

@@ -316,9 +316,9 @@ def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) ->
     """Compiled kernels take that for granted: of columns that are contiguous they computed something else."""
     seen: list[bool] = []
 
-    def noted(ring: Any, d: Matrix, nodes: Any = None, leaf: int = HOST_TILE_SIDE) -> None:
+    def noted(ring: Any, d: Matrix, nodes: Any = None, side: int = HOST_TILE_SIDE) -> None:
         seen.append(d.flags.c_contiguous)
-        close_matrix(ring, d, nodes, leaf)
+        close_matrix(ring, d, nodes, side)
 
     monkeypatch.setattr("fmm.semirings.shortest_paths.close_matrix", noted)
     for dtype in TYPES:
@@ -458,7 +458,7 @@ def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -
         cases += [(natural, domain_of(natural, device=True, args=args)) for args in (False, True)]
     for given, domain in cases:
         inside = to_domain(given, domain, greatest)
-        assert inside.dtype == domain.dtype and inside[0, 1] == domain.none
+        assert inside.dtype == domain.dtype and inside[0, 1] == domain.missing
         assert (inside[0, [0, 2, 3]] == domain.sign * given[0, [0, 2, 3]].astype(float)).all()
         back = from_domain(np, inside, domain, dtype, greatest)
         assert back.dtype == dtype and (back == given).all()

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from fmm.kernels.cpu.host_arrays import aligned_block
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MirroredOp, MirrorOp, RankOp, View
-from fmm.kernels.cuda.sums.mirror_rescale import ExponentsOp, RescaleOp
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.host_arrays import aligned_block
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MirroredOp, MirrorOp, RankOp, View
 from fmm.kernels.cuda.products.simt_kernel import LaunchScalar as Given
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.record import OperationList
+from fmm.kernels.cuda.sums.mirror_rescale import ExponentsOp, RescaleOp
 from fmm.kernels.cuda.sums.sum_kernel import BlockIndex
 from fmm.kernels.cuda.sums.sum_launch import BlockArray, SumOp
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient

@@ -8,14 +8,14 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from fmm.kernels.cuda.ops import GemmOp
 from numpy.lib.stride_tricks import as_strided
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.residue_planes import ResidueOperand, max_norm, read_type_cpp, residue_split_launch
 from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, join_integer_launch, join_launch, residue_op
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.plans.levels.residues import residue_leaves
+from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Layout, Problem
@@ -31,7 +31,7 @@ def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMEN
     found = []
     for op in record_operations(Plan.parse(plan), problem).ops:
         if isinstance(op, GemmOp):
-            ending = residue_leaves()[op.leaf]
+            ending = residue_endings()[op.leaf]
             moduli = ending.level.moduli_for(op.dtype, op.k)
             found.append(residue_op(op, op.dtype, moduli, ending.depth, SMS, divides))
     return [op for op in found if op is not None]
@@ -55,7 +55,7 @@ def product_on_host(
     alpha: float = 1,
     beta: float = 0,
     aligned: bool = False,
-    lower: bool = False,
+    lower_only: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
     """C by the kernels on the host, and the first op: where those of a GPU meet, the host does the same in its own
     way. `leaf`: residues with what is below them, or below levels without sums."""
@@ -63,7 +63,7 @@ def product_on_host(
     lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
-    ops = [replace(op, lower=lower) for op in ops_of(problem, leaf, ALIGNED if aligned else NO_ALIGNMENT)]
+    ops = [replace(op, lower_only=lower_only) for op in ops_of(problem, leaf, ALIGNED if aligned else NO_ALIGNMENT)]
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         high = x.shape[0] if o == "C" else x.shape[1]
@@ -99,8 +99,8 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
         )
         multiplied(op, first, chosen, memory)
         first += len(chosen)
-    if kind.exact and not op.sends:
-        play(join_integer_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
+    if kind.exact and not op.writes_c:
+        play(join_integer_launch(op), f"fmm::residues::JoinIntegers<{kind.cpp}>", bases)
     elif not kind.exact:
         play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
     return bool(flag[0])
@@ -108,7 +108,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
 
 def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
     """Exponents of lines, and lines turned."""
-    if side.is_ready:
+    if side.is_prepared:
         return
     g, x, work = side.geometry, arrays[side.source.base].reshape(-1), memory["W"]
     steps = (side.source.leading, 1) if side.along == "inner" else (1, side.source.leading)
@@ -119,7 +119,7 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
         there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
         there.view(np.int32)[:] = exponents(lines, top)
     if side.along == "outer":
-        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.transposed_stride)
+        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.turned_room)
         end = place + x.itemsize * side.lines * room
         work[place:end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
 

@@ -1,4 +1,4 @@
-"""The kernels over semirings, all of them."""
+"""All kernels over semirings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fmm.semirings.minplus_kernel import (
 
 
 def every_kernel() -> set[Kernel]:
-    """As launches have them: each ring with each tile size, with and without arguments."""
+    """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
     some = Rect("A", 0, 8, 8, 16)
     found = {doubling_launch(some, some).kernel}
     for ring in RINGS.values():
-        for noted in (False, True)[: 3 - ring.per_word]:
-            product = SemiringProduct(some, some, some, args=some if noted else None)
-            found |= {minplus_launch(ring, sizes, [product]).kernel for sizes in sizes_for(ring, noted)}
-            found.add(close_launch(ring, some, some if noted else None).kernel)
+        for with_arguments in (False, True)[: 3 - ring.per_word]:
+            product = SemiringProduct(some, some, some, args=some if with_arguments else None)
+            found |= {minplus_launch(ring, sizes, [product]).kernel for sizes in sizes_for(ring, with_arguments)}
+            found.add(close_launch(ring, some, some if with_arguments else None).kernel)
     return found

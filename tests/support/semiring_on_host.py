@@ -1,4 +1,4 @@
-"""A device that is none: NumPy in CuPy's place, and the kernels over semirings compiled for the host."""
+"""A simulated CUDA device for semirings: NumPy in CuPy's place, and the kernels compiled for the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.semirings import shortest_paths
+from fmm.semirings import placement
 from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.semirings.closure_steps import MATRIX
 from fmm.semirings.minplus_kernel import RINGS, Rect, SemiringProduct, doubling_launch, minplus_launch, sizes_for
@@ -20,19 +20,19 @@ POISON = 77
 
 
 class NumpyAsCupy:
-    """All of NumPy's names; it is not NumPy."""
+    """NumPy's functions under another module object, which fmm takes for CuPy."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
 
 
 class HostDevice:
-    """What fmm.semirings.device does, by launches played on the host."""
+    """The functions of fmm.semirings.device, by launches that run on the host."""
 
     def __init__(self) -> None:
-        self.rings: list[str] = []  # that were asked for
+        self.rings: list[str] = []  # rings of the calls so far
 
-    def device_product(self, name: str, a: Matrix, b: Matrix, noted: bool) -> tuple[Matrix, Matrix | None]:
+    def device_product(self, name: str, a: Matrix, b: Matrix, with_arguments: bool) -> tuple[Matrix, Matrix | None]:
         self.rings.append(name)
         ring, (m, k), n = RINGS[name], a.shape, b.shape[1]
         memory = {base: self._wide(x) for base, x in (("A", a), ("B", b))}
@@ -43,23 +43,28 @@ class HostDevice:
             launches.append(doubling_launch(left, left._replace(base="twice")))
             left = left._replace(base="twice")
         dest = Rect("C", 0, m, n, padded(n))
-        args = dest._replace(base="args") if noted else None
+        args = dest._replace(base="args") if with_arguments else None
         product = SemiringProduct(left, Rect("B", 0, k, n, padded(n)), dest, args=args)
-        play([*launches, minplus_launch(ring, sizes_for(ring, noted)[-1], [product])], memory)
-        return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if noted else None
+        play([*launches, minplus_launch(ring, sizes_for(ring, with_arguments)[-1], [product])], memory)
+        return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 
-    def device_closure(self, name: str, d: Matrix, none: Any, nodes: Matrix | None = None) -> tuple[Matrix, Any]:
+    def device_closure(
+        self, name: str, d: Matrix, missing: Any, predecessors: Matrix | None = None
+    ) -> tuple[Matrix, Any]:
         self.rings.append(name)
         n = len(d)
-        found = closure_launches(RINGS[name], n, nodes is not None, 132)
-        values, numbers = lines_of(n, padded(n), none, d.dtype), max(found.numbers, 1)
+        found = closure_launches(RINGS[name], n, predecessors is not None, 132)
+        values, numbers = lines_of(n, padded(n), missing, d.dtype), max(found.numbers, 1)
         values[:, :n] = d
         memory = {MATRIX: values, WORKSPACE: lines_of(1, numbers, POISON, d.dtype)}
         memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
-        if nodes is not None:
-            memory |= {ARGS + MATRIX: self._wide(nodes), ARGS + WORKSPACE: lines_of(1, numbers, POISON, np.int32)}
+        if predecessors is not None:
+            memory |= {
+                ARGS + MATRIX: self._wide(predecessors),
+                ARGS + WORKSPACE: lines_of(1, numbers, POISON, np.int32),
+            }
         play(found.launches, memory)
-        return values[:, :n].copy(), None if nodes is None else memory[ARGS + MATRIX][:, :n].copy()
+        return values[:, :n].copy(), None if predecessors is None else memory[ARGS + MATRIX][:, :n].copy()
 
     def _wide(self, x: Matrix) -> Matrix:
         found = lines_of(x.shape[0], padded(x.shape[1]), 0, x.dtype)
@@ -68,13 +73,13 @@ class HostDevice:
 
 
 def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
-    """From now on fmm.shortest_paths and fmm.minplus compute NumPy's arrays on that device."""
-    found, place = HostDevice(), shortest_paths._Place(NumpyAsCupy(), np.asarray, lambda x: x)
+    """Let fmm.shortest_paths and fmm.minplus compute NumPy arrays on a simulated device; return the device."""
+    device, place = HostDevice(), placement.Placement(NumpyAsCupy(), np.asarray, lambda x: x)
 
     @contextmanager
     def placed(**_: Any) -> Iterator[Any]:
         yield place
 
-    monkeypatch.setattr(shortest_paths, "_placed", placed)
-    monkeypatch.setattr(shortest_paths, "_on_device", lambda: found)
-    return found
+    monkeypatch.setattr(placement, "placed_arrays", placed)
+    monkeypatch.setattr(placement, "device_kernels", lambda: device)
+    return device

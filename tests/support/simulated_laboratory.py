@@ -1,8 +1,8 @@
-"""`fmm-tune` on a CUDA device that is none, for the papers' laboratory, as if it had no other experiments than these:
-`python -m tests.support.simulated_laboratory li-fig30,li-fig32 paper missing --measure --device 0 ...`.
+"""`python -m benchmarks papers` on a simulated CUDA device, with these experiments alone:
+`python -m tests.support.simulated_laboratory li-fig30,li-fig32 missing --measure --device 0 ...`.
 
-Plans are recorded as for an H200 and their kernels noted; in the place of playing them NumPy multiplies. So what the
-laboratory's own code does with a device is tried, and what is measured says nothing.
+Plans are recorded as for an H200; NumPy multiplies where a GPU would run the launches. The test covers the benchmark's
+own code for arrays, kernels, times and plans; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
 from benchmarks.papers import command
 from benchmarks.papers.figures import EXPERIMENTS
-
 from fmm.runtime import devices
-from fmm.tuner.cli import main
 from tests.support import numpy_device  # takes CuPy's place
 from tests.support.devices import H200
 
@@ -95,4 +94,4 @@ if __name__ == "__main__":
     install()
     np.seterr(all="ignore")
     vars(command)["EXPERIMENTS"] = {name: EXPERIMENTS[name] for name in sys.argv[1].split(",")}
-    sys.exit(main(sys.argv[2:]))
+    sys.exit(command.main(sys.argv[2:]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fmm.kernels.cuda.ops import GemmOp
-
 from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileOp, leaf_strategy, tile_op
 from fmm.perfmodel.block_model import BLOCK_MODEL
@@ -14,4 +13,4 @@ from tests.support.chips import H200
 def tiled_product(op: GemmOp, dtype: str, chip: Chip = H200) -> TileOp:
     """As `fmm.kernels.cuda.select` has it: the leaf's strategy, or, where it leaves that open, the fastest there."""
     made = tile_op(op, dtype, leaf_strategy(op.use) or FUSED_SIZES[dtype])
-    return made.with_strategy(BLOCK_MODEL.fastest(made, chip)) if made.open else made
+    return made.with_strategy(BLOCK_MODEL.fastest(made, chip)) if made.open_strategy else made

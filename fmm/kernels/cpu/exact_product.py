@@ -24,7 +24,7 @@ from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import on_worker_thread
-from fmm.kernels.plans.workspace import temporary_bytes
+from fmm.kernels.plans.memory_layout import temporary_bytes
 
 BLOCK = 2048  # rows, and columns, of C that are computed at a time
 DEPTH = 4096  # columns of all planes of A together that are held at a time, and rows of B's
@@ -39,7 +39,7 @@ Task = Callable[[], None]
 Part = tuple[slice, slice]
 
 
-def exact_scratch(m: int, k: int, n: int, batch: int) -> int:
+def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
     """Bytes that a product may need for its planes and tiles, whatever the type; of a batch, one takes them after the
     other."""
     rows, cols, depth = _even_part(m, BLOCK), _even_part(n, BLOCK), min(MOST_PLANES * k, DEPTH)
@@ -72,7 +72,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
         _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
 
 
-def digits_described(dtype: str, k: int) -> str:
+def describe_digits(dtype: str, k: int) -> str:
     """How numbers of this type are multiplied, of which nothing else is known; in words."""
     if dtype == "bool":
         return "or-and by 1 float32 product"

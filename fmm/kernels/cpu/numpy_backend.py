@@ -12,13 +12,14 @@ import numpy as np
 
 from fmm.kernels.cpu.compiled_sums import sum_tasks
 from fmm.kernels.cpu.host_arrays import Array, matmul
-from fmm.kernels.cpu.numpy_backend import rescale_arrays
 from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
-from fmm.kernels.plans.leaf import HostProduct, leaf_use
-from fmm.kernels.plans.steps import GemmParams
-from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
+from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf_parts import Multiply
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import Mirror, Sum
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
 # in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).
@@ -27,13 +28,13 @@ PANEL = 256 * 1024
 WIDTH = 1024
 
 Window = tuple[slice, slice]
-Told = Callable[[int], object]  # hears how many multiply-adds are done
+ProgressCallback = Callable[[int], object]  # hears how many multiply-adds are done
 
 
 @dataclass(frozen=True)
 class NumpyBackend:
     threads: Threads
-    told: Told | None = field(default=None, kw_only=True)
+    told: ProgressCallback | None = field(default=None, kw_only=True)
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Done before any product."""
@@ -43,7 +44,7 @@ class NumpyBackend:
         """By the leaf's own function; leaves without one on the host are computed as NumPy does."""
         self.telling(host_product(leaf))(left, right, dest)
 
-    def telling(self, multiply: HostProduct) -> HostProduct:
+    def telling(self, multiply: Multiply) -> Multiply:
         """The same product, of which is told as soon as it is done."""
         told = self.told
         if told is None:
@@ -57,7 +58,7 @@ class NumpyBackend:
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """By the leaf's own function, which has scratch memory and shares out its work itself."""
-        inside = leaf_use(leaf).leaf.host_product_with_scratch
+        inside = leaf_use(leaf).leaf.host.multiply_inside
         assert inside is not None
         self.telling(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
 
@@ -66,7 +67,7 @@ class NumpyBackend:
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
 
-    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
+    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
         """The lower half, whatever the leaf: BLAS has one way."""
         self.telling(partial(triangle_product, asked=asked))(left, right, dest)
 
@@ -98,8 +99,8 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
     matmul(left, right, out=dest)
 
 
-def host_product(leaf: str) -> HostProduct:
-    return leaf_use(leaf).leaf.host_product or numpy_product
+def host_product(leaf: str) -> Multiply:
+    return leaf_use(leaf).leaf.host.multiply or numpy_product
 
 
 def _reaches(x: Array, window: Window) -> bool:
@@ -147,3 +148,63 @@ _OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
     "zero": lambda v, c: v[c.dest].fill(0),
     "scale": lambda v, c: np.multiply(v[c.first], c.factor, out=v[c.dest]),
 }
+
+
+ROWS = 256 * 1024  # numbers that are looked at or scaled at a time
+
+
+def rescale_arrays(step: LineExponents | Rescaled, reads: Sequence[Array], dest: Array) -> None:
+    """Do the step. Symbols, which have no size, have the exponent 0."""
+    if isinstance(step, LineExponents):
+        dest[0, :] = 0 if dest.dtype == object else _exponents(step, reads)
+    elif dest.dtype == object:
+        if dest is not reads[0]:
+            dest[...] = reads[0]
+    else:
+        _rescale(step, reads, dest)
+
+
+def _exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
+    source = reads[0] if step.axis == 0 else reads[0].T
+    found = np.empty(len(source), np.int64)
+    along = step.sign * _whole(reads[1]) if step.sign else None
+    height = max(ROWS // source.shape[1], 1)
+    for top in range(0, len(source), height):
+        found[top : top + height] = _largest_exponents(source[top : top + height], along)
+    return np.right_shift(found - _whole(reads[-1]), 1) if step.against else found
+
+
+def _largest_exponents(rows: Array, along: Array | None) -> Array:
+    with np.errstate(all="ignore"):
+        size = np.maximum(abs(rows.real), abs(rows.imag)) if rows.dtype.kind == "c" else abs(rows)
+        finite = np.isfinite(size).all(axis=1)
+        exponents = np.frexp(np.where(np.isfinite(size), size, 0))[1].astype(np.int64)
+    exponents += 0 if along is None else along
+    exponents[size == 0] = LEAST
+    largest = exponents.max(axis=1)
+    return np.where(finite & (largest > LEAST), largest, 0)
+
+
+LEAST = -(1 << 20)
+
+
+def _rescale(step: Rescaled, reads: Sequence[Array], dest: Array) -> None:
+    source, vectors = reads[0], [_whole(x) for x in reads[1:]]
+    rows = step.row_sign * vectors.pop(0)[:, None] if step.row_sign else 0
+    cols = step.col_sign * vectors.pop(0)[None, :] if step.col_sign else 0
+    exponents = np.broadcast_to(rows + cols, source.shape)
+    height = max(ROWS // source.shape[1], 1)
+    with np.errstate(all="ignore"):
+        for top in range(0, len(source), height):
+            band = slice(top, top + height)
+            by = exponents[band].astype(np.int32)
+            if dest.dtype.kind == "c":
+                np.ldexp(source[band].real, by, out=dest[band].real)
+                np.ldexp(source[band].imag, by, out=dest[band].imag)
+            else:
+                np.ldexp(source[band], by, out=dest[band])
+
+
+def _whole(vector: Array) -> Array:
+    found: Array = vector[0].real.astype(np.int64)
+    return found

@@ -6,15 +6,14 @@ list is made once for a problem and then played: nothing is decided any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fmm.kernels.cuda.launch_list import Kernel, TensorMap
-from fmm.kernels.cuda.ops import GemmOp, RankOp
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -33,21 +32,21 @@ class Slot(NamedTuple):
     offset: int = 0
 
 
-class Turn(Enum):
+class StreamSync(Enum):
     """Where lanes wait for each other: all others for the first, then the first for all others."""
 
     FORK = "fork"
     JOIN = "join"
 
 
-Work = Literal["sums", "product", "recompute"]
+StepKind = Literal["sums", "product", "recompute"]
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
     """One launch of a kernel of ours, all but the addresses."""
 
-    does: Work
+    does: StepKind
     label: str  # what `explain` prints: which kernel it is, and how it is used
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -65,10 +64,10 @@ class VendorCall:
 
     op: GemmOp | RankOp
     label: str
-    does: Work = "product"
+    does: StepKind = "product"
 
 
-Step = Launch | VendorCall | Turn
+Step = Launch | VendorCall | StreamSync
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +122,54 @@ class LaunchList:
 
 
 def _step_lines(steps: tuple[Step, ...]) -> Iterator[str]:
-    labels = (step.label for step in steps if not isinstance(step, Turn))
+    labels = (step.label for step in steps if not isinstance(step, StreamSync))
     for label, run in groupby(labels):
         count = sum(1 for _ in run)
         yield f"{count} x {label}" if count > 1 else label
+
+
+STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler
+PARAMETER_BYTES = 4096  # as many as every driver passes to a kernel
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: `generate(*given)` is its whole CUDA source, made only when it is needed.
+
+    Equal kernels are compiled once.
+    """
+
+    generate: Callable[..., str]
+    given: tuple[Hashable, ...]
+    entry: str  # the name of the function that is launched
+    threads: int  # of a thread block
+    shared: int = 0  # bytes of shared memory that its launches ask for
+    options: tuple[str, ...] = STANDARD_OPTIONS
+    architecture: str = ""  # such as sm_90a, if code for all devices of a capability lacks instructions; else empty
+
+    @property
+    def source(self) -> str:
+        return self.generate(*self.given)
+
+    @property
+    def spec(self) -> Any:
+        """The first thing of which the source is made: a description of the kernel."""
+        return self.given[0]
+
+
+MAP_BYTES = 128  # of a CUtensorMap
+MAP_WORDS = MAP_BYTES // 8
+
+
+class TensorMap(NamedTuple):
+    """A block as lines of `length` numbers, and the box of them that is a tile."""
+
+    piece: BlockTerm
+    dtype: str
+    length: int
+    lines: int
+    layers: int  # equal blocks of a batch
+    leading: int  # elements from one line to the next
+    layer: int  # and from one block of the batch to the next
+    box: tuple[int, int]  # of a tile: numbers along a line, and lines
+    swizzle: int  # bytes within which 16-byte chunks are exchanged, so that reads spread over the banks; 0: none

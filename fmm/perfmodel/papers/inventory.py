@@ -158,11 +158,10 @@ def entry_table(name: str) -> Table:
 
 COLUMNS: Final = ("source", "figure", "what it shows", "done", "see", "measured on")
 NOTES: Final = (
-    "measured: there are samples in results/, and `fmm-tune paper NAME --measure` measures it here. measurable: so it "
-    "does, but there are no samples. computed: `fmm-tune paper NAME` prints what follows from the model. runs: it is "
-    "an algorithm or a kernel, which any plan may name.",
-    "in part: of some sizes or codes; `fmm-tune paper missing` says of which experiments parts are missing here, and "
-    "with --measure measures them.",
+    "measured: there are samples in results/, and `python -m benchmarks papers NAME --measure` takes new ones. "
+    "measurable: the same without samples so far. computed: `fmm-tune paper NAME` prints what follows from the model. "
+    "runs: it is an algorithm or a kernel, which any plan may name.",
+    "in part: of some sizes or codes; `python -m benchmarks papers missing` lists the incomplete experiments.",
 )
 
 

@@ -1,4 +1,4 @@
-"""fmm-tune suites | bench | canary: measurements beside the tuning."""
+"""fmm-tune bench | canary: measurements beside the tuning."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import cpu
 from fmm.config import certify, files, schema, store
 from fmm.config.schema import Entry
 from fmm.dtypes import FLOATS
@@ -25,12 +24,10 @@ from fmm.tuner.commands.config_file import add_json, add_output, config_sections
 from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device, Run
 from fmm.tuner.findings.thresholds import li_plan
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, paired_speedup
 from fmm.tuner.tune import output_path
 
 LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
-SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,12 +45,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     canary.add_argument("--device", default=argparse.SUPPRESS)
     add_output(canary, "the config to test (the one that fmm reads)")
     canary.set_defaults(run=one_line_errors(_canary))
-    cpu = commands.add_parser("suites", help="measure what fmm gains on this CPU, and that it costs nothing elsewhere")
-    cpu.add_argument("--effort", choices=("quick", "full"), default="quick", help="how much to measure")
-    cpu.add_argument("--suite", action="append", choices=SUITE_NAMES, help="only this suite (may be repeated)")
-    add_output(cpu, "write the results below this folder", "DIR")
-    add_json(cpu, "the rows as JSON lines")
-    cpu.set_defaults(run=_suites)
 
 
 # ---- bench
@@ -102,7 +93,7 @@ def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) ->
         samples = timed.rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:
-            step = decision.step if run.plan == decision.plan else "given"
+            step = decision.source if run.plan == decision.plan else "given"
             yield _bench_row(problem, run, samples, step if run != Run() or run.plan == decision.plan else "vendor")
     for trial in journal.recorded:
         if trial.failed:
@@ -187,46 +178,3 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
         if gain < max(1.0, entry.low - entry.noise - 0.02):
             return False, f"{entry.size} gains {gain:.3f}, was {entry.text}: entries stay set aside; tune again"
     return True, f"{tried} of {len(fast)} gains measured again: all entries are trusted"
-
-
-# ---- suites
-
-
-def _suites(options: argparse.Namespace) -> int:
-    where = environment(typed_command())
-    if not options.json:
-        print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
-    for name in options.suite or cpu.SUITES:
-        suite = cpu.SUITES[name]
-        rows: list[dict[str, Any]] = []
-        for row in suite(cpu.EFFORTS[options.effort]):
-            rows.append(row)
-            print(json.dumps({"suite": name, **row}) if options.json else _line(name, row), flush=True)
-        if options.output:
-            write_result(options.output / device_folder() / f"{name}.json", {"environment": where, "rows": rows})
-    return 0
-
-
-def write_result(path: Path, content: dict[str, Any]) -> None:
-    """Write a result whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = ",\n".join("  " + json.dumps(row) for row in content["rows"])
-    text = f'{{\n"environment": {json.dumps(content["environment"], indent=1)},\n"rows": [\n{rows}\n]\n}}\n'
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def _line(suite: str, row: dict[str, Any]) -> str:
-    size = "x".join(map(str, row["size"])) if "size" in row else str(row.get("side"))
-    return f"{suite:13}{size:>16}  {row.get('dtype', ''):8} {_VERDICTS[suite](row)}"
-
-
-_VERDICTS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "speed": lambda r: f"{r['speedup']:.3f} times numpy [{r['low']:.3f}, {r['high']:.3f}]  {r['plan']}",
-    "never_slower": lambda r: f"{r['speedup']:.3f} times numpy [{r['low']:.3f}, {r['high']:.3f}]  {r['plan']}",
-    "small_calls": lambda r: f"{r['extra_microseconds']:+.2f} microseconds a call",
-    "memory": lambda r: f"peak {r['peak_bytes'] / 2**20:.1f} MiB, {r['ratio']:.4f} of what the plan said",
-    "errors": lambda r: f"{r['ratio']:.2f} times numpy's error ({r['data']}; expected {r['expected_growth']:.1f})",
-    "guard": lambda r: f"the overflow check takes {r['share']:.2%} of the time",
-}

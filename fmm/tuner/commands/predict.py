@@ -13,9 +13,9 @@ from typing import Any
 
 from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.explain import format_bytes, plan_table
+from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps import GemmParams
+from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
     CPU_ERROR_GROWTH,
@@ -146,7 +146,7 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
     choice = choose(problem, calibration, limits)
     if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
         return choice
-    numpys = next(candidate for candidate in choice.considered if candidate.plan == VENDOR)
+    numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
     why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
@@ -177,7 +177,7 @@ def _entry_of(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
 
 def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
     """The plan as the model sees it, which may not have compared it."""
-    if (known := next((x for x in choice.considered if x.plan == plan), None)) is not None:
+    if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
     own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
@@ -235,7 +235,9 @@ def _left(name: str, problem: Problem) -> int:
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
         who = "A and C" if problem.op == "gram" else "A, B and C"
-        raise ValueError(f"{who} take {format_bytes(operands)}, {gpu.name if gpu else name} has {format_bytes(memory)}")
+        raise ValueError(
+            f"{who} take {spelled_bytes(operands)}, {gpu.name if gpu else name} has {spelled_bytes(memory)}"
+        )
     return memory - operands
 
 
@@ -246,7 +248,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
     """All that is printed. Times are of exact counts, like the vendor's to which they are compared."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).seconds
-    rest = [candidate for candidate in choice.considered if candidate is not choice.best]
+    rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
     return {
         "device": calibration.name,
         "source": calibration.source,
@@ -305,12 +307,12 @@ def _text(found: dict[str, Any]) -> str:
         *([f"measured of this size: {found['passed_over']}"] if found["passed_over"] else []),
         f"{time}: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
-        f"traffic {format_bytes(best['traffic'])}, launches {best['launches']}, "
-        f"workspace {format_bytes(best['workspace'])}, "
+        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
+        f"workspace {spelled_bytes(best['workspace'])}, "
         f"expected error {spelled_growth(best['error_growth'])} times the usual",
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         "",
-        plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
+        explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, Asked(op=op)),
         "",
         "runners-up, by estimated time:",
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
@@ -326,6 +328,6 @@ def _runner_up(row: dict[str, Any]) -> str:
     why = ["FMM_EMULATION=0 forbids it"] * ("emulation" in row["exceeds"]) + [f"too much {much}"] * bool(much)
     exceeds = f" ({'; '.join(why)})" if why else ""
     return (
-        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{format_bytes(row['traffic']):>11}"
-        f"{format_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
+        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{spelled_bytes(row['traffic']):>11}"
+        f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
     )

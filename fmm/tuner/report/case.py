@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from fmm.tuner.devices.device import cached_work, formula_seconds
 from fmm.tuner.findings.conclude import HELD_OUT
 from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.fit.model import Observation, stage_medians
-from fmm.tuner.report.maps import mapped
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import PRODUCT, Trial, Tuning
 
@@ -138,3 +138,40 @@ def round_sides(low: float, high: float) -> list[int]:
     """Eight for each doubling, and only such: lines over any sides would show their fringes."""
     every = (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16))
     return [side for side in every if low <= side <= high]
+
+
+BLOCK = 8  # points of a block that is taken for one if its corners agree
+
+
+def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
+    """What is chosen at each of count x count points. A block whose corners agree is taken to be all alike, any other
+    is cut into four, down to single points; so borders are exact, and only islands smaller than a block may be missed.
+    """
+    found: dict[tuple[int, int], Any] = {}
+
+    def at(i: int, j: int) -> Any:
+        if (i, j) not in found:
+            found[i, j] = chosen(i, j)
+        return found[i, j]
+
+    def fill(i: range, j: range) -> None:
+        corners = {at(x, y) for x in (i[0], i[-1]) for y in (j[0], j[-1])}
+        if len(corners) == 1:
+            found.update({(x, y): found[i[0], j[0]] for x in i for y in j if (x, y) not in found})
+        elif max(len(i), len(j)) > 2:
+            for x in _halves(i):
+                for y in _halves(j):
+                    fill(x, y)
+
+    edges = sorted({*range(0, count, BLOCK), count - 1})
+    blocks = [range(low, high + 1) for low, high in pairwise(edges)] or [range(count)]
+    for i in blocks:
+        for j in blocks:
+            fill(i, j)
+    return found
+
+
+def _halves(points: range) -> Sequence[range]:
+    """Two that share the middle point; one where there is none between."""
+    middle = len(points) // 2
+    return (points[: middle + 1], points[middle:]) if len(points) > 2 else (points,)

@@ -11,24 +11,24 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Launch, LaunchList, VendorCall
-from fmm.kernels.plans.leaf import LeafUse, plan_leaves
+from fmm.kernels.plans.leaf import LeafUse, ending_rows
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 
 pytest.importorskip("cupy")
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 from fmm.kernels.cuda.launch import graphs
 from fmm.kernels.cuda.launch.compile import compile_kernel
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 pytestmark = pytest.mark.gpu
 
 LEVELS = ("", "strassen.batched.pad16", "strassen.fused.pad8")
 SIZES = ((256, 512, 384), (301, 277, 303))
 # Whatever may end a plan, with every option, of numbered ones the first.
-USES = [use for row in plan_leaves() for use in row.uses if "cuda" in row.devices and not use.number and not use.order]
+USES = [use for row in ending_rows() for use in row.uses if "cuda" in row.devices and not use.number and not use.order]
 
 
 def lists(use: LeafUse) -> Iterator[LaunchList]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, MirrorOp, RankOp, View, rank_op
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, MirrorOp, RankOp, View, rank_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
@@ -47,7 +47,7 @@ def test_launches_compute_what_is_asked(text: str, dtype: str) -> None:
     """Exactly; nothing but the wanted half of C and the workspace is touched."""
     rng = np.random.default_rng(3)
     plan, fills = Plan.parse(text), FILLS
-    if not plan.accepts_type(dtype):
+    if not plan.takes_type(dtype):
         pytest.skip(f"{text} is not for {dtype}")
     cases = product([(1, 1), (29, 12)], "CF", "CF", fills, [(1, 0), (2, -3)])
     for (n, k), order, dest, fill, (alpha, beta) in cases:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALIGNED, Alignment
-from fmm.kernels.plans.leaf import LeafUse, plan_leaves
-from fmm.kernels.plans.levels.residues import residue_leaves
+from fmm.kernels.plans.leaf import LeafUse, ending_rows
+from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -26,13 +26,13 @@ from tests.support.chips import H200
 
 A100, V100 = datasheet_chip(device("A100")), datasheet_chip(device("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
-# Splits that write planes of float16: how far blocks reach, how far their sums do, and these.
+# Splits that write float16 planes: largest numbers of blocks, exponents of sums, and the sums.
 PLANE_SPLITS = tuple(
     start
     for name in "AB"
     for start in (
-        f"f16_sums: how far 4 blocks of {name} reach",
-        "f16_sums: how far 7 sums reach",
+        f"f16_sums: largest numbers of 4 blocks of {name}",
+        "f16_sums: exponents of 7 sums",
         f"f16_sums, split {name}: 7 sums of 4 blocks",
     )
 )
@@ -102,7 +102,7 @@ CASES = (
     Case(
         "small",
         "float64",
-        ("gemm_small, tiles of 32 x 32, the lower half and its mirror",),
+        ("gemm_small, tiles of 32 x 32, the lower triangle and its mirror",),
         given=(("op", "gram"),),
         on=V100,
     ),
@@ -162,7 +162,7 @@ CASES = (
             found.dtype,
             ("residue_planes: how large", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
         )
-        for name, found in residue_leaves().items()
+        for name, found in residue_endings().items()
         if found.dtype
     ),
     Case(
@@ -182,7 +182,7 @@ CASES = (
                 "residue_join: int32 by 10",
             ),
         )
-        for name, found in residue_leaves().items()
+        for name, found in residue_endings().items()
         if not found.dtype
     ),
     # Where C may get an inf or NaN that the classical product lacks.
@@ -208,7 +208,7 @@ def test_what_runs(case: Case) -> None:
     assert [line[: len(start)] for line, start in zip(said, case.lines, strict=True)] == list(case.lines), said
 
 
-ON_DEVICE = [leaf for leaf in plan_leaves() if "cuda" in leaf.devices]
+ON_DEVICE = [leaf for leaf in ending_rows() if "cuda" in leaf.devices]
 
 
 def test_every_leaf_has_a_case() -> None:
@@ -239,7 +239,7 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
     found = list(lists(use, on))
-    assert found or (use.leaf.name in residue_leaves() and on is not H200)  # integers, of which no vendor has all
+    assert found or (use.leaf.name in residue_endings() and on is not H200)  # integers, of which no vendor has all
     for launches in found:
         steps = [step for step in launches.steps if not isinstance(step, StreamSync)]
         said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.describe()]
@@ -250,7 +250,7 @@ def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
                 assert step.label.startswith(VENDORS[step.op.use.leaf.name])
             else:
                 name = step.label.replace(",", " ").replace(":", " ").split()[0]
-                warps = name == "gemm_simt" and step.kernel.spec.deep  # of a chip that has no such instructions
+                warps = name == "gemm_simt" and step.kernel.spec.mma_depth  # of a chip that has no such instructions
                 begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
                 assert step.kernel.source.startswith(begins), step.label
                 assert not warps or not on.has_warp_float64

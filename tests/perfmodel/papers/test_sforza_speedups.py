@@ -7,6 +7,9 @@ from benchmarks.papers.experiment import Key, Results, Row
 from benchmarks.papers.figure import figure_table
 from benchmarks.papers.figures import FIGURES
 
+from benchmarks.papers.experiment import Key, Results, Row
+from benchmarks.papers.figure import figure_table
+from benchmarks.papers.figures import FIGURES
 from fmm.perfmodel.papers.sforza import CUTOFFS, ONE_LEVEL, RECURSIVE, SIDE, multiplications, sforza_plan
 
 

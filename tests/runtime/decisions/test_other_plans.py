@@ -33,7 +33,7 @@ def vendors(problem: Problem = PROBLEM) -> Decision:
 
 def test_other_plans_win_within_the_limits_the_fastest_first(device: Device) -> None:
     limits = Limits(1 << 27, 6.0)
-    considered = choose(without_layouts(PROBLEM), FREE_SUMS, limits).considered
+    considered = choose(without_layouts(PROBLEM), FREE_SUMS, limits).candidates
     fastest = considered[0].plan
     found = list(next_plans(PROBLEM, fastest, limits, device))
     assert found and fastest not in found and VENDOR not in found
@@ -45,9 +45,9 @@ def test_other_plans_win_within_the_limits_the_fastest_first(device: Device) -> 
 def test_the_times_of_slow_plans_stand_below_each_other() -> None:
     """Of a small product, plans take hundreds of times as long."""
     found = choose(PROBLEM, replace(FREE_SUMS, launch=1.0), LARGE)
-    told = str(Decision(found.best.plan, PROBLEM, "", considered=found.considered)).split("being 1:\n")[1]
+    told = str(Decision(found.best.plan, PROBLEM, "", considered=found.candidates)).split("being 1:\n")[1]
     ends = {line.index(".") for line in told.splitlines()}
-    assert found.considered[-1].time > 100 and len(ends) == 1
+    assert found.candidates[-1].time > 100 and len(ends) == 1
 
 
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
@@ -66,7 +66,7 @@ def test_the_only_choice_need_not_win(device: Device) -> None:
     slow = replace(device, guess=replace(FREE_SUMS, stream=1.0))
     found = decide_without_vendor(vendors(), LARGE, slow)
     assert found.plan != VENDOR and found.reason == "the library has no product of this type"
-    plans = [c.plan for c in choose(without_layouts(PROBLEM), replace(FREE_SUMS, stream=1.0), LARGE).considered]
+    plans = [c.plan for c in choose(without_layouts(PROBLEM), replace(FREE_SUMS, stream=1.0), LARGE).candidates]
     assert found.plan == next(plan for plan in plans if plan != VENDOR)
 
 

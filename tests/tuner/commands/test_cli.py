@@ -7,56 +7,18 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from benchmarks.harness import write_result
 
 import fmm
-from benchmarks import cpu
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.tuner import cli
 from fmm.tuner.cli import main
-from fmm.tuner.trials.environment import device_folder
-from fmm.tuner.trials.paired import Rounds
 from tests.support import ROOT, configs
-
-ROWS: dict[str, list[dict[str, Any]]] = {
-    "speed": [
-        {
-            "size": (64, 64, 64),
-            "dtype": "float64",
-            "speedup": 1.25,
-            "low": 1.2,
-            "high": 1.3,
-            "plan": "winograd > vendor",
-        },
-        {"size": (64, 32, 16), "dtype": "float32", "speedup": 0.5, "low": 0.25, "high": 0.75, "plan": "vendor"},
-    ],
-    "small_calls": [{"side": 8, "extra_microseconds": 1.5, "speedup": 0.5, "low": 0.5, "high": 0.5}],
-    "memory": [{"size": (8, 8, 8), "dtype": "float64", "said_bytes": 100, "peak_bytes": 3 * 2**20, "ratio": 1.0}],
-}
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Suites that measure nothing; the efforts that they were asked for."""
-    asked: list[str] = []
-
-    def suite(name: str) -> Callable[[cpu.Effort], Iterator[dict[str, Any]]]:
-        def run(effort: cpu.Effort) -> Iterator[dict[str, Any]]:
-            asked.extend(key for key, value in cpu.EFFORTS.items() if value is effort)
-            yield from ROWS[name]
-
-        return run
-
-    monkeypatch.setattr(cpu, "SUITES", {name: suite(name) for name in ROWS})
-    return asked
-
 
 # ---- arguments
 
@@ -77,7 +39,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         "--device --dtype --shapes --effort quick default full --time-limit --resume --fresh --output --json --quiet"
     )
-    commands = "--dry-run --version show validate predict bench canary export merge suites paper"
+    commands = "--dry-run --version show validate predict bench canary export merge paper"
     for option in f"{options} {commands}".split():
         assert option in printed
 
@@ -100,7 +62,7 @@ def test_an_export_without_entries_says_so(tmp_path: Path, capsys: pytest.Captur
     assert told == f"fmm-tune export: {path} has no certified entries: all sizes are the model's\n"
 
 
-WRITERS = (["conclude"], ["merge", "x"], ["report"], ["canary"], ["suites"], ["paper"])
+WRITERS = (["conclude"], ["merge", "x"], ["report"], ["canary"])
 
 
 @pytest.mark.parametrize("command", WRITERS, ids=lambda x: x[0])
@@ -235,125 +197,6 @@ def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
 def test_every_command_has_the_types_of_fmm_plan(command: str) -> None:
     usual = fmm.plan(8, 8, 8).problem
     assert usual and cli._parsers()[0].parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
-
-
-# ---- measuring
-
-
-@pytest.mark.usefixtures("quick")
-def test_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["suites", "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    expected = [{"suite": name, **row} for name, rows in ROWS.items() for row in rows]
-    assert lines == json.loads(json.dumps(expected))
-
-
-@pytest.mark.usefixtures("quick")
-def test_rows_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["suites"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert "threads, numpy " in head
-    assert len(lines) == 4
-    assert "64x64x64" in lines[0] and "1.250 times numpy [1.200, 1.300]  winograd > vendor" in lines[0]
-    assert "+1.50 microseconds a call" in lines[2]
-    assert "peak 3.0 MiB, 1.0000 of what the plan said" in lines[3]
-
-
-@pytest.mark.parametrize(("arguments", "effort"), [([], "quick"), (["--effort", "full"], "full")])
-def test_the_effort_is_passed_on(arguments: list[str], effort: str, quick: list[str]) -> None:
-    assert main(["suites", *arguments, "--json"]) == 0
-    assert quick == [effort] * len(ROWS)
-
-
-def test_every_suite_has_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the rows that the suites really give, of tiny problems."""
-    tiny = cpu.Effort(((40, 30, 50),), 1, Rounds(1, 1, 0.0), 16)
-    monkeypatch.setattr(cpu, "EFFORTS", {"quick": tiny, "full": tiny})
-    monkeypatch.setattr(cpu, "random_shapes", lambda count: [(9, 8, 7)] * count)
-    assert main(["suites"]) == 0
-    printed = capsys.readouterr().out
-    for name in cpu.SUITES:
-        assert f"\n{name} " in printed
-
-
-@pytest.mark.usefixtures("quick")
-def test_results_are_written_below_the_output_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "not" / "there yet"
-    assert main(["suites", "--output", str(folder), "--json"]) == 0
-    files = sorted((folder / device_folder()).iterdir())
-    assert [file.name for file in files] == ["memory.json", "small_calls.json", "speed.json"]
-    for file in files:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        assert found["rows"] == json.loads(json.dumps(ROWS[file.stem]))
-        assert found["environment"]["numpy"]
-
-
-def test_an_interrupt_exits_with_130_and_keeps_what_was_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(effort: cpu.Effort) -> Iterator[dict[str, Any]]:
-        yield ROWS["memory"][0]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cpu, "SUITES", {"speed": lambda effort: iter(ROWS["speed"]), "memory": interrupted})
-    assert main(["suites", "--output", str(tmp_path)]) == 130
-    printed = capsys.readouterr()
-    assert "interrupted" in printed.err and "Traceback" not in printed.err
-    folder = tmp_path / device_folder()
-    assert json.loads((folder / "speed.json").read_text(encoding="utf-8"))["rows"]
-    assert not (folder / "memory.json").exists()
-
-
-# ---- files
-
-OLD = {"environment": {"numpy": "old"}, "rows": [{"side": 1}]}
-NEW = {"environment": {"numpy": "new"}, "rows": [{"side": 2}, {"side": 3}]}
-
-
-def test_a_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "speed.json"
-    for content in (OLD, NEW):
-        write_result(path, content)
-        assert json.loads(path.read_text(encoding="utf-8")) == content
-    assert [file.name for file in tmp_path.iterdir()] == ["speed.json"]
-
-
-def test_rows_stand_on_lines_of_their_own(tmp_path: Path) -> None:
-    write_result(tmp_path / "speed.json", NEW)
-    lines = (tmp_path / "speed.json").read_text(encoding="utf-8").splitlines()
-    assert '  {"side": 2},' in lines and '  {"side": 3}' in lines
-    write_result(tmp_path / "none.json", {"environment": {}, "rows": []})
-    assert json.loads((tmp_path / "none.json").read_text(encoding="utf-8")) == {"environment": {}, "rows": []}
-
-
-@pytest.mark.parametrize("error", [OSError("no space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["write_text", "replace"])
-def test_the_old_file_is_kept_when_writing_fails(
-    where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "speed.json"
-    write_result(path, OLD)
-    original = getattr(Path, where)
-
-    def failing(self: Path, target: Any, *arguments: Any, **options: Any) -> None:
-        if where == "write_text":
-            original(self, target[: len(target) // 2], *arguments, **options)
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, where, failing)
-        with pytest.raises(type(error)):
-            write_result(path, NEW)
-    assert json.loads(path.read_text(encoding="utf-8")) == OLD
-    write_result(path, NEW)  # what lies around does not disturb the next time
-    assert json.loads(path.read_text(encoding="utf-8")) == NEW
-
-
-def test_the_old_file_is_kept_when_a_row_is_no_json(tmp_path: Path) -> None:
-    write_result(tmp_path / "speed.json", OLD)
-    with pytest.raises(TypeError):
-        write_result(tmp_path / "speed.json", {"environment": {}, "rows": [{"side": object()}]})
-    assert json.loads((tmp_path / "speed.json").read_text(encoding="utf-8")) == OLD
 
 
 # ---- as a command

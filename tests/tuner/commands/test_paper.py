@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.config import files, identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.plans.explain import format_bytes
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
@@ -33,7 +33,7 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
 from fmm.tuner.cli import main
-from fmm.tuner.commands.paper import NAMES, TABLES, made_table
+from fmm.tuner.commands.paper import TABLES, computed_table
 from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
 from tests.support import ROOT, configs
 from tests.support.devices import H200
@@ -136,21 +136,21 @@ def check_json(found: dict[str, Any], table: Table) -> None:
 
 
 def test_all_as_text(run: Run) -> None:
-    separately = [run("paper", name) for name in NAMES]
+    separately = [run("paper", name) for name in TABLES]
     assert run("paper", "all") == "\n".join(separately)
 
 
 def test_all_as_json_is_one_list(run: Run) -> None:
-    for found, name in zip(json.loads(run("paper", "all", "--json")), NAMES, strict=True):
-        check_json(found, made_table(name, None))
+    for found, name in zip(json.loads(run("paper", "all", "--json")), TABLES, strict=True):
+        check_json(found, computed_table(name))
 
 
 def test_all_as_csv_has_each_name_above_its_table(run: Run) -> None:
     parts = run("paper", "all", "--csv").rstrip("\n").split("\n\n")
-    for part, name in zip(parts, NAMES, strict=True):
+    for part, name in zip(parts, TABLES, strict=True):
         first, rest = part.split("\n", 1)
         assert first == name
-        check_csv(list(csv.reader(StringIO(rest))), made_table(name, None))
+        check_csv(list(csv.reader(StringIO(rest))), computed_table(name))
 
 
 def test_json_before_the_command(run: Run) -> None:
@@ -236,7 +236,7 @@ def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: st
     choice = choose(problem, calibration, limits(problem.size, dtype, name))
     assert (found["device"], found["size"], found["dtype"]) == (device(name).name, [int(m), int(k), int(n)], dtype)
     assert found["chosen"]["plan"] == str(choice.best.plan) and found["reason"] == choice.reason
-    others = [str(candidate.plan) for candidate in choice.considered if candidate.plan != choice.best.plan]
+    others = [str(candidate.plan) for candidate in choice.candidates if candidate.plan != choice.best.plan]
     assert [row["plan"] for row in found["runners_up"]] == others
     assert found["leaves_out"] == LEAVES_OUT
     for row in (found["chosen"], *found["runners_up"]):
@@ -263,15 +263,15 @@ def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, r
     for part in (
         f"why: {found['reason']}\n",
         f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times",
-        f"traffic {format_bytes(best['traffic'])}, launches {best['launches']}, ",
-        f"workspace {format_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times",
+        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, ",
+        f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times",
         f"left out: {found['leaves_out']}",
     ):
         assert part in text
     rows = text.split("runners-up")[1].splitlines()[2 : 2 + len(found["runners_up"])]
     for line, row in zip(rows, found["runners_up"], strict=True):
         assert [float(x) for x in line.split()[:3]] == [float(f"{row[key]:.{digits}}") for key, digits in NUMBERS]
-        for part in (format_bytes(row["traffic"]), format_bytes(row["workspace"]), row["plan"], row["dominant"]):
+        for part in (spelled_bytes(row["traffic"]), spelled_bytes(row["workspace"]), row["plan"], row["dominant"]):
             assert part in line
 
 
@@ -284,7 +284,7 @@ def test_every_operation_of_the_model(op: Operation, run: Run) -> None:
     choice = choose(problem, datasheet_calibration("v100"), Limits(room, found["error_growth_limit"]))
     assert (found["op"], found["workspace_limit"], found["reason"]) == (op, room, choice.reason)
     rows = (found["chosen"], *found["runners_up"])
-    assert {row["plan"] for row in rows} == {str(candidate.plan) for candidate in choice.considered}
+    assert {row["plan"] for row in rows} == {str(candidate.plan) for candidate in choice.candidates}
     assert found["chosen"]["plan"] == str(choice.best.plan)
     assert any(row["plan"].startswith("gram") for row in rows) == (op != "product")
     for row in rows:

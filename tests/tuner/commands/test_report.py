@@ -20,8 +20,8 @@ from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
 from fmm.tuner.findings.summary import TypeInShort, in_short, most_gained
+from fmm.tuner.report.case import mapped
 from fmm.tuner.report.details import parameters_table
-from fmm.tuner.report.maps import mapped
 from fmm.tuner.report.meaning import meaning, notes_of_cases
 from fmm.tuner.report.overview import (
     LEFT,

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
-from benchmarks.cpu import fast_plan
 from fmm.arrays import host_memory
 from fmm.config import files
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -112,19 +111,15 @@ def test_a_real_tuning_is_obeyed(
         Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads())
     )
     if code:  # so short a tuning may have been checked on too few shapes: then it is not used, and says so
-        assert code == 1 and found["section"]["doubts"] and decided.step != "calibrated model"
+        assert code == 1 and found["section"]["doubts"] and decided.source != "calibrated model"
         return
     assert not found["section"]["doubts"]
-    assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
+    assert decided.source == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out
     key = found["device"]
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32", "--device", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] == found["section"]["conditions"]["device"]
-
-
-def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:
-    assert fast_plan(decide.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
 
 
 def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:

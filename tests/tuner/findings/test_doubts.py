@@ -167,7 +167,7 @@ def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: py
         tuned.write(path, SIMULATED.key, found=section)
         files.clear_config_cache()
         decision = decide_plan(problem, Limits(1 << 60), device)
-        assert (decision.step == "calibrated model") == expected and (decision.plan != VENDOR) == expected
+        assert (decision.source == "calibrated model") == expected and (decision.plan != VENDOR) == expected
     assert logged == ["the tuning of a fake CPU for float64 is not used: it was not checked"]
 
 

@@ -87,7 +87,7 @@ def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, m
         limits, answer = usual_limits(used, problem), answer_for(used, side)
         assert limits is not None and answer is not None
         decided = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132))
-        assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.step), side
+        assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.source), side
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
         found[side] = answer.known
     files.clear_config_cache()

@@ -1,25 +1,21 @@
-"""Paired measurements on a clock of our own, the suites on tiny problems, and what is recorded of the machine."""
+"""Paired measurements on a clock of our own, and what is recorded of the machine."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import cpu
 from fmm.config import identity
 from fmm.tuner.trials import environment
 from fmm.tuner.trials import paired as tuner_paired
 from fmm.tuner.trials.paired import Paired, Rounds, paired_rounds
-from tests.support import ROOT
 
 
 class Machine:
@@ -217,52 +213,6 @@ def test_the_record_holds_the_raw_samples() -> None:
         "candidate": [2.0, 2.0, 2.0],
         "repeat": 7,
     }
-
-
-# ---- the suites
-
-TINY = cpu.Effort(((40, 30, 50),), 2, Rounds(1, 2, 0.0), 32)
-
-
-@pytest.mark.parametrize("name", cpu.SUITES)
-def test_every_suite_gives_rows_of_plain_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "random_shapes", lambda count: [(9, 8, 7), (20, 30, 10)][:count])
-    rows = list(cpu.SUITES[name](TINY))
-    assert rows
-    assert json.loads(json.dumps(rows, allow_nan=False))
-    for row in rows:
-        assert {"size", "side"} & row.keys()
-        if "speedup" in row:
-            assert row["low"] <= row["speedup"] <= row["high"]
-            assert len(row["vendor"]) == len(row["candidate"]) == row["rounds"]
-
-
-def test_random_shapes() -> None:
-    shapes = cpu.random_shapes(60)
-    assert len(shapes) == 60 and shapes == cpu.random_shapes(60) and shapes[:12] == cpu.random_shapes(12)
-    assert shapes != cpu.random_shapes(60, seed=8)
-    sides = [side for size in shapes for side in size]
-    assert min(sides) >= 1 and max(sides) <= 6000 and max(sides) > 5000 and min(sides) < 500
-    assert all(max(size) <= 50 * min(size) for size in shapes)
-    assert max(max(size) / min(size) for size in shapes) > 10
-
-
-def test_the_operands_are_the_same_in_every_process() -> None:
-    """Results can only be repeated on the same numbers, whatever Python's hash seed."""
-    code = "from benchmarks.cpu import _operands as f; print([x.sum() for x in f((4, 5, 6), 'float64')[:2]])"
-    printed = []
-    for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
-        printed.append(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout)
-    assert printed[0] == printed[1]
-
-
-def test_full_measures_more_than_quick() -> None:
-    quick, full = cpu.EFFORTS["quick"], cpu.EFFORTS["full"]
-    assert full.shapes >= 60 > quick.shapes > 0
-    assert {(4096,) * 3, (8192,) * 3, (5000, 7000, 6000)} <= set(full.large)
-    assert all(x < y for x, y in pairwise((quick.error_side, full.error_side)))
-    assert full.rounds.least > quick.rounds.least and full.rounds.seconds > quick.rounds.seconds
 
 
 # ---- where it was measured

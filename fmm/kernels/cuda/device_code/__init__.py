@@ -1,1 +1,1 @@
-"""The CUDA files. Each includes what it uses, so that an editor can read it alone; Python adds stubs of a few lines."""
+"""The CUDA headers. Each header includes what it uses; Python adds entry points of a few lines (entry_source.py)."""

@@ -1,1 +1,1 @@
-"""Product kernels, the host's half: their tile sizes, their sources, and what each launch is told."""
+"""Product kernels, the host half: one module for each kind of kernel, with its sizes, source, parameters and launch."""

@@ -1,4 +1,9 @@
-"""Planes."""
+"""float32 operands split into float16 planes (f16_planes.cuh, f16_spread.cuh): layout, sources of kernels, launches.
+
+A number x of a line with exponent e becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes`
+says where the planes and exponents of one operand are; `plane_split_launch` makes them. Componentwise products also
+record how the exponents of each row and column spread (`ExponentSpread`), and split again if that is needed.
+"""
 
 from __future__ import annotations
 
@@ -22,115 +27,117 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.plans.workspace import round_up
+from fmm.kernels.plans.memory_layout import whole
 
-SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # of the kernel's product: its A, its B
-SPLIT_THREADS = 256  # of a thread block that splits
+SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
+SPLIT_THREADS = 256  # threads of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP = 32
-MAX_REGISTER_LOADS = 16  # loads of a line that a thread keeps in registers at most
-# How numbers are scaled and where planes go. `usual`: by their line or position alone. `apart`: the same for the
-# vendor, hi and lo apart, and without clusters. `noted`: the same, and it is noted how numbers are spread. `balanced`:
-# with the inner dimension scaled too, if the launches before have found that it should be.
-ScalingRule = Literal["usual", "apart", "noted", "balanced"]
+MAX_REGISTER_LOADS = 16  # loads of a line that a thread holds in registers at most
+# How numbers are scaled, and how planes are arranged.
+# default: scaled by line or position; hi and lo alternate in chunks.
+# separate: the same scaling; all hi before all lo, as the vendor's products need; no clusters.
+# recorded: as default, and the spread of exponents along the inner dimension is recorded.
+# balanced: the inner dimension is scaled too, if the launches before have found that it must be.
+ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
-    "usual": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
-    "apart": "Usual<fmm::planes::Apart, 1>",
-    "noted": "Spread<false>",
+    "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
+    "separate": "LineScaling<fmm::planes::Separate, 1>",
+    "recorded": "Spread<false>",
     "balanced": "Spread<true>",
 }
 
 
 @dataclass(frozen=True)
 class SplitKernel:
-    """How one operand is split. `group` and `kept` count only for lines along the inner dimension."""
+    """How one operand is split; `group` and `register_loads` count for lines along the inner dimension only."""
 
     along: Along
     group: int  # threads that split one line
-    kept: int  # loads of a line that a thread keeps in registers
-    wide: bool  # are 16 bytes read at a time?
+    register_loads: int  # loads of a line that a thread holds in registers
+    wide: bool  # True if 16 bytes are read at a time
 
     def call(self, rule: ScalingRule) -> str:
-        """The function of f16_planes.cuh that does it."""
-        own = f"{self.group}, {self.kept}, " if self.along == "inner" else ""
+        """Return the function of f16_planes.cuh that splits, with its template arguments."""
+        own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
         function = "by_line" if self.along == "inner" else "by_position"
         return f"{function}<fmm::planes::{SCALING_RULES[rule]}, {own}{str(self.wide).lower()}>"
 
 
 @dataclass(frozen=True)
 class OperandPlanes:
-    """The planes of one operand of a batch, and where they stand, with the exponents behind them.
+    """Layout of the planes of one operand of a batch; its exponents follow the planes.
 
-    That is in the workspace, or, if they are kept for other products, behind the operand itself.
+    The planes are in the workspace, or behind the operand itself if an earlier call prepared them.
     """
 
     source: GemmOperand
     along: Along  # the dimension along which the operand's lines run
     lines: int
-    length: int  # of a line
-    count: int  # of products in the batch
+    length: int  # numbers in a line
+    count: int  # products in the batch
     offset: int
     base: str = "W"
 
     @property
-    def is_kept(self) -> bool:
-        """Do they stand behind the operand, where an earlier call has left them?"""
+    def is_prepared(self) -> bool:
+        """True if the planes are behind the operand, prepared by an earlier call."""
         return self.base != "W"
 
-    def lies_as(self, other: OperandPlanes) -> bool:
-        """Does its operand lie in memory as the other one does?"""
+    def has_layout_of(self, other: OperandPlanes) -> bool:
+        """Return True if both operands have the same layout in memory."""
         x, y = ((p.along, p.lines, p.length, p.source.leading, p.source.stride) for p in (self, other))
         return x == y
 
     @property
-    def room(self) -> int:
+    def pitch(self) -> int:
         """Numbers from one line of a plane to the next."""
-        return round_up(self.length, PLANE_CHUNK)
+        return whole(self.length, PLANE_CHUNK)
 
     @property
     def outer(self) -> int:
-        """The rows of A, or the columns of B."""
+        """Rows of A, or columns of B."""
         return self.lines if self.along == "inner" else self.length
 
     @property
     def depth(self) -> int:
-        """The inner dimension."""
+        """Length of the inner dimension."""
         return self.length if self.along == "inner" else self.lines
 
     @property
     def exponents(self) -> int:
-        """Where the exponents begin."""
+        """Offset of the exponents in bytes."""
         return self.offset + plane_bytes(self.count * self.lines, self.length)
 
     @property
     def end(self) -> int:
-        """Where they end."""
+        """Offset behind the exponents in bytes."""
         return self.exponents + exponent_bytes(self.count * self.outer)
 
     def split_kernel(self, divides: Mapping[str, int]) -> SplitKernel:
-        """How the operand is split: long lines by a whole thread block each, short ones by a warp."""
+        """Return how the operand is split: a thread block for each long line, a warp for each short one."""
         wide = all(x * FLOAT32_BYTES % VECTOR_BYTES == 0 for x in (self.source.leading, self.source.stride))
         wide = wide and self.source.offset % VECTOR_BYTES == 0 and divides[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
             return SplitKernel("outer", 0, 0, wide)
         group = WARP if self.length <= 1024 else SPLIT_THREADS
-        return SplitKernel("inner", group, min(-(-self.room // (4 * group)), MAX_REGISTER_LOADS), wide)
+        return SplitKernel("inner", group, min(-(-self.pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
 
-    def blocks(self, kernel: SplitKernel, rule: ScalingRule = "usual") -> int:
-        """How many thread blocks split it."""
-        sharing = 1 if rule == "apart" else SPLIT_CLUSTER
+    def blocks(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
+        """Return the number of thread blocks that split the operand."""
+        sharing = 1 if rule == "separate" else SPLIT_CLUSTER
         if kernel.along == "outer":
-            return self.count * self.room // PLANE_CHUNK * sharing
-        return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
+            return self.count * self.pitch // PLANE_CHUNK * sharing
+        return whole(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
-    def parameters(self, kernel: SplitKernel, rule: ScalingRule = "usual") -> bytes:
-        """struct Operand of f16_planes.cuh, addresses zero."""
+    def parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
+        """Return struct Operand of f16_planes.cuh; addresses are zero."""
         x = self.source
         counts = self.lines, self.length, self.count, self.blocks(kernel, rule)
-        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.room, *counts)
+        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.pitch, *counts)
 
     def slots(self, first: int) -> tuple[Slot, ...]:
-        """Where the operand's, the planes' and the exponents' addresses go, if the struct begins at word `first`."""
+        """Return the addresses of operand, planes and exponents, for a struct that begins at word `first`."""
         x = self.source
         return (
             Slot(first, x.base, x.offset),
@@ -139,89 +146,96 @@ class OperandPlanes:
         )
 
     def tensor_map(self, most: int) -> TensorMap:
-        """The map of planes in which hi and lo take turns, 64 numbers each; one copy brings at most `most` lines."""
-        length = PLANES_PER_OPERAND * self.room
+        """Return the map of planes in which hi and lo alternate by 64 numbers; one copy loads at most `most` lines."""
+        length = PLANES_PER_OPERAND * self.pitch
         piece = BlockTerm(self.base, self.offset, self.lines, length)
         box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
         return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, LINE_BYTES)
 
 
 def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
-    """The planes of a product's A and B, in the kernel's terms: in the leaf's scratch, or where they are kept."""
+    """Return the planes of the row-major product's A and B: in the leaf's workspace, or prepared behind the operand."""
     first, second, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
     left = (m, k) if along[0] == "inner" else (k, m)
     right = (n, k) if along[1] == "inner" else (k, n)
-    a = _kept_or_made(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
-    after = op.scratch if a.is_kept else a.end
-    b = _kept_or_made(op, OperandPlanes(second, along[1], *right, op.count, after))
-    # The rows of a matrix are the columns of its transpose, so that one set of planes serves both operands; unless
-    # entries are checked, for which something else is noted of rows than of columns.
+    a = _prepared_or_new(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
+    after = op.scratch if a.is_prepared else a.end
+    b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
+    # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
+    # different things of rows and of columns, and needs two sets.
     gram = op.half is not None and op.half.gram
-    shared = gram and not (op.checked or op.ready.written_by_sums or a.is_kept or b.is_kept) and a.lies_as(b)
+    shared = (
+        gram and not (op.checked or op.ready.written_by_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
+    )
     return a, a if shared else b
 
 
-def _kept_or_made(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
-    """These planes, or in their place those that are kept behind the operand itself."""
+def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
+    """Return these planes, or the prepared planes behind the operand if there are any."""
     if op.ready.prepared_matrix is None or op.ready.prepared_matrix != x.source.base or op.checked:
         return x
     return replace(x, base=op.ready.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
-    """Those of A's and B's planes that do not stand ready; one of them, if both are the same."""
+    """Return the planes of A and B that must still be made; one if both operands share them."""
     missing = [
-        x for x, side in zip(planes, SIDES, strict=True) if not x.is_kept and side not in op.ready.written_by_sums
+        x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.written_by_sums
     ]
     return list(dict.fromkeys(missing))
 
 
 @lru_cache(maxsize=64)
 def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
-    """The whole CUDA source of the kernel that splits one operand or two, entry point `ENTRY`."""
-    noted = rule in ("noted", "balanced")
+    """Return the whole CUDA source of the kernel that splits one operand or two, entry point `ENTRY`."""
+    records_spread = rule in ("recorded", "balanced")
     names = [f"x{i}" for i in range(len(kernels))]
-    operands = f"    fmm::planes::{'SpreadOperand' if noted else 'Operand'} {', '.join(names)};"
+    operands = f"    fmm::planes::{'SpreadOperand' if records_spread else 'Operand'} {', '.join(names)};"
     body = ["if (!*p.x0.balanced) return;"] if rule == "balanced" else []
     body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
-        forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "noted" else ""
+        forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
         body += [
             f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
             f"block -= p.{name}.blocks;",
         ]
-    header, clusters = "f16_spread.cuh" if noted else "f16_planes.cuh", 0 if rule == "apart" else SPLIT_CLUSTER
-    return entry_source(
-        "Told", body, header, (SPLIT_THREADS,), clusters=clusters, before=("struct Told {", operands, "};")
+    header, clusters = (
+        "f16_spread.cuh" if records_spread else "f16_planes.cuh",
+        0 if rule == "separate" else SPLIT_CLUSTER,
     )
+    before = ("struct Operands {", operands, "};")
+    return entry_source("Operands", body, header, (SPLIT_THREADS,), clusters=clusters, before=before)
 
 
 def plane_split_launch(
-    operands: Sequence[OperandPlanes], divides: Mapping[str, int], rule: ScalingRule = "usual"
+    operands: Sequence[OperandPlanes], divides: Mapping[str, int], rule: ScalingRule = "default"
 ) -> Launch:
-    """The launch that makes the exponents and planes of these operands."""
+    """Return the launch that makes the exponents and planes of these operands.
+
+    `divides` maps a base to the largest power of two that divides its address.
+    """
     kernels = tuple(x.split_kernel(divides) for x in operands)
     parameters = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
     grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
-    kernel = Kernel(
-        plane_split_source, (kernels, rule), ENTRY, SPLIT_THREADS, architecture="" if rule == "apart" else "sm_90a"
-    )
+    architecture = "" if rule == "separate" else "sm_90a"
+    kernel = Kernel(plane_split_source, (kernels, rule), ENTRY, SPLIT_THREADS, architecture=architecture)
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
 
 
-BLOCKS = 2  # thread blocks on a multiprocessor that look for the largest numbers of the inner dimension
+# ---- componentwise products: the spread of exponents, and a second split with the inner dimension balanced
+
+BALANCE_BLOCKS = 2  # thread blocks on a multiprocessor that compare exponents along the inner dimension
 
 
 @dataclass(frozen=True)
 class ExponentSpread:
-    """Both operands, and where in the workspace it is noted how their numbers are spread.
+    """Both operands, and where the workspace holds the spread of their exponents.
 
-    That is, one behind the other: the largest exponents along the inner dimension, A's and B's, and whether the inner
-    dimension is to be balanced.
+    In order: the largest exponents along the inner dimension of A, those of B, and whether to balance the dimension.
     """
 
     left: OperandPlanes
@@ -230,29 +244,29 @@ class ExponentSpread:
 
     @property
     def right_exponents(self) -> int:
-        """Where B's exponents begin."""
+        """Offset of B's exponents in bytes."""
         return self.offset + exponent_bytes(self.left.count * self.left.depth)
 
     @property
     def balanced(self) -> int:
-        """Where it is noted whether to balance."""
+        """Offset of the decision whether to balance, in bytes."""
         return self.right_exponents + exponent_bytes(self.right.count * self.right.depth)
 
     @property
     def end(self) -> int:
-        """Where all of it ends."""
+        """Offset behind all of it, in bytes."""
         return self.balanced + PLANE_ALIGN
 
     def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
-        """Both SpreadOperands of f16_spread.cuh, addresses zero; and where these go."""
+        """Return both structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
         inner = (self.offset, self.right_exponents)
         parts: list[bytes] = []
         slots: list[Slot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
-            usual = x.parameters(kernel)
+            operand = x.parameters(kernel)
             first = sum(map(len, parts)) // 8
-            after = first + len(usual) // 8
-            parts.append(usual + struct.pack("<3q2i", 0, 0, 0, x.depth, -1 if i else 1))
+            after = first + len(operand) // 8
+            parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.depth, -1 if i else 1))
             slots += [*x.slots(first), Slot(after, "W", inner[i]), Slot(after + 1, "W", inner[1 - i])]
             slots.append(Slot(after + 2, "W", self.balanced))
         return b"".join(parts), tuple(slots)
@@ -260,7 +274,7 @@ class ExponentSpread:
 
 @lru_cache(maxsize=16)
 def balance_source(left: Along, right: Along) -> str:
-    """The whole CUDA source of the launch between the two splits, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that decides whether to balance, entry point `ENTRY`."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
     return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (SPLIT_THREADS,))
@@ -269,7 +283,7 @@ def balance_source(left: Along, right: Along) -> str:
 def checked_split_launches(
     x: ExponentSpread, multiprocessors: int, divides: Mapping[str, int]
 ) -> tuple[Launch, Launch, Launch]:
-    """The launches that make planes, look whether the inner dimension is to be balanced, and if so make planes anew."""
+    """Return three launches: split and record the spread, decide whether to balance, and split again if so."""
     kernels = x.left.split_kernel(divides), x.right.split_kernel(divides)
     parameters, slots = x.parameters(kernels)
     grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
@@ -281,11 +295,11 @@ def checked_split_launches(
     source = Kernel(balance_source, (x.left.along, x.right.along), ENTRY, SPLIT_THREADS, architecture="sm_90a")
     balance = Launch(
         "sums",
-        "f16_spread: looks whether to balance the inner dimension",
+        "f16_spread: decides whether to balance the inner dimension",
         source,
-        (BLOCKS * multiprocessors, 1, 1),
+        (BALANCE_BLOCKS * multiprocessors, 1, 1),
         parameters + bytes(8),
         (*slots, Slot(len(parameters) // 8, "W", x.balanced)),
     )
-    first = split("noted", "splits A and B in two float16 numbers each, notes how rows and columns are spread")
+    first = split("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
     return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")

@@ -1,4 +1,9 @@
-"""Sums."""
+"""Splits that write planes (f16_sums.cuh): sums of blocks leave as float16 hi and lo, for a batch of f16x3 products.
+
+The power of two that scales a sum depends on its largest number, which is unknown before the sum is formed. The largest
+numbers of its blocks bound it. So three launches replace the split and the pass that makes planes: the largest number
+of each line or position of every block, the exponents of all sums from these, and the split itself.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +21,18 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
 
-EXTENT_THREADS, WARP, STRIP = 256, 32, 32  # as in f16_sums.cuh
-MASK = 64  # blocks that a mask can name
+EXTENT_THREADS, WARP, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
+MASK_BITS = 64  # blocks that the mask of a sum can name
 
 
 @dataclass(frozen=True, eq=False)
 class PlaneSums:
-    """A split whose sums are the operands of a batch of f16x3's products, of A or of B."""
+    """A split whose sums are one operand, A or B, of a batch of f16x3 products."""
 
     split: SumOp
     planes: OperandPlanes
-    side: OperandSide  # which operand of the kernel's product
-    apart: bool = False  # does all hi stand before all lo, as the vendor wants them?
+    side: OperandSide  # the operand of the row-major product
+    separate: bool = False  # True if all hi come before all lo, as the vendor's products need
 
     @property
     def writes_result(self) -> bool:
@@ -35,23 +40,23 @@ class PlaneSums:
 
     @cached_property
     def source(self) -> BlockArray:
-        """The matrix whose blocks are added up."""
+        """The matrix that provides the blocks."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """How many blocks that matrix has below each other and side by side."""
+        """Rows and columns of blocks in the source matrix."""
         reads = self.split.kernel.reads
         return 1 + max(x.i for x in reads), 1 + max(x.j for x in reads)
 
     @property
     def lines(self) -> bool:
-        """Do lines run along the inner dimension, so that each has an exponent?"""
+        """True if lines run along the inner dimension, so that each line has an exponent."""
         return self.planes.along == "inner"
 
     @cached_property
     def masks(self) -> tuple[int, ...]:
-        """Of each sum, a bit for each block that is in it."""
+        """For each sum, a bit mask of its blocks."""
         reads, across = self.split.kernel.reads, self.blocks[1]
         return tuple(
             sum(1 << (x.i * across + x.j) for x, c in zip(reads, row, strict=True) if c)
@@ -60,13 +65,13 @@ class PlaneSums:
 
     @cached_property
     def kernel(self) -> SumKernel:
-        """The split's kernel; where lines of planes are longer, it asks of every number whether there is one."""
+        """The split's kernel; if lines of planes are padded, it checks every number against the end of the line."""
         kernel = self.split.kernel
-        return kernel if self.planes.room == self.split.cols else replace(kernel, whole=frozenset())
+        return kernel if self.planes.pitch == self.split.cols else replace(kernel, whole=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart: bool = False) -> PlaneSums | None:
-    """The split that writes planes, in the place of one that writes an operand of a batch of products.
+def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
+    """Return the split that writes planes in place of an operand of a batch of products.
 
     None if the split writes neither operand of the batch, or cannot write its planes.
     """
@@ -74,32 +79,32 @@ def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart:
     if product.count < 2 or not plain or product.left == product.right:
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
-    sums = [PlaneSums(split, x, side, apart) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
+    sums = [PlaneSums(split, x, side, separate) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
     return sums[0] if sums and not any(divides[base] % size for base in bases) else None
 
 
 def _can_write(split: SumOp, x: OperandPlanes) -> bool:
-    """Is the operand just what the split writes, formed of blocks of one matrix, each at most once in a sum?"""
+    """Return True if the split writes exactly this operand, and each sum has every block of one matrix at most once."""
     kernel = split.kernel
     if split.scalars or kernel.tall or kernel.parts or kernel.element != "float32" or len(split.arrays) != 2:
         return False
     source, dest = kernel.reads[0].array, kernel.writes[0].array
     written, blocks = split.arrays[dest], [(s.i, s.j) for s in kernel.reads]
-    below = all(s.j == 0 for s in kernel.writes)  # or, of what lies column by column, side by side
-    place = written.base, written.offset, written.row, written.down if below else written.right
+    below = all(s.j == 0 for s in kernel.writes)  # sums are below each other, or side by side if column-major
+    layout = written.base, written.offset, written.row, written.down if below else written.right
     return (
         source != dest
         and {s.array for s in kernel.reads} == {source}
         and len(set(blocks)) == len(blocks)
         and [s[:3] for s in kernel.writes] == [(dest, i, 0) if below else (dest, 0, i) for i in range(x.count)]
-        and place == (x.source.base, x.source.offset, x.source.leading, x.source.stride)
+        and layout == (x.source.base, x.source.offset, x.source.leading, x.source.stride)
         and (split.rows, split.cols) == (x.lines, x.length)
         and split.access == "vector"
         and kernel.lanes > 1
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
-        and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK
+        and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
-        and -(-x.room // (SUM_THREADS * kernel.lanes)) <= GRID_LIMIT
+        and -(-x.pitch // (SUM_THREADS * kernel.lanes)) <= GRID_LIMIT
     )
 
 
@@ -108,23 +113,23 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
 
 @lru_cache(maxsize=4)
 def extent_source(lines: bool, wide: bool) -> str:
-    """The whole CUDA source of the kernel that finds how far blocks reach, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that finds the largest numbers of blocks, entry point `ENTRY`."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
     return _source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=16)
 def bounds_source(sums: int) -> str:
-    """The whole CUDA source of the kernel that bounds how far sums reach, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that bounds the exponents of sums, entry point `ENTRY`."""
     return _source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=64)
-def plane_sum_source(kernel: SumKernel, lines: bool, apart: bool) -> str:
-    """The whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
-    parameters = f"fmm::planes::Told<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
-    placing = f"fmm::planes::{'Apart' if apart else 'InTurns'}"
-    call = f"fmm::planes::sum_to_planes<Step, {placing}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
+def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
+    """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
+    parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
+    arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
+    call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
     return _source(parameters, call, kernel.bounds, step_lines(kernel))
 
 
@@ -136,12 +141,12 @@ def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = 
 
 
 def plane_sum_launches(x: PlaneSums, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
-    """The launches that find how far blocks reach, bound how far sums reach, and form these."""
+    """Return three launches: the largest numbers of blocks, the exponents of sums, and the sums as planes."""
     return _extent_launch(x, divides), _bound_launch(x), _sum_launch(x)
 
 
 def _extent_launch(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
-    """What it finds goes to where the sums would have stood, which nobody writes now."""
+    """The results go to the memory of the sums, which no launch writes now."""
     a, (down, across) = x.source, x.blocks
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
@@ -151,7 +156,7 @@ def _extent_launch(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)
-    label = f"f16_sums: how far {blocks} blocks of {a.base} reach"
+    label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
     slots = Slot(0, a.base, a.offset), _extents_slot(x, 1)
     return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
 
@@ -162,21 +167,21 @@ def _bound_launch(x: PlaneSums) -> Launch:
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
     kernel = Kernel(bounds_source, (x.planes.count,), ENTRY, EXTENT_THREADS)
     slots = _extents_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)
-    return Launch("sums", f"f16_sums: how far {x.planes.count} sums reach", kernel, grid, parameters, slots)
+    return Launch("sums", f"f16_sums: exponents of {x.planes.count} sums", kernel, grid, parameters, slots)
 
 
 def _extents_slot(x: PlaneSums, word: int) -> Slot:
-    """Where it stands how far blocks reach."""
+    """Return the slot of the largest numbers of blocks."""
     return Slot(word, x.planes.source.base, x.planes.source.offset)
 
 
 def _sum_launch(x: PlaneSums) -> Launch:
-    op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.room), x.planes
-    parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.room, planes.lines, planes.length, planes.count, 0)
+    op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.pitch), x.planes
+    parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.pitch, planes.lines, planes.length, planes.count, 0)
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
-    grid = planes.lines, -(-planes.room // (SUM_THREADS * x.kernel.lanes)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.apart), ENTRY, SUM_THREADS)
+    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.lanes)), 1
+    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

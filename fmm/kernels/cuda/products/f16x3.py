@@ -1,4 +1,8 @@
-"""f16x3."""
+"""A float32 product as three products of float16 planes, hi hi + (hi lo + lo hi) / 2048, by gemm_f16x3.cuh or BLAS.
+
+`f16x3_op` describes a GEMM by our own kernel on Hopper's warpgroups, and `f16x3_launch` its launch. On other chips,
+`vendor_f16x3_steps` has the vendor multiply the planes. The planes come from f16_planes.py or f16_sums.py.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +38,36 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_instruction,
 )
 
+POINTERS = 5  # pointers of struct Product3, behind its maps
+# The sizes without clusters are for a C of so few rows that the lower thread block of a cluster would have no work.
+F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
+
 
 @dataclass(frozen=True)
 class F16x3Kernel:
-    """The kernel of a product of planes."""
+    """A compiled variant of the product of planes."""
 
     sizes: WgmmaSizes
-    along: tuple[Along, Along]  # the dimension along which A, and B, are contiguous
-    checked: bool = False  # does it raise the flag where an entry may be wrong beside its own size?
-    half: TriangleTiles | None = None
+    along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
+    checked: bool = False  # True if the flag is raised where an entry may be inaccurate relative to its own size
+    triangle: TriangleTiles | None = None
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: tiles of hi and lo of A and B, gates."""
+        """Bytes of shared memory: tiles of hi and lo of A and B, barriers."""
         s = self.sizes
         return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * LINE_BYTES + 2 * BARRIER_BYTES)
 
 
 @lru_cache(maxsize=64)
 def f16x3_source(kernel: F16x3Kernel) -> str:
-    """The whole CUDA source of a product, entry point `ENTRY`."""
+    """Return the whole CUDA source of a product, entry point `ENTRY`."""
     s = kernel.sizes
     left, right = along_cpp(kernel.along)
+    sizes = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
+    mirrors = str(kernel.triangle == "full").lower()
     body = (
-        f"using Sizes = fmm::{_sizes_type(kernel)};",
+        f"using Sizes = fmm::{f'LowerSizes3<{sizes}, {mirrors}>' if kernel.triangle else f'Sizes3<{sizes}>'};",
         "extern __shared__ __align__(1024) fmm::half memory[];",
         f"fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
     )
@@ -65,34 +75,23 @@ def f16x3_source(kernel: F16x3Kernel) -> str:
     return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.threads, 1), clusters=s.cluster, before=before)
 
 
-def _sizes_type(kernel: F16x3Kernel) -> str:
-    s = kernel.sizes
-    numbers = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
-    return f"LowerSizes3<{numbers}, {str(kernel.half == 'full').lower()}>" if kernel.half else f"Sizes3<{numbers}>"
-
-
-POINTERS = 5  # of struct Product3, behind its maps
-# (Those without clusters are for C with so few rows that the lower thread block of a cluster would have none.)
-F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
-
-
 @dataclass(frozen=True)
 class F16x3Op:
-    """C = factor A B + keep C, layer by layer."""
+    """One launch: C = factor A B + keep C for each product of a batch."""
 
     kernel: F16x3Kernel
     left: OperandPlanes
     right: OperandPlanes
-    to_make: tuple[OperandPlanes, ...]  # those planes that do not stand ready
+    missing: tuple[OperandPlanes, ...]  # planes that must be made before the product
     dest: GemmOperand
     m: int
     n: int
     k: int
     factor: float
     keep: float
-    clusters: int  # that the device has room for
-    spread: ExponentSpread | None = None  # where every entry is to be certain
-    added: View | None = None  # what `keep` is a factor of, if that is not C; it lies as BLAS's C does
+    clusters: int  # clusters that fit the device at a time
+    spread: ExponentSpread | None = None  # of a componentwise product
+    addend: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
 
     def __hash__(self) -> int:
         return id(self)
@@ -108,11 +107,13 @@ class F16x3Op:
 
     @property
     def tiles(self) -> tuple[int, int]:
+        """Rows and columns of clusters' tiles in C."""
         return cluster_tiles(self.m, self.n, self.kernel.sizes)
 
     @property
     def units(self) -> int:
-        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.half is not None) * self.count
+        """Clusters' tiles in all; the resident clusters take them one after the other."""
+        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -120,18 +121,18 @@ class F16x3Op:
 
     @cached_property
     def parameters(self) -> bytes:
-        """struct Product3 of gemm_f16x3.cuh, maps and addresses zero."""
+        """struct Product3 of gemm_f16x3.cuh; maps and addresses are zero."""
         maps = bytes(MAP_BYTES * len(self.maps) + POINTERS * 8)
-        lines = self.dest.leading, self.dest.stride, self.added.right if self.added else self.dest.leading
+        lines = self.dest.leading, self.dest.stride, self.addend.right if self.addend else self.dest.leading
         counts = self.m, self.n, -(-self.k // PLANE_CHUNK), *self.tiles, raster_rows(self.kernel.sizes), self.units
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
         return maps + numbers + bytes(-len(maps + numbers) % 64)
 
 
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
-    """The product of planes that stand in the leaf's scratch, or are kept behind the operands.
+    """Return the product of planes in the leaf's workspace, or prepared behind the operands.
 
-    None where alpha or beta is complex, or what lies elsewhere would be added to a batch.
+    None if alpha or beta is complex, or if a batch has a separate addend.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag or (op.added is not None and op.count > 1):
@@ -142,39 +143,42 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.half is not None)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.extent))
-    to_make = tuple(missing_planes(op, (a, b)))
-    return F16x3Op(kernel, a, b, to_make, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
-
-
-# ---- the launches on a chip
+    missing = tuple(missing_planes(op, (a, b)))
+    return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
 
 
 def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, ...]:
-    """The launches that make the planes which do not stand ready."""
+    """Return the launches that make the missing planes."""
     if op.spread is not None:
         return checked_split_launches(op.spread, multiprocessors, divides)
-    return (plane_split_launch(op.to_make, divides),) if op.to_make else ()
+    return (plane_split_launch(op.missing, divides),) if op.missing else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
-    """The launch that multiplies the planes."""
+    """Return the launch that multiplies the planes; if `flagged`, it raises the flag for an inf or NaN in C."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     after = len(op.maps) * MAP_WORDS
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
     slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents)]
     slots += [Slot(after + 2, op.right.base, op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
-    addend = op.added or op.dest
+    addend = op.addend or op.dest
     slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
     kernel = Kernel(f16x3_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
-    extra += f", {TRIANGLE_LABELS[op.kernel.half]}" if op.kernel.half else ""
+    extra += f", {TRIANGLE_LABELS[op.kernel.triangle]}" if op.kernel.triangle else ""
     label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
     maps = tuple(zip(words, op.maps, strict=True))
     return Launch("product", label, kernel, op.grid, op.parameters, tuple(slots), maps)
 
 
-LO_SCALE = 2048.0  # lo is so many times what hi leaves of a number
+# ---- without warpgroups: the vendor multiplies the planes
+#
+# Tensor cores truncate what they add to their accumulators, so long sums drift. The vendor therefore multiplies hi by
+# hi in pieces of the inner dimension, and adds each piece to float32 numbers in memory. The other two products are so
+# small that their drift does not matter. All products accumulate in C, and a last kernel undoes the scaling.
+
+LO_SCALE = 2048.0  # lo is the remainder of hi times this factor
 FLOAT16_BYTES = 2
 
 
@@ -183,7 +187,7 @@ class PlaneProduct(NamedTuple):
 
     start: int  # along the inner dimension
     length: int
-    lo_of_a: bool = False  # else it is of hi of A
+    lo_of_a: bool = False  # False: hi of A
     lo_of_b: bool = False
     factor: float = 1.0
     keep: float = 1.0
@@ -192,46 +196,44 @@ class PlaneProduct(NamedTuple):
 def vendor_f16x3_steps(
     op: GemmOp, multiprocessors: int, divides: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Splitting, products of planes, and scaling; or the reason why the vendor's products cannot do it."""
+    """Return the split, the vendor's products of planes, and the unscaling; or the reason why this is impossible."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
-    to_make = missing_planes(op, (a, b))
-    splits = (plane_split_launch(to_make, divides, "apart"),) if to_make else ()
+    missing = missing_planes(op, (a, b))
+    splits = (plane_split_launch(missing, divides, "separate"),) if missing else ()
     calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
-    return *splits, *calls, _unscaling(op, a, b, multiprocessors, flagged)
+    return *splits, *calls, _unscale_launch(op, a, b, multiprocessors, flagged)
 
 
 def _plane_products(k: int) -> list[PlaneProduct]:
-    """Both corrections over all of the inner dimension, then hi by hi piece by piece."""
+    """Return both corrections over the whole inner dimension, then hi times hi piece by piece."""
     first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_SCALE, keep=0.0)
     second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_SCALE)
-    return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE, k - start)) for start in range(0, k, VENDOR_PIECE))]
+    pieces = range(0, k, VENDOR_PIECE)
+    return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE, k - start)) for start in pieces)]
 
 
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
-    """The call of one product of planes. In BLAS's terms the kernel's second operand is the left one.
+    """Return the call of one product of planes; in BLAS's terms the kernel's B is the left operand.
 
-    What it writes is not C yet, which the last launch makes of it.
+    The call counts as "sums", because the last launch turns its result into C.
     """
-    left, right = _factor(b, op.left, x.start, x.lo_of_b), _factor(a, op.right, x.start, x.lo_of_a)
+    left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")
     piece = replace(whole, k=x.length, left=left, right=right, alpha=x.factor, beta=x.keep)
     return VendorCall(piece, f"cuBLAS, float16 products added up in float32, {x.length} of the inner dimension", "sums")
 
 
-def _factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
-    """A plane, hi or lo, from a place of the inner dimension on, as BLAS sees it: its lines lie as the operand's."""
-    numbers = x.lines * x.room
-    first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.room)
-    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.room, source.transposed, numbers)
+def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
+    """Return hi or lo from position `start` of the inner dimension, as BLAS sees it; its layout is the operand's."""
+    numbers = x.lines * x.pitch
+    first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.pitch)
+    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)
 
 
-# ---- the end
-
-
-def _unscaling(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:
-    """struct Unscaled of f16_unscale.cuh, addresses zero. C is read and written in place."""
+def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:
+    """Return the launch that undoes the scaling of rows and columns, in place in C (f16_unscale.cuh)."""
     m, n, c = op.n, op.m, op.dest
     counts = m, n, op.count
     parameters = struct.pack("<7q3if", *[0] * 5, c.leading, c.stride, *counts, complex(op.alpha).real)
@@ -239,11 +241,11 @@ def _unscaling(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: 
     slots += [Slot(2, a.base, a.exponents), Slot(3, b.base, b.exponents), *([Slot(4, FLAG)] if flagged else [])]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
     kernel = Kernel(unscale_source, (), ENTRY, SPLIT_THREADS)
-    label = "f16_unscale: takes back by which rows and columns were scaled"
+    label = "f16_unscale: undoes the scaling of rows and columns"
     return Launch("product", label, kernel, grid, parameters, tuple(slots))
 
 
 @lru_cache(maxsize=1)
 def unscale_source() -> str:
-    """The whole CUDA source, entry point `ENTRY`."""
+    """Return the whole CUDA source of the unscaling, entry point `ENTRY`."""
     return entry_source("fmm::planes::Unscaled", "fmm::planes::unscale(p);", "f16_unscale.cuh", (SPLIT_THREADS,))

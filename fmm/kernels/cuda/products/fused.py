@@ -16,9 +16,9 @@ from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_s
 from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, Update, adding_epilogue, as_adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.products.tiling import Along
-from fmm.kernels.plans.fused_order import StreamTasks, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
+from fmm.kernels.plans.steps.fused_order import Lane, launch_stages
 
 Terms = Sequence[tuple[float, View]]  # a linear combination of blocks: coefficients and blocks
 
@@ -52,21 +52,21 @@ class FusedLaunches:
         """Yield the launches of one stage after the other, as a list of launches for each stream."""
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._product(p)) is not None]
-            group = TileGroup(tuple(replace(op, follows=i > 0) for i, op in enumerate(products)), "turns")
+            group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
             yield [[group]] if products else []
             return
         for stage in launch_stages(self.scheme, self.tasks):
             yield [ops for stream in stage if (ops := list(self._stream(stream)))]
 
-    def _stream(self, stream: StreamTasks) -> Iterator[TileOp | TileGroup]:
+    def _stream(self, stream: Lane) -> Iterator[TileOp | TileGroup]:
         """Yield the launches of one stream, one for each task."""
-        follows = False
+        may_overlap = False
         for task in stream:
             ops: list[TileOp] = []
             for product in task:
                 if (op := self._product(product)) is not None:
-                    ops.append(replace(op, follows=follows))
-                    follows = True
+                    ops.append(replace(op, may_overlap=may_overlap))
+                    may_overlap = True
             if ops:
                 yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
 
@@ -132,7 +132,7 @@ def updating_op(
     a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
     dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
     lines = tuple(BlockStrides(max(x.down, x.right)) for x in (left, right, *blocks))
-    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open=s is None)
+    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
 def _operand_along(x: View, inner: int, transposed: bool) -> Along:

@@ -33,9 +33,9 @@ class TileSizes:
     rate: float = 1.0  # measured over modelled rate (float32, H200): corrects what the block model leaves out
     # True if sums of K-major blocks are stored transposed in shared memory. Both variants were compiled for each size;
     # the value here is the one with fewer register bank conflicts.
-    turned: bool = True
+    transposed_sums: bool = True
     types: tuple[str, ...] = ("float32", "float64")  # types for which a thread has enough registers
-    deep: int = 8  # steps of the inner dimension in one float64 mma instruction
+    mma_depth: int = 8  # steps of the inner dimension in one float64 mma instruction
 
     @property
     def threads_m(self) -> int:
@@ -65,8 +65,10 @@ TUNED = tuple(
     replace(s, types=("float32",))
     for s in (
         TileSizes("Square", m_s=128, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, blocks=2),
-        TileSizes("Half", 64, 128, 8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=4, rate=0.99, turned=False),
-        TileSizes("Third", 96, 64, 16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94, turned=False),
+        TileSizes(
+            "Half", 64, 128, 8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=4, rate=0.99, transposed_sums=False
+        ),
+        TileSizes("Third", 96, 64, 16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94, transposed_sums=False),
         TileSizes("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
     )
 )
@@ -93,7 +95,7 @@ DOUBLE = tuple(
         TileSizes("Solo", m_s=128, n_s=128, k_s=16, m_r=8, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=1),
         TileSizes("Duo", m_s=128, n_s=64, k_s=16, m_r=8, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=2, rate=0.95),
         TileSizes(
-            "Trio", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=3, rate=0.9, deep=4
+            "Trio", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=3, rate=0.9, mma_depth=4
         ),
     )
 )

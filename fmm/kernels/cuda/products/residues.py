@@ -1,4 +1,8 @@
-"""Residues."""
+"""A product by residues: byte planes multiplied by modulus (gemm_residues.cuh), joined to C (residue_join.cuh).
+
+`residue_op` describes a GEMM; `residue_launches` lists its launches in order: measure, then split and multiply for each
+group of moduli, then join by the Chinese remainder theorem. residue_planes.py has the operands.
+"""
 
 from __future__ import annotations
 
@@ -38,29 +42,33 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     count_cluster_tiles,
     wgmma_instruction,
 )
-from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_layout
-from fmm.kernels.plans.workspace import round_up
+from fmm.kernels.plans.levels.residue_room import EXPONENT, ROOM, ResidueRoom, kept_room
+from fmm.kernels.plans.memory_layout import whole
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
-TILE_OVERHEAD_COLUMNS = 24  # a tile's beginning and end take as long as computing so many more columns
-NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # which powers of two divide the bases' addresses
+TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile take as long as computing this many columns
+EXACT_BITS = 52  # of integers whose sums and multiples are exact in float64
+NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # no base is known to be aligned
+
+
+# ---- a GEMM as a product by residues
 
 
 @dataclass(frozen=True)
 class ResidueOp:
-    """C = factor A B + keep C, layer by layer."""
+    """C = factor A B + keep C for each product of a batch."""
 
     dtype: str
-    geometry: PlaneLayout
+    geometry: ResidueRoom
     left: ResidueOperand
     right: ResidueOperand
     dest: GemmOperand
-    planes: int  # where C's planes stand in the workspace
+    planes: int  # offset of C's planes in the workspace, in bytes
     multiprocessors: int
     factor: float
     keep: float
-    sends: bool = False  # does the kernel of products write C itself, whose numbers are the bytes that it makes?
-    lower: bool = False  # is C its own adjoint, and only its lower half to be written?
+    writes_c: bool = False  # True if the product kernel writes C itself, because its bytes are C's numbers
+    lower_only: bool = False  # True if C is its own adjoint, and only its lower triangle is written
 
     def __hash__(self) -> int:
         return id(self)
@@ -71,16 +79,16 @@ class ResidueOp:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The moduli, as many as are done at a time."""
+        """The moduli in groups; the workspace holds the planes of one group at a time."""
         moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.together
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     def product(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
-        """The launch of the products of planes modulo `count` numbers, from number `first` on."""
+        """Return the launch of the products of planes for `count` moduli from number `first`."""
         g, (rows, inner, columns) = self.geometry, self.geometry.block
         layers = count * g.products
-        s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower)
-        if self.sends:
+        s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
+        if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
             dest = byte_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
@@ -88,98 +96,191 @@ class ResidueOp:
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
         steps, sides = -(-inner // LINE_BYTES), (rows, columns)
-        kernel = ResidueKernel(s, "lower" if self.lower else None)
+        kernel = ResidueKernel(s, "lower" if self.lower_only else None)
         return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
 def residue_op(
     op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, divides: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
-    """The product by planes in the leaf's scratch, or of bytes as they are; None where alpha or beta is complex.
+    """Return the product by planes in the leaf's workspace, or by the operands' own bytes.
 
-    `divides`: by base, the power of two that divides its address, as far as that is known.
+    None if alpha or beta is complex. `divides` maps a base to a power of two that divides its address.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
         return None
     left, right, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
-    g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
+    g = ResidueRoom(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
     rows, inner, columns = g.block
-    e, f, a, b, c, turned, _ = (op.scratch + x for x in g.offsets)
-    plain = dtype in RINGS and g.item == 1 and moduli == 1
+    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
+    are_residues = dtype in RINGS and g.item == 1 and moduli == 1
     first, second = (
-        _bytes_from(source, dimension, divides) if plain else None
+        _bytes_from(source, dimension, divides) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
-    x = ResidueOperand(left, along[0], m, g, (rows, inner), e, a, turned, first)
-    y = ResidueOperand(right, along[1], n, g, (columns, inner), f, b, turned + g.transposed[0], second)
-    x, y = _kept(op, x, "A"), _kept(op, y, "B")
-    # (The copy engine writes 16 bytes at a time: a row that ends in the midst of them would be followed by zeros.)
-    sends = plain and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
-    # (The products of a fast algorithm's blocks are not their own adjoints.)
-    lower = op.half is not None and not levels and not DTYPES[dtype].exact
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, sends, lower)
+    x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
+    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.turned[0], second)
+    x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
+    # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
+    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
+    # The products of a fast scheme's blocks are not their own adjoints.
+    lower_only = op.half is not None and not levels and not DTYPES[dtype].exact
+    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
-def _kept(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """The operand, with exponents and planes behind itself, if they are kept there."""
-    if op.use.leaf.prepared_layout is None or not op.ready.prepared_matrix == base == side.source.base:
+def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
+    """Return the operand, with the prepared exponents and planes behind it if there are any."""
+    if op.use.leaf.preparation.keeps is None or not op.ready.prepared_matrix == base == side.source.base:
         return side
-    exponents, _ = prepared_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
-    planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN)
-    return replace(side, base=base, is_ready=True, exponents=exponents, planes=planes, turned=op.scratch)
+    exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
+    planes = exponents + whole(EXPONENT * side.lines, ROOM)
+    return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
 def _bytes_from(x: GemmOperand, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
-    """Where the bytes of an operand are multiplied that are residues themselves; None if they must be copied first."""
+    """Return the source of an operand's bytes that are residues themselves; None if they must be copied first."""
     if along == "outer":
         return "planes"
     return "source" if _is_aligned(x, divides) else None
 
 
 def _is_aligned(x: GemmOperand, divides: Mapping[str, int]) -> bool:
-    """Do the lines of an operand of bytes begin where the copy engine wants them?"""
+    """Return True if the copy engine can read the lines of an operand of bytes."""
     return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, divides.get(x.base, 1)))
 
 
 @lru_cache(maxsize=4096)
-def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, half: bool = False) -> WgmmaSizes:
-    """The sizes with which the last cluster is done earliest."""
+def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
+    """Return the sizes with which the last cluster ends first."""
 
     def end(s: WgmmaSizes) -> int:
-        units = count_cluster_tiles(cluster_tiles(m, n, s), s, half) * count
+        units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
         return -(-units // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS)
 
     return min(RESIDUE_SIZES, key=end)
 
 
-EXACT_BITS = 52  # of whole numbers: up to these, sums and multiples of pieces are exact in float64
+# ---- the launches
+
+
+def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
+    """Return all launches of a product: exponents, then planes and their products by groups of moduli, then C.
+
+    `divides` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
+    for an inf or NaN in C.
+    """
+    aligned, exact = _aligned_sides(op, divides), DTYPES[op.dtype].exact
+    measures = any(x.measure_kernel(False, not exact) is not None for x in op.sides)
+    launches = [measure_launch(op.sides, op.dtype, aligned)] if measures else []
+    first = 0
+    for moduli in op.groups:
+        if any(x.split_blocks for x in op.sides):
+            launches.append(residue_split_launch(op.sides, op.dtype, aligned, moduli))
+        launches.append(residue_product_launch(op, first, moduli))
+        first += len(moduli)
+    if not op.writes_c:
+        launches.append(join_integer_launch(op) if exact else join_launch(op, flagged))
+    return tuple(launches)
+
+
+def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
+    """Return the launches that prepare one operand, and their workspace in bytes."""
+    if not any(x.is_prepared for x in op.sides):
+        return (), 0
+    # The operand to prepare is the one that residue_op describes as ready.
+    left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
+    aligned, moduli = _aligned_sides(op, divides), remainder_weights(op.geometry.moduli).moduli
+    workspace = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_prepared)
+    launches = (
+        measure_launch((left, right), op.dtype, aligned),
+        residue_split_launch((left, right), op.dtype, aligned, moduli),
+    )
+    return launches, workspace
+
+
+def _aligned_sides(op: ResidueOp, divides: Mapping[str, int]) -> tuple[bool, ...]:
+    """Return whether A and B begin at multiples of 16 bytes."""
+    return tuple(divides[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
+
+
+# ---- products of planes
+
+
+@dataclass(frozen=True)
+class ResidueKernel:
+    """A compiled variant of the products of planes."""
+
+    sizes: WgmmaSizes
+    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: tiles of A and B, a tile of bytes of C, barriers."""
+        s = self.sizes
+        return s.stages * (s.m_s + s.n_s) * LINE_BYTES + s.m_s * s.n_s + 2 * BARRIER_BYTES * (s.stages + s.groups)
+
+
+@lru_cache(maxsize=64)
+def residue_product_source(kernel: ResidueKernel) -> str:
+    """Return the whole CUDA source of the products of planes, entry point `ENTRY`."""
+    s, sizes = kernel.sizes, "LowerSizes" if kernel.triangle else "Sizes"
+    body = (
+        f"using Sizes = fmm::{sizes}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
+        f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
+        "    p.product, fmm::ByModulus{p.moduli, p.each}, memory);",
+    )
+    before = [*wgmma_instruction(BYTE, s.n_s), ""]
+    bounds = s.threads, 1
+    return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
+
+
+def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
+    """Return the launch that multiplies the planes of these moduli, which begin at number `first` of all moduli."""
+    product = op.product(first, len(moduli))
+    words = [i * MAP_WORDS for i in range(len(product.maps))]
+    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
+    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
+    parameters += bytes(-len(parameters) % 64)
+    s, spec = product.kernel.sizes, product.kernel
+    does: StepKind = "product" if op.writes_c else "sums"
+    kernel = Kernel(residue_product_source, (spec,), ENTRY, s.threads, spec.shared, architecture="sm_90a")
+    count = f"{product.count} product{'s' * (product.count > 1)}"
+    products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
+    products += ", the lower triangle" if op.lower_only else ""
+    label = f"gemm_residues: {products} of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
+    maps = tuple(zip(words, product.maps, strict=True))
+    return Launch(does, label, kernel, product.grid, parameters, slots, maps)
+
+
+# ---- the join: C from its residues
 
 
 @dataclass(frozen=True)
 class WeightPieces:
-    """The numbers of the Chinese remainder theorem in pieces of so few bits that all sums of theirs are exact."""
+    """The weights of the Chinese remainder theorem, cut into pieces of few bits so that all their sums are exact."""
 
     moduli: int
     levels: int
 
     @property
     def bits(self) -> int:
-        """The bits of a piece.
+        """Bits of a piece.
 
-        It is multiplied by residues, which have 7 bits, sums of four of them two more for each level; and as many such
-        products as there are moduli are added up.
+        A piece is multiplied by a residue of 7 bits, to which each level adds 2 bits, as it sums four residues. The
+        products of all moduli are then added up.
         """
         return EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
     def count(self) -> int:
-        """How many pieces a number has."""
+        """Pieces of a weight."""
         return -(-remainder_weights(self.moduli).product.bit_length() // self.bits)
 
     def cut(self, x: int) -> list[float]:
-        """The pieces of a number, the highest first; zeros behind the last."""
+        """Return the pieces of a number, the highest first, padded with zeros."""
         places = range(self.bits * (self.count - 1), -1, -self.bits)
         pieces = [float(x >> place & (1 << self.bits) - 1) for place in places]
         return pieces + [0.0] * (MAX_PIECES - len(pieces))
@@ -195,122 +296,8 @@ class WeightPieces:
         return struct.pack(f"<{3 + len(flat)}d", 2.0**self.bits, 2.0**-self.bits, inverse, *flat)
 
 
-@dataclass(frozen=True)
-class ResidueKernel:
-    """The kernel of the products of planes."""
-
-    sizes: WgmmaSizes
-    half: TriangleExtent | None = None  # of which it makes only tiles that reach the diagonal or lie below it
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory: tiles of A and B, bytes on their way to C, gates."""
-        s = self.sizes
-        return s.stages * (s.m_s + s.n_s) * LINE_BYTES + s.m_s * s.n_s + 2 * BARRIER_BYTES * (s.stages + s.groups)
-
-
-@lru_cache(maxsize=64)
-def residue_product_source(kernel: ResidueKernel) -> str:
-    """The whole CUDA source of the products of planes, entry point `ENTRY`."""
-    s, which = kernel.sizes, "LowerSizes" if kernel.half else "Sizes"
-    body = (
-        f"using Sizes = fmm::{which}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
-        f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
-        f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
-        "    p.product, fmm::ByModulus{p.moduli, p.each}, memory);",
-    )
-    before = [*wgmma_instruction(BYTE, s.n_s), ""]
-    bounds = s.threads, 1
-    return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
-
-
-@lru_cache(maxsize=64)
-def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """The whole CUDA source of what puts C together, of float64 or float32, entry point `ENTRY`."""
-    body = (f"{SPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
-    return _joining(f"Join<{DTYPES[dtype].cpp}>", body)
-
-
-@lru_cache(maxsize=64)
-def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
-    """The whole CUDA source of what puts C together, of integers, entry point `ENTRY`."""
-    body = (f"{SPACE}join_whole<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
-    return _joining(f"JoinWhole<{DTYPES[dtype].cpp}>", body)
-
-
-def _joining(told: str, body: tuple[str, ...]) -> str:
-    return entry_source(f"{SPACE}{told}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums()])
-
-
-def adjacent_columns(dtype: str) -> int:
-    """In a row of each block of C, that a thread has: at most four, and 16 bytes."""
-    return min(4, 16 // DTYPES[dtype].itemsize)
-
-
-def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """All launches of a product: exponents, then planes and their products by groups of moduli, then C.
-
-    `divides`: by base, the power of two that divides its address; `flagged`: is a flag raised where an inf or NaN is
-    stored in C?
-    """
-    aligned, exact = _aligned_sides(op, divides), DTYPES[op.dtype].exact
-    launches = [measure_launch(op.sides, op.dtype, aligned)] if _needs_measuring(op) else []
-    first = 0
-    for moduli in op.groups:
-        if any(x.split_blocks for x in op.sides):
-            launches.append(residue_split_launch(op.sides, op.dtype, aligned, moduli))
-        launches.append(residue_product_launch(op, first, moduli))
-        first += len(moduli)
-    if not op.sends:
-        launches.append(join_integer_launch(op) if exact else join_launch(op, flagged))
-    return tuple(launches)
-
-
-def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
-    """The launches that make what is kept of one operand, and the bytes of workspace that they need."""
-    if not any(x.is_ready for x in op.sides):
-        return (), 0
-    left, right = (replace(x, is_ready=not x.is_ready) for x in op.sides)
-    others = left, right
-    aligned = _aligned_sides(op, divides)
-    moduli = remainder_weights(op.geometry.moduli).moduli
-    room = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_ready)
-    return (measure_launch(others, op.dtype, aligned), residue_split_launch(others, op.dtype, aligned, moduli)), room
-
-
-def _aligned_sides(op: ResidueOp, divides: Mapping[str, int]) -> tuple[bool, ...]:
-    """Whether A, and whether B, begins where 16 bytes may be read at a time."""
-    return tuple(divides[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
-
-
-def _needs_measuring(op: ResidueOp) -> bool:
-    """Is there an operand to be measured or turned?"""
-    scaled = not DTYPES[op.dtype].exact
-    return any(x.measure_kernel(False, scaled) is not None for x in op.sides)
-
-
-def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
-    """The launch that multiplies the planes modulo these numbers, of which the first is number `first` of all."""
-    product = op.product(first, len(moduli))
-    words = [i * MAP_WORDS for i in range(len(product.maps))]
-    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
-    parameters += bytes(-len(parameters) % 64)
-    s = product.kernel.sizes
-    does: StepKind = "product" if op.sends else "sums"
-    kernel = Kernel(
-        residue_product_source, (product.kernel,), ENTRY, s.threads, product.kernel.shared, architecture="sm_90a"
-    )
-    count = f"{product.count} product{'s' * (product.count > 1)}"
-    products = f"{op.dtype} by {count}" if op.sends else f"{product.count} products"
-    products += ", the lower half" if op.lower else ""
-    label = f"gemm_residues: {products} of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
-    maps = tuple(zip(words, product.maps, strict=True))
-    return Launch(does, label, kernel, product.grid, parameters, slots, maps)
-
-
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
-    """The launch that makes C of its planes, of float64 or float32."""
+    """Return the launch that makes C of its planes, of float64 or float32."""
     g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed
     slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
@@ -321,11 +308,11 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
 
 
 def join_integer_launch(op: ResidueOp) -> Launch:
-    """The launch that makes C of its planes, of integers."""
+    """Return the launch that makes C of its planes, of integers."""
     g, numbers = op.geometry, remainder_weights(op.geometry.moduli)
-    spare = [0] * (MAX_MODULI - g.moduli)
-    weights = [w % 2**64 for w in numbers.weights] + spare
-    shares = [w / numbers.product for w in numbers.weights] + spare
+    padding = [0] * (MAX_MODULI - g.moduli)
+    weights = [w % 2**64 for w in numbers.weights] + padding
+    shares = [w / numbers.product for w in numbers.weights] + padding
     scalars = struct.pack("<2q", int(op.factor), int(op.keep))
     parameters = _result_bytes(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
     kernel = Kernel(join_integer_source, (g.levels, g.moduli, op.dtype), ENTRY, RESIDUE_THREADS)
@@ -333,10 +320,33 @@ def join_integer_launch(op: ResidueOp) -> Launch:
     return Launch("product", label, kernel, _join_grid(op), parameters, _result_slots(op))
 
 
+@lru_cache(maxsize=64)
+def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
+    """Return the whole CUDA source of the join to float64 or float32, entry point `ENTRY`."""
+    body = (f"{SPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
+    return _join_entry(f"Join<{DTYPES[dtype].cpp}>", body)
+
+
+@lru_cache(maxsize=64)
+def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
+    """Return the whole CUDA source of the join to integers, entry point `ENTRY`."""
+    body = (f"{SPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
+
+
+def _join_entry(parameters: str, body: tuple[str, ...]) -> str:
+    return entry_source(f"{SPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums()])
+
+
+def adjacent_columns(dtype: str) -> int:
+    """Return how many numbers of a row a thread joins: at most four, and at most 16 bytes."""
+    return min(4, 16 // DTYPES[dtype].itemsize)
+
+
 def _result_bytes(op: ResidueOp) -> bytes:
-    """struct Result of residue_join.cuh, addresses zero."""
+    """Return struct Result of residue_join.cuh; addresses are zero."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
-    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower)
+    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
 def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
@@ -346,5 +356,5 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     g, (rows, _, columns) = op.geometry, op.geometry.block
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    threads = 4 * round_up(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
+    threads = 4 * whole(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
     return -(-threads // RESIDUE_THREADS), 1, 1

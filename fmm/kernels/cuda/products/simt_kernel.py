@@ -130,7 +130,7 @@ class TileKernel:
     products: int = 1
     flag: FlagUse | None = None
     paths: tuple[CopyPath, CopyPath] = ASYNC  # of A's tiles and of B's
-    half: TriangleTiles | None = None
+    triangle: TriangleTiles | None = None
 
     @property
     def operands(self) -> tuple[int, int, int]:
@@ -138,13 +138,13 @@ class TileKernel:
         return self.left, self.right, self.epilogue.destinations
 
     @property
-    def deep(self) -> int:
+    def mma_depth(self) -> int:
         """Depth of the float64 mma instruction along the inner dimension; 0 if threads multiply alone."""
         s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
         # Sums and copies through registers need registers too, so the instruction of the smallest depth is used.
-        return min(s.deep, MMA_DEPTH) if self.sums or self.paths != ASYNC else s.deep
+        return min(s.mma_depth, MMA_DEPTH) if self.sums or self.paths != ASYNC else s.mma_depth
 
     @property
     def sums(self) -> bool:
@@ -154,7 +154,7 @@ class TileKernel:
     @property
     def blocks(self) -> int:
         """Thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides."""
-        return 1 if self.sums and self.deep else self.strategy.blocks  # shared memory suffices for one
+        return 1 if self.sums and self.mma_depth else self.strategy.blocks  # shared memory suffices for one
 
     @property
     def shared(self) -> int:
@@ -165,9 +165,9 @@ class TileKernel:
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
             # Lines are padded, so that equal places of neighbouring lines are in different banks.
-            padding = 2 * vector if self.deep else vector if along == "inner" else 0
+            padding = 2 * vector if self.mma_depth else vector if along == "inner" else 0
             copied = lines * (length + padding)
-            transposed = along == "inner" and s.turned and not self.deep
+            transposed = along == "inner" and s.transposed_sums and not self.mma_depth
             summed = (out + vector) * s.k_s if transposed else copied
             numbers += s.stages * copied if blocks == 1 else s.stages * summed + blocks * copied
         return item * numbers
@@ -189,12 +189,12 @@ def simt_source(kernel: TileKernel, access: Access) -> str:
     if obeys:
         parameters, number = f"fmm::Again<{parameters}>", f"fmm::Exactly<{element}>::Type"
         call, tile = "multiply_again", ""
-    header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.deep else "gemm_simt"
+    header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.mma_depth else "gemm_simt"
     before = [
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
-        f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
-        f"    static constexpr fmm::Half HALF = {triangle_cpp(kernel.half)};",
+        f"    static constexpr bool RAISES = {str(kernel.flag == 'raises').lower()};",
+        f"    static constexpr fmm::Triangle TRIANGLE = {triangle_cpp(kernel.triangle)};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue_struct(kernel.epilogue),
         "};",
@@ -218,9 +218,9 @@ def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> lis
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]
-    if not kernel.deep:
+    if not kernel.mma_depth:
         return by_threads
-    by_warps = [f"fmm::multiply_by_warps<Product, Number, Sizes, {kernel.deep}, {variant}>(", arguments]
+    by_warps = [f"fmm::multiply_by_warps<Product, Number, Sizes, {kernel.mma_depth}, {variant}>(", arguments]
     return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *by_threads, "#else", *by_warps, "#endif"]
 
 
@@ -260,7 +260,7 @@ def _sum_text(terms: Terms, names: Sequence[str]) -> str:
     """Return the C++ expression of a sum, for example `old0 - product`; zero for an empty sum."""
     words = []
     for c, v in terms:
-        factor = str(c) if isinstance(c, LaunchScalar) else f"static_cast<Element>({float(c)!r})"
+        factor = str(c) if isinstance(c, LaunchScalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
         sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{factor} * ")
         words.append(f"{sign} {size}{names[v]}")
     return " ".join(words).removeprefix("+ ") or "Element(0)"

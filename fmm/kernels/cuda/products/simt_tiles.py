@@ -58,8 +58,10 @@ class TileOp:
     n: int
     k: int
     count: int = 1  # products in the batch
-    follows: bool = False  # True if it may overlap the previous launch, because it only adds to that launch's results
-    open: bool = False  # True if the strategy may be replaced by a faster one
+    may_overlap: bool = (
+        False  # True if it may overlap the previous launch, because it only adds to that launch's results
+    )
+    open_strategy: bool = False  # True if the strategy may be replaced by a faster one
 
     def __hash__(self) -> int:
         return id(self)
@@ -96,7 +98,7 @@ class TileOp:
     @property
     def grid(self) -> tuple[int, int, int]:
         s = self.kernel.strategy
-        tiles = count_triangle_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.half else prod(self.tiles)
+        tiles = count_triangle_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.triangle else prod(self.tiles)
         return tiles * self.count, 1, 1
 
     @property
@@ -141,7 +143,7 @@ class TileGroup:
         return id(self)
 
     @cached_property
-    def at_once(self) -> bool:
+    def fits_one_launch(self) -> bool:
         """True if gemm_simt.cuh can do all in one launch: one variant, no product waits for another."""
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
@@ -160,8 +162,8 @@ class TileGroup:
         return any(op.writes_result for op in self.ops)
 
     @property
-    def follows(self) -> bool:
-        return self.ops[0].follows
+    def may_overlap(self) -> bool:
+        return self.ops[0].may_overlap
 
     @cached_property
     def largest(self) -> TileOp:
@@ -198,13 +200,15 @@ def pointer_words(op: TileOp | TileGroup) -> range:
 def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     """Return the TileOp of a GEMM with this strategy; the row-major product is C^T = B^T A^T."""
     left, right, along = row_major_operands(op)
-    kernel = TileKernel(s, dtype, along=along, paths=leaf_paths(op.use), half=triangle_tiles(op.extent))
+    kernel = TileKernel(s, dtype, along=along, paths=leaf_paths(op.use), triangle=triangle_tiles(op.extent))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = BlockTerm(left.base, left.offset, op.n, op.k)
     b = BlockTerm(right.base, right.offset, op.k, op.m)
     c = BlockTerm(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
     u, v, w = (BlockStrides(x.leading, x.stride) for x in (left, right, op.dest))
-    return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=leaf_strategy(op.use) is None)
+    return TileOp(
+        kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open_strategy=leaf_strategy(op.use) is None
+    )
 
 
 # C_0 = factor_0 product + keep_1 C_1, where destination 1 is the addend: it is read, and never written.
@@ -251,7 +255,7 @@ def tile_launches(
     raise the flag where they store an inf or NaN.
     """
     op = fit_to_chip(op, chip)
-    parts = op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)
+    parts = op.ops if isinstance(op, TileGroup) and not op.fits_one_launch else (op,)
     return tuple(_tile_launch(part, chip, alignment, flagged) for part in parts)
 
 
@@ -263,7 +267,7 @@ def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
-    names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
+    names = ("Medium",) if op.kernel.mma_depth and not chip.has_warp_float64 else ("", "Huge", "Medium")
     kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
     fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
     return op if fits is op.kernel else replace(op, kernel=fits)
@@ -281,12 +285,12 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     kernel = Kernel(simt_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
     return Launch(
         "product",
-        tile_label(spec, access, op.largest.count, by_warps=spec.deep > 0 and chip.has_warp_float64),
+        tile_label(spec, access, op.largest.count, by_warps=spec.mma_depth > 0 and chip.has_warp_float64),
         kernel,
         op.grid,
         op.parameters,
         tuple(slots),
-        overlaps=op.follows and fills_chip and chip.overlaps_launches,
+        overlaps=op.may_overlap and fills_chip and chip.overlaps_launches,
         aligned=access == "vector",
     )
 
@@ -304,5 +308,5 @@ def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -
     parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
     parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
     parts += [f"a batch of {count}"] if count > 1 else []
-    parts += [TRIANGLE_LABELS[kernel.half]] if kernel.half else []
+    parts += [TRIANGLE_LABELS[kernel.triangle]] if kernel.triangle else []
     return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])

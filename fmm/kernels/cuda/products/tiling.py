@@ -62,13 +62,13 @@ def along_cpp(along: tuple[Along, Along]) -> tuple[str, str]:
 
 
 def triangle_cpp(triangle: TriangleTiles | None) -> str:
-    """Return the enumerator of fmm::Half."""
-    return f"fmm::Half::{(triangle or 'none').upper()}"
+    """Return the enumerator of fmm::Triangle."""
+    return f"fmm::Triangle::{(triangle or 'none').upper()}"
 
 
 def strategy_cpp(s: TileSizes) -> str:
     """Return the C++ type of a strategy."""
-    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
+    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.transposed_sums)
     return f"fmm::Strategy<{comma_list(sizes)}>"
 
 

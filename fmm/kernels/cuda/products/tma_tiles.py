@@ -63,7 +63,7 @@ class TmaKernel:
     shapes: frozenset[tuple[bool, bool]]
     order: str
     along: tuple[Along, Along]
-    half: TriangleTiles | None = None
+    triangle: TriangleTiles | None = None
 
     @property
     def shared(self) -> int:
@@ -84,7 +84,7 @@ def tma_source(kernel: TmaKernel) -> str:
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     left, right = along_cpp(kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
-    order, triangle = f"fmm::Order::{kernel.order.upper()}", triangle_cpp(kernel.half)
+    order, triangle = f"fmm::Order::{kernel.order.upper()}", triangle_cpp(kernel.triangle)
     before = (
         f"using Task = fmm::Task<{element}, {comma_list(kernel.terms)}>;",
         f"using Launch = fmm::Launch<{element}, Task, {comma_list((*kernel.blocks, kernel.tasks))}>;",
@@ -185,7 +185,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
         for sides in zip(*((o.left, o.right, o.dest) for o in ops), strict=True)
     )
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
-    steps, triangle = -(-largest.k // s.k_s), largest.kernel.half
+    steps, triangle = -(-largest.k // s.k_s), largest.kernel.triangle
     writes = sum(len(o.dest) for o in ops) / len(ops)
     if triangle:  # one thread block computes a tile that is written twice, so nothing is split
         parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
@@ -321,4 +321,4 @@ def _tma_label(op: TmaOp) -> str:
     parts += [f"{products} products in one launch, sums inside"] if products > 1 else []
     parts += [f"{len(op.parts)} parts in turns"] if len(op.parts) > products else []
     parts += [f"a batch of {op.count}"] if op.count > 1 else []
-    return ", ".join([*parts, *([TRIANGLE_LABELS[op.kernel.half]] if op.kernel.half else [])])
+    return ", ".join([*parts, *([TRIANGLE_LABELS[op.kernel.triangle]] if op.kernel.triangle else [])])

@@ -66,7 +66,7 @@ class WgmmaKernel:
     element: str
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
-    half: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
     def passes(self) -> int:
@@ -87,10 +87,10 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
     s, element = kernel.sizes, DTYPES[kernel.element]
     left, right = along_cpp(kernel.along)
     sizes = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
-    mirrors = str(kernel.half == "full").lower()
+    mirrors = str(kernel.triangle == "full").lower()
     body = (
         f"using Element = {element.cpp};",
-        f"using Sizes = fmm::{f'LowerSizes<{sizes}, {mirrors}>' if kernel.half else f'Sizes<{sizes}>'};",
+        f"using Sizes = fmm::{f'LowerSizes<{sizes}, {mirrors}>' if kernel.triangle else f'Sizes<{sizes}>'};",
         "extern __shared__ __align__(1024) Element memory[];",
         f"fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
     )
@@ -112,12 +112,14 @@ def wgmma_instruction(element: DType, width: int) -> list[str]:
     depth = MMA_K_BYTES // element.itemsize
     signs = "" if is_integer else ", 1, 1"
     transposes = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
-    inputs = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if transposes else "")
+    inputs = '"l"(a), "l"(b), "r"(keeps)'
+    if transposes:
+        inputs += ', "n"(int(LEFT_TRANSPOSED)), "n"(int(RIGHT_TRANSPOSED))'
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
     return [
         "struct Step {",
         f"    using Sum = {number};",
-        "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
+        "    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>",
         f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
         "                                                    unsigned long long b, int keeps) {",
         '        asm volatile("{.reg .pred keeps; "',
@@ -141,7 +143,7 @@ class GroupKernel(Protocol):
     @property
     def sizes(self) -> WgmmaSizes: ...
     @property
-    def half(self) -> TriangleExtent | None: ...
+    def triangle(self) -> TriangleExtent | None: ...
 
 
 Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
@@ -161,7 +163,7 @@ class WgmmaOp(Generic[Kind]):
     keep: float
     sides: tuple[int, int]  # rows and columns of C
     clusters: int  # clusters that fit the device at a time
-    added: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
+    addend: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
 
     def __hash__(self) -> int:
         return id(self)
@@ -169,7 +171,7 @@ class WgmmaOp(Generic[Kind]):
     @property
     def units(self) -> int:
         """Clusters' tiles in all; the resident clusters take them one after the other."""
-        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.half is not None) * self.count
+        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -179,7 +181,7 @@ class WgmmaOp(Generic[Kind]):
     def parameters(self) -> bytes:
         """struct Product of gemm_wgmma.cuh; tensor maps and pointers are zero."""
         dest = self.maps[2]
-        lines = (self.added.right, 0) if self.added else (dest.leading, dest.layer)
+        lines = (self.addend.right, 0) if self.addend else (dest.leading, dest.layer)
         old_values = 0, *lines, *self.sides, self.keep
         product = self.steps, *self.tiles, raster_rows(self.kernel.sizes), self.units, self.adds, self.factor
         numbers = struct.pack("<3q2if6if", *old_values, *product)
@@ -293,12 +295,12 @@ def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     """Return the launch; the addresses of all three bases must be multiples of 16 bytes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
-    dest = op.added or op.maps[2].piece
+    dest = op.addend or op.maps[2].piece
     slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
     kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
-    triangle = triangle_tiles(op.kernel.half)
+    triangle = triangle_tiles(op.kernel.triangle)
     extra += f", {TRIANGLE_LABELS[triangle]}" if triangle else ""
     label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
     return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))

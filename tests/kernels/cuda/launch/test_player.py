@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from fmm.kernels.cuda.record import OperationList, Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, BlockArray, SumOp

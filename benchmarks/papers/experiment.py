@@ -1,0 +1,266 @@
+"""Experiments: measured part by part, written as soon as a part is done, never measured twice, within a time limit.
+
+A row says what it is about (its key) and holds quantities, each a number or the samples of one. Sizes, and thresholds
+that belong to a size, are the paper's, scaled to the device; a row's key keeps the paper's. A part is what one go
+measures, such as all plans at one size: a file holds a part as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.papers.bench import Bench, PlannedBench
+from fmm.config.store import replace_file
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
+
+Key = tuple[str | int | float, ...]
+Numbers = Mapping[Key, float]
+Row = dict[str, Any]  # "key": the key as a list, and the quantities; "run": of which run, if it is not the first
+Products = tuple[tuple[Plan, Problem], ...]
+PACKED = ".gz"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of an experiment, and what is known of them beforehand."""
+
+    about: Key  # what its rows have under the experiment's `by`
+    rows: Callable[[], Iterable[Row]]
+    products: Products = ()  # what it multiplies, for whoever compiles ahead
+    work: float = 0.0  # about so many flops, for whoever has little time
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is run, once for all figures that show it; its samples are in results/<device>/paper/<name>.json."""
+
+    name: str
+    keys: tuple[str, ...]
+    side: int  # the largest of the paper
+    parts: Callable[[Bench, float], Iterable[Part]]  # scale: of the sides that are run beside the paper's
+    by: tuple[str, ...] = ()  # the keys that tell its parts apart; none: it is one part
+
+    def about(self, key: Key) -> Key:
+        """To which part a row belongs."""
+        return tuple(key[self.keys.index(name)] for name in self.by)
+
+
+def products_of(plans: Iterable[Plan], side: int, dtype: str) -> Products:
+    """Of these plans on squares, those that multiply the type."""
+    return tuple((plan, Problem(side, side, side, dtype)) for plan in plans if plan.takes_type(dtype))
+
+
+def one_part(measure: Callable[[Bench, float], Iterable[Row]]) -> Callable[[Bench, float], Iterable[Part]]:
+    """The parts of an experiment that is measured in one go."""
+    return lambda bench, scale: (Part((), lambda: measure(bench, scale)),)
+
+
+@dataclass(frozen=True)
+class Results:
+    """An experiment's rows, as measured now or as kept in a file; an environment for each run that they come from."""
+
+    runs: tuple[Mapping[str, Any], ...]
+    scale: float
+    rows: Mapping[Key, Row]
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Of the first run; what later ones measured is on the same device."""
+        return self.runs[0] if self.runs else {}
+
+    def numbers(self, quantity: str) -> Numbers:
+        """One quantity by key, the median of its samples; rows without it (a plan failed) are left out."""
+        found = {key: row.get(quantity) for key, row in self.rows.items()}
+        return {key: median(x) if isinstance(x, list) else x for key, x in found.items() if x is not None}
+
+    def with_part(self, experiment: Experiment, part: Part, rows: Iterable[Row]) -> Results:
+        """The same with these rows in the place of the part's, as those of the newest run."""
+        newest = len(self.runs) - 1
+        kept = {key: row for key, row in self.rows.items() if experiment.about(key) != part.about}
+        new = {tuple(row["key"]): {**row, **({"run": newest} if newest else {})} for row in rows}
+        return Results(self.runs, self.scale, {**kept, **new})
+
+    def without_old_runs(self) -> Results:
+        """The same, without runs of which no row is left."""
+        used = sorted({row.get("run", 0) for row in self.rows.values()})
+        number = {run: i for i, run in enumerate(used)}
+        rows = {}
+        for key, row in self.rows.items():
+            run = number[row.get("run", 0)]
+            rows[key] = {name: x for name, x in row.items() if name != "run"} | ({"run": run} if run else {})
+        return Results(tuple(self.runs[run] for run in used), self.scale, rows)
+
+
+# ---- files
+
+
+def write_results(results: Results, experiment: Experiment, path: Path) -> None:
+    """As JSON, a row a line; a file that is there is replaced as a whole."""
+    found = results.without_old_runs()
+    head: dict[str, Any] = {"experiment": experiment.name, "environment": dict(found.environment), "scale": found.scale}
+    if found.runs[1:]:
+        head["later runs"] = [dict(run) for run in found.runs[1:]]
+    rows = ",\n".join(json.dumps(row) for row in found.rows.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n')
+    packed(path).unlink(missing_ok=True)
+
+
+class DamagedSamplesError(ValueError):
+    """A file of samples that is none."""
+
+
+def read_results(path: Path) -> Results:
+    """From such a file, or from one that was packed since (`gzip FILE.json`)."""
+    try:
+        text = path.read_bytes() if path.is_file() else gzip.decompress(packed(path).read_bytes())
+        found = json.loads(text)
+        rows = {tuple(row["key"]): row for row in found["rows"]}
+        return Results((found["environment"], *found.get("later runs", ())), found["scale"], rows)
+    except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile) as error:
+        raise DamagedSamplesError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def packed(path: Path) -> Path:
+    """The name of the file after gzip."""
+    return path.with_name(path.name + PACKED)
+
+
+def has_results(path: Path) -> bool:
+    return path.is_file() or packed(path).is_file()
+
+
+# ---- measuring part by part
+
+OURS = "error-"  # how the names of our own experiments begin; all others are figures of papers
+SHORT = 0.3  # expected seconds of a part, from which on its real time says something about the others
+
+
+class TimeLimit:
+    """Is there time for a part? By its work, the device's speed, and what the experiment's parts really took so far."""
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.clock, self.begin = seconds, clock, clock()
+        self.expected = self.taken = 0.0
+
+    def begins(self) -> None:
+        """Another experiment begins, and how long its parts really take is not known yet."""
+        self.expected = self.taken = 0.0
+
+    @property
+    def left(self) -> float:
+        return float("inf") if self.seconds is None else self.seconds - (self.clock() - self.begin)
+
+    def has_room(self, expected: float) -> bool:
+        slower = self.taken / self.expected if self.expected else 1.0
+        return self.left > 0 and expected * max(slower, 1.0) <= self.left
+
+    def took(self, expected: float, seconds: float) -> None:
+        if expected >= SHORT:
+            self.expected, self.taken = self.expected + expected, self.taken + seconds
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an experiment is measured: its file, what that has, and all of its parts."""
+
+    experiment: Experiment
+    path: Path
+    results: Results
+    parts: tuple[Part, ...]
+
+    @property
+    def missing(self) -> tuple[Part, ...]:
+        done = {self.experiment.about(key) for key in self.results.rows}
+        return tuple(part for part in self.parts if part.about not in done)
+
+    @property
+    def work(self) -> float:
+        return sum(part.work for part in self.missing)
+
+
+def experiment_progress(experiment: Experiment, bench: Bench, folder: Path, side: int | None, anew: bool) -> Progress:
+    """How far the file in this folder has the experiment. It goes on at the scale at which it began. `anew`: parts that
+    are measured take the place of old ones, and all of these go if the scale is to be another one."""
+    path = folder / f"{experiment.name}.json"
+    old = read_results(path) if has_results(path) else None
+    scale = min((side or min(bench.side, experiment.side)) / experiment.side, 1.0)
+    if old is None or (anew and old.scale != scale):
+        old = Results((), scale, {})
+    return Progress(experiment, path, old, tuple(experiment.parts(bench, old.scale)))
+
+
+def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None) -> list[Progress]:
+    """Those of which parts have not been measured on this device."""
+    every = [experiment_progress(x, bench, folder, side, anew=False) for x in experiments]
+    return [progress for progress in every if progress.missing]
+
+
+def by_worth(found: Iterable[Progress]) -> list[Progress]:
+    """In the order in which they are worth the time: the papers' figures before our own, the shortest first."""
+    return sorted(found, key=lambda x: (x.experiment.name.startswith(OURS), x.work))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a part: the experiment's results with its rows; or why it failed, and the results without it."""
+
+    part: Part
+    results: Results
+    seconds: float
+    failed: str = ""
+
+
+def measured_parts(
+    progress: Progress, bench: Bench, parts: Sequence[Part], limit: TimeLimit, command: list[str]
+) -> Iterator[Outcome]:
+    """Measure these parts, as far as there is time for. After each of them the file has its rows; one that fails does
+    not keep the others from being measured."""
+    if not parts or limit.left <= 0:
+        return
+    old = progress.results
+    results = Results((*old.runs, bench.environment(command)), old.scale, old.rows)
+    limit.begins()
+    bench.prepare([x for part in parts for x in part.products])
+    for part in parts:
+        expected, start = part.work / bench.speed, limit.clock()
+        if not limit.has_room(expected):
+            continue
+        rows, failed = _rows_of(part)
+        bench.free()
+        if not failed:
+            limit.took(expected, limit.clock() - start)
+            results = results.with_part(progress.experiment, part, rows)
+            write_results(results, progress.experiment, progress.path)
+        yield Outcome(part, results, limit.clock() - start, failed)
+
+
+def _rows_of(part: Part) -> tuple[list[Row], str]:
+    """The part's rows; or none, and why."""
+    try:
+        return list(part.rows()), ""
+    except Exception as error:  # of a plan, a compiler, a device: it is reported, and the next part has its turn
+        return [], f"{type(error).__name__}: {error}"
+
+
+def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[str]) -> Results:
+    """All parts, with the paper's largest side scaled to this one; no file is written."""
+    results = Results((bench.environment(command),), min(side / experiment.side, 1.0), {})
+    for part in experiment.parts(bench, results.scale):
+        results = results.with_part(experiment, part, part.rows())
+        bench.free()
+    return results
+
+
+def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[Part, ...]:
+    """The parts of an experiment, known without the device that is to measure them."""
+    bench: Any = PlannedBench(on_host)
+    return tuple(experiment.parts(bench, scale))

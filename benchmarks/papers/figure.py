@@ -1,0 +1,163 @@
+"""A figure is one view of what an experiment measured, beside what a paper printed: a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Results
+from fmm.perfmodel.papers.table import Cell, Table
+
+Columns = Mapping[str, Callable[[Results], Numbers]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table of a paper, or one question of our own: a row of the registry."""
+
+    name: str  # li-fig30
+    title: str
+    experiment: Experiment
+    measured: Columns  # columns of the table that come from results
+    says: str  # what agrees, what does not, and why
+    published: Numbers = field(default_factory=dict)
+    computed: Mapping[str, Callable[[], Numbers]] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()  # where they are not the experiment's: a figure may show ratios of its rows
+    x: str = "n"  # the key along the axis; one curve for each value of the others
+    unit: str = ""  # what the numbers are
+    logarithmic: bool = True
+    notes: tuple[str, ...] = ()
+    draw: Callable[[Any, Results], None] | None = None  # where curves over x would not be read: on these axes
+    drawn: Callable[[Key], bool] = lambda key: True  # which rows a picture shows, where all of them would not be read
+    lowest: float | None = None  # where a picture ends, if what is below says no more than that it is
+    found: Callable[[Results], Sequence[str]] = lambda results: ()  # what is to be said of these results
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        return self.keys or self.experiment.keys
+
+
+def quantity(name: str) -> Callable[[Results], Numbers]:
+    """The column that is one quantity of the rows."""
+    return lambda results: results.numbers(name)
+
+
+# ---- a table
+
+
+def figure_table(figure: Figure, results: Results | None = None) -> Table:
+    """Published beside computed beside measured; without results, what there is without a device."""
+    columns: dict[str, Numbers] = {"published": figure.published} if figure.published else {}
+    columns |= {name: make() for name, make in figure.computed.items()}
+    if results is not None:
+        columns |= {name: find(results) for name, find in figure.measured.items()}
+    keys = list(dict.fromkeys(key for numbers in columns.values() for key in numbers))
+    if all(len(key) == 1 and _is_number(key[0]) for key in keys):
+        keys.sort()
+    rows = tuple((*key, *(_cell(numbers.get(key)) for numbers in columns.values())) for key in keys)
+    title = f"{figure.title}{f' ({figure.unit})' if figure.unit else ''}"
+    return Table(
+        figure.name, title, (*figure.key_names, *columns), rows, (*_said(figure, results), figure.says, *figure.notes)
+    )
+
+
+def _cell(x: float | None) -> Cell:
+    return None if x is None else float(x)
+
+
+def _said(figure: Figure, results: Results | None) -> tuple[str, ...]:
+    """Where it was measured, at which sizes, and what came of it."""
+    if results is None:
+        return ()
+    where = results.environment.get("device") or results.environment.get("processor", "")
+    if results.scale == 1:
+        sizes = "at these sizes"
+    else:
+        sizes = f"at {results.scale:.4g} of these sizes, thresholds of sizes likewise"
+    return (f"measured on {where}, {sizes}.", *figure.found(results))
+
+
+# ---- a picture
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#999999")
+MARKERS = ("o", "s", "^", "v")  # of the first curve of each colour, the second, ...
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "published": {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markersize": 6},
+    "measured": {"linestyle": "-", "marker": "o", "markersize": 3.5, "linewidth": 1.2},
+}
+OTHER: Mapping[str, Any] = {"linestyle": "--", "linewidth": 0.9}
+
+
+def draw_figure(figure: Figure, results: Results | None = None) -> Any:
+    """The table drawn by Matplotlib: a colour for each curve; rings are published, dots measured, dashes computed."""
+    from matplotlib.figure import Figure as Canvas
+
+    made = Canvas(figsize=(8.2, 4.4), layout="constrained")
+    draw_on(made.subplots(), figure, results)
+    return made
+
+
+def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
+    """The same on axes that there are."""
+    if figure.draw is not None and results is not None:
+        figure.draw(axes, results)
+        axes.set_title(f"{figure.name}: {figure.title}", fontsize=9)
+        return
+    table = figure_table(figure, results)
+    keys = len(figure.key_names)
+    at = figure.key_names.index(figure.x)
+    rows = [row for row in table.rows if figure.drawn(row[:keys])]  # type: ignore[arg-type]
+    labels = list(dict.fromkeys(row[at] for row in rows))
+    places = {x: x if _is_number(x) else i for i, x in enumerate(labels)}
+    curves = list(dict.fromkeys(_curve(row[:keys], at) for row in rows))
+    for i, curve in enumerate(curves):
+        own = [row for row in rows if _curve(row[:keys], at) == curve]
+        named = False
+        for column, name in enumerate(table.columns[keys:], keys):
+            points = [(places[row[at]], row[column]) for row in own if row[column] is not None]
+            label = None if named or not points else ", ".join(map(str, curve))
+            named = named or bool(points)
+            style = dict(STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER))
+            if "marker" in style:
+                style["marker"] = MARKERS[i // len(COLOURS) % len(MARKERS)]
+            axes.plot(
+                *zip(*points, strict=True) if points else ((), ()),
+                color=COLOURS[i % len(COLOURS)],
+                label=label,
+                **style,
+            )
+    axes.set(xlabel=figure.x, ylabel=figure.unit)
+    axes.set_title(f"{figure.name}: {figure.title}", fontsize=9, wrap=True)
+    _label_axis(axes, figure, labels)
+    if figure.logarithmic:
+        axes.set_yscale("log")
+    if figure.lowest is not None:
+        highest = max((x for row in rows for x in row[keys:] if isinstance(x, float)), default=0.0)
+        axes.set_ylim(figure.lowest, highest + 0.1 * (highest - figure.lowest))
+    if len(curves) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7, frameon=False)
+
+
+def _label_axis(axes: Any, figure: Figure, labels: Sequence[Cell]) -> None:
+    """Names of what is no number, if there is room for them; sizes as powers of two are."""
+    if not all(map(_is_number, labels)):
+        few = len(labels) <= MOST_NAMED
+        texts = [str(x) for x in labels] if few else []
+        axes.set_xticks(range(len(texts)), texts, rotation=30, ha="right", fontsize=7)
+    elif figure.x in LOGARITHMIC and len(labels) > 1:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(labels, [str(x) for x in labels], fontsize=8)
+        axes.minorticks_off()
+
+
+MOST_NAMED = 24  # along the axis; more are in the order of the table
+LOGARITHMIC = frozenset({"n", "k", "m=n", "tau2"})
+
+
+def _curve(key: Sequence[Cell], at: int) -> tuple[Cell, ...]:
+    return tuple(x for i, x in enumerate(key) if i != at)
+
+
+def _is_number(x: Cell) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)

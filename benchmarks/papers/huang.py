@@ -1,0 +1,236 @@
+"""Huang, Yu and van de Geijn's performance: Figures 1, 8, 9 and 10.
+
+Who plays which part: cuBLAS is the vendor; CUTLASS and their one-level Strassen are our own kernel, without and with
+sums inside; the reference implementation of the earlier work (Lai et al. 2013) is Winograd's variant with workspace
+above the vendor's products, and their hybrid is a level of that above one with sums inside. On a CPU no product has
+sums inside: there are the vendor and the reference alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import product
+from math import prod
+from statistics import median
+from typing import Final
+
+from benchmarks.papers.bench import Bench, time_plans
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
+from benchmarks.papers.figure import Figure, quantity
+from fmm.hardware.datasheets import device
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.papers import huang
+from fmm.problem import Problem
+
+ROUNDS: Final = 3
+SIDE: Final = 16384
+CUBLAS, CUTLASS = "cuBLAS", "CUTLASS"
+HOST_CODES: Final = {
+    CUBLAS: "vendor",
+    "1-level reference": "winograd > vendor",
+    "2-level reference": "winograd > winograd > vendor",
+}
+DEVICE_CODES: Final = {
+    **HOST_CODES,
+    CUTLASS: "tile",
+    "1-level": "strassen-huang.fused.pad4 > tile",
+    "2-level hybrid": "winograd > strassen-huang.fused.pad4 > tile",
+}
+# Figure 8's three sweeps: what is varied, and the sizes (m, k, n) for it.
+VARIED: Final = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+SWEEPS: Final = ("m=n=k", "m=n, k=4096", "k, m=n=8192")
+
+
+def sweep_size(sweep: str, x: int, scale: float = 1.0) -> tuple[int, int, int]:
+    """m, k, n, scaled."""
+    sizes = {"m=n=k": (x, x, x), "m=n, k=4096": (x, 4096, x), "k, m=n=8192": (8192, x, 8192)}[sweep]
+    m, k, n = (max(int(side * scale), 32) for side in sizes)
+    return m, k, n
+
+
+def _sweep_parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each size of each sweep, all codes in it."""
+    codes = HOST_CODES if bench.on_host else DEVICE_CODES
+    for sweep, x in product(SWEEPS, VARIED):
+        yield rate_part(bench, codes, (sweep, x), sweep_size(sweep, x, scale))
+
+
+def rate_part(bench: Bench, codes: Mapping[str, str], about: tuple[str, int], size: tuple[int, int, int]) -> Part:
+    """All codes on products of this size, in turns; the key of a row has the code between what the part is about."""
+    products = tuple((Plan.parse(text), Problem(*size, "float32")) for text in codes.values())
+    work = 2.0 * prod(size) * len(codes) * (ROUNDS + 1)
+
+    def rows() -> Iterator[Row]:
+        for row in rate_rows(bench, codes, size):
+            yield {**row, "key": [about[0], row["key"][0], about[1]]}
+
+    return Part(about, rows, products, work)
+
+
+def rate_rows(bench: Bench, codes: Mapping[str, str], size: tuple[int, int, int]) -> Iterator[Row]:
+    """Seconds and effective TFLOPS of each code: 2 m n k over the time (Equation 7)."""
+    m, k, n = size
+    rng = bench.generator(m + k)
+    a, b = bench.stored(rng.standard_normal((m, k)), "float32"), bench.stored(rng.standard_normal((k, n)), "float32")
+    seconds, failed = time_plans(bench, codes, a, b, ROUNDS)
+    for name, samples in seconds.items():
+        rates = [2e-12 * m * n * k / x for x in samples]
+        yield {"key": [name], "plan": codes[name], "size": list(size), "tflops": rates}
+    for name, why in failed.items():
+        yield {"key": [name], "plan": codes[name], "size": list(size), "failed": why}
+
+
+SWEEP: Final = Experiment("huang-fig8", ("sweep", "code", "n"), SIDE, _sweep_parts, ("sweep", "n"))
+
+
+# ---- Figure 1: from which size on a code is faster than cuBLAS
+
+
+def _break_even(results: Results) -> Numbers:
+    """The least square from which on it stays faster, at the paper's size of the row."""
+    rates = results.numbers("tflops")
+    codes = dict.fromkeys(code for sweep, code, _ in rates if sweep == SWEEPS[0] and code not in (CUBLAS, CUTLASS))
+    found: dict[Key, float] = {}
+    for code in codes:
+        for n in sorted(VARIED, reverse=True):
+            own, theirs = (rates.get((SWEEPS[0], x, n)) for x in (code, CUBLAS))
+            if own is None or theirs is None or own <= theirs:
+                break
+            found[("break-even", str(code))] = float(n)
+        ratios = [
+            rates[SWEEPS[0], code, n] / rates[SWEEPS[0], CUBLAS, n] for n in VARIED if (SWEEPS[0], code, n) in rates
+        ]
+        found[("best speedup", str(code))] = max(ratios)
+    return found
+
+
+def _none_faster(results: Results) -> list[str]:
+    """Which codes have no break-even point or were not there, so that their rows are empty."""
+    found, said = _break_even(results), []
+    none = [code for what, code in found if what == "best speedup" and ("break-even", code) not in found]
+    side = max((n for _, _, n in results.numbers("tflops") if isinstance(n, int)), default=0)
+    if none:
+        said.append(f"No break-even point here, up to {side}: {', '.join(map(str, none))}.")
+    if absent := [code for what, code in PRINTED_1 if what == "break-even" and ("best speedup", code) not in found]:
+        said.append(f"Not measured here: {', '.join(map(str, absent))}, whose products have sums inside.")
+    return said
+
+
+# Figure 1's caption, sections 1 and 4: break-even points, and speedups over cuBLAS.
+PRINTED_1: Final[Numbers] = {
+    ("break-even", "1-level"): 1536.0,
+    ("break-even", "1-level reference"): 7168.0,
+    ("break-even", "2-level hybrid"): 7680.0,
+    ("break-even", "2-level reference"): 13312.0,
+    ("best speedup", "1-level"): 1.11,
+    ("best speedup", "2-level hybrid"): 1.19,
+}
+
+
+# ---- Figure 9: the machine
+
+
+def _machine(bench: Bench, scale: float) -> Iterator[Row]:
+    n = max(int(8192 * scale), 64)
+    rows = list(rate_rows(bench, {CUBLAS: "vendor"}, (n, n, n)))
+    bytes_a_second, _ = bench.stream(max(int((1 << 27) * scale**2), 1 << 12))
+    yield {"key": ["tau_flop"], "rate": median(rows[0]["tflops"])}
+    yield {"key": ["tau_gmop"], "rate": bytes_a_second / 1e12}
+    if (shared := bench.shared_memory()) is not None:
+        yield {"key": ["tau_smop"], "rate": shared / 1e12}
+
+
+PRINTED_9: Final[Numbers] = {("tau_flop",): 15.67, ("tau_gmop",): 1.08, ("tau_smop",): 15.30}
+
+
+def _of_datasheet(name: str) -> Numbers:
+    on = device(name)
+    rates = (on.fp32_peak, on.global_bandwidth, on.shared_bandwidth)
+    return {(row,): rate / 1e12 for row, rate in zip(("tau_flop", "tau_gmop", "tau_smop"), rates, strict=True)}
+
+
+# ---- Figure 10: two strategies, no, one and two levels with all sums inside
+
+STRATEGIES: Final = ("Huge", "Small")
+LEVELS: Final = {"GEMM": "", "1-level": "strassen-huang.fused.pad4 > ", "2-level": "strassen-huang^2.fused.pad4 > "}
+SIZES_10: Final = (1024, 2048, 4096, 6144, 8192, 10240)
+
+
+def _strategy_parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each strategy and size; none on a CPU, since these kernels are a GPU's."""
+    for strategy, n in () if bench.on_host else product(STRATEGIES, SIZES_10):
+        codes = {name: f"{level}tile.{strategy.lower()}" for name, level in LEVELS.items()}
+        side = max(int(n * scale), 64)
+        yield rate_part(bench, codes, (strategy, n), (side, side, side))
+
+
+STRATEGY: Final = Experiment("huang-fig10", ("strategy", "code", "n"), SIZES_10[-1], _strategy_parts, ("strategy", "n"))
+
+
+def _modelled() -> Numbers:
+    """On the paper's V100, by its own model."""
+    table = huang.huang_fig10(SIZES_10)
+    found: dict[Key, float] = {}
+    for strategy, n, *rates in table.rows:
+        for name, rate in zip(LEVELS, rates, strict=True):
+            assert isinstance(n, int) and isinstance(rate, float)
+            found[str(strategy), name, n] = rate
+    return found
+
+
+FIGURES: Final = (
+    Figure(
+        "huang-fig8",
+        "Huang et al., Figure 8: squares, rank-4096 updates and inner products",
+        SWEEP,
+        {"measured": quantity("tflops")},
+        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. On an H200 the three "
+        "sweeps end alike: the hybrid is the fastest, 1.20 to 1.29 times cuBLAS at best, one level has 1.13 to 1.21. "
+        "Of a processor, which has no products with sums inside, there are the vendor's and both references.",
+        unit="effective TFLOPS",
+        logarithmic=False,
+        drawn=lambda key: key[0] == SWEEPS[0],
+    ),
+    Figure(
+        "huang-fig1",
+        "Huang et al., Figure 1: from which square on a code is faster than cuBLAS, and by how much at best",
+        SWEEP,
+        {"measured": _break_even},
+        "Break-even points are of the sizes that were measured; a code that has none is slower than the vendor at the "
+        "largest of them. The paper's reference forms each sum by a call of the library, ours all sums of a level in "
+        "one pass. On an H200 one level is faster at 1536 already, as on a V100, but not at 2048, where cuBLAS is at "
+        "its best.",
+        PRINTED_1,
+        keys=("number", "code"),
+        x="code",
+        unit="side, or speedup",
+        found=_none_faster,
+    ),
+    Figure(
+        "huang-fig9",
+        "Huang et al., Figure 9: the machine's rates",
+        Experiment("huang-fig9", ("rate",), 8192, one_part(_machine)),
+        {"measured": quantity("rate")},
+        "tau_gmop is printed with a fifth more than the V100's bandwidth, for the second-level cache; tau_smop with "
+        "2 percent less than footnote 13 gives. tau_gmop is measured by an addition of matrices that no cache holds, "
+        "tau_smop by reads of 16 bytes a thread.",
+        PRINTED_9,
+        {"V100": partial(_of_datasheet, "V100"), "H200": partial(_of_datasheet, "H200")},
+        x="rate",
+        unit="TFLOPS, TB/s",
+    ),
+    Figure(
+        "huang-fig10",
+        "Huang et al., Figure 10: strategies Huge and Small, one product after the other",
+        STRATEGY,
+        {"measured": quantity("tflops")},
+        "The column V100 is the paper's model of its machine, by which one level with Huge blocks beats none and two "
+        "levels at once are below both. On an H200 one level beats none from 6144 on, by 9 to 11 percent, and so do "
+        "two from 8192 on, by 2 to 3; with Small blocks none is the best, as modelled.",
+        computed={"V100, modelled": _modelled},
+        unit="effective TFLOPS",
+        logarithmic=False,
+        notes=("A CPU has no such kernels: nothing is measured there.",),
+    ),
+)

@@ -1,0 +1,193 @@
+"""Sforza's run times: Figures 1 to 4, A^T A by his recursion beside gemm and beside the vendor's syrk.
+
+As in the paper the lower half of A^T A is computed, and compared with gemm's whole product. His cutoffs belong to his
+device's sizes and are scaled with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+from benchmarks.papers.bench import Bench, Call, timed_in_turns
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure, quantity
+
+import fmm
+from benchmarks.papers.bench import Bench, Call, timed_in_turns
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure, quantity
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.papers import sforza as paper
+
+ROUNDS: Final = 5
+GEMM, SYRK, ONE, RECURSIVE = "gemm", "syrk", "one level", "recursive"
+
+
+def half_plans(dtype: str, n: int, scale: float) -> dict[str, Plan]:
+    """One level, the recursion to the depth that the paper found the best; at the side of its Figure 2 all depths."""
+    found = {what: paper.sforza_plan(dtype, depth, scale) for what, depth in depths(dtype).items()}
+    if n == paper.SIDE:
+        found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.DEPTHS}
+    return found
+
+
+def depths(dtype: str) -> Mapping[str, int]:
+    return {ONE: 1, RECURSIVE: paper.BEST_DEPTH[dtype]}
+
+
+def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each type and size; odd sides stay odd."""
+    for dtype, n in product(paper.CUTOFFS, paper.SIDES):
+        side = max(int(n // 2 * scale), 16) * 2 + n % 2
+        calls = len(half_plans(dtype, n, scale)) + 2
+        rows = partial(_rows, bench, dtype, n, side, scale)
+        yield Part((dtype, n), rows, work=2.0 * side**3 * calls * (ROUNDS + 1))
+
+
+def _rows(bench: Bench, dtype: str, n: int, side: int, scale: float) -> Iterator[Row]:
+    """Seconds of gemm, of syrk and of every plan, in turns; or why there are none."""
+    x = bench.stored(bench.generator(n).standard_normal((side, side)), dtype)
+    left = bench.xp.ascontiguousarray(x.T)  # a matrix of its own, of which no library sees that it is x's transpose
+    calls = {GEMM: bench.call(VENDOR, left, x), SYRK: half_call(x, VENDOR)}
+    plans, failed = half_plans(dtype, n, scale), dict[str, str]()
+    for code, plan in plans.items():
+        try:
+            calls[code] = half_call(x, plan)
+        except (PlanError, MemoryError) as error:
+            failed[code] = str(error)
+    seconds = timed_in_turns(bench, calls, ROUNDS)
+    for code in (*calls, *failed):
+        said = {"seconds": seconds[code]} if code in seconds else {"failed": failed[code]}
+        yield {"key": [dtype, n, code], "plan": str(plans.get(code, VENDOR)), "side": side, **said}
+
+
+def half_call(x: Any, plan: Plan) -> Call:
+    """What computes the lower half of x^T x once, everything prepared and warm."""
+    multiply = partial(fmm.gram, x, fill="lower", plan=plan)
+    return partial(multiply, out=multiply())
+
+
+EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.SIDE, _parts, ("type", "n"))
+
+
+def _over(base: str, results: Results) -> dict[Key, float]:
+    """Speed-ups over gemm, or over syrk."""
+    seconds = results.numbers("seconds")
+    return {
+        (dtype, n, code): seconds[dtype, n, base] / x
+        for (dtype, n, code), x in seconds.items()
+        if code not in (GEMM, SYRK)
+    }
+
+
+def _by_size(base: str, results: Results) -> Numbers:
+    return {key: x for key, x in _over(base, results).items() if key[2] in (ONE, RECURSIVE)}
+
+
+def _by_depth(base: str, results: Results) -> Numbers:
+    found = _over(base, results).items()
+    return {(key[0], int(str(key[2]).split()[1])): x for key, x in found if str(key[2]).startswith("depth")}
+
+
+def _best(results: Results) -> Numbers:
+    """The largest speed-ups at any size, and the depth of the largest at the side of Figure 2."""
+    found: dict[Key, float] = {}
+    for (dtype, _, code), x in _by_size(GEMM, results).items():
+        found[dtype, code] = max(x, found.get((dtype, code), 0.0))
+    by_depth = _by_depth(GEMM, results)
+    for dtype in dict.fromkeys(dtype for dtype, _ in by_depth):
+        found[dtype, DEPTH] = float(max(paper.DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
+    return found
+
+
+DEPTH: Final = "best depth"
+PRINTED: Final[Numbers] = {
+    (dtype, what): float(numbers[dtype])
+    for dtype in paper.CUTOFFS
+    for what, numbers in ((ONE, paper.ONE_LEVEL), (RECURSIVE, paper.RECURSIVE), (DEPTH, paper.BEST_DEPTH))
+}
+
+
+# ---- what follows from the counts, and from datasheets
+
+
+def _computed_by_size(find: Callable[[Plan, str, int], float]) -> Numbers:
+    return {
+        (dtype, n, what): find(paper.sforza_plan(dtype, depth), dtype, n)
+        for dtype, n in product(paper.CUTOFFS, paper.SIDES)
+        for what, depth in depths(dtype).items()
+    }
+
+
+def _computed_by_depth(find: Callable[[Plan, str, int], float]) -> Numbers:
+    return {
+        (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.SIDE)
+        for dtype, depth in product(paper.CUTOFFS, paper.DEPTHS)
+    }
+
+
+def _computed_best(find: Callable[[Plan, str, int], float]) -> Numbers:
+    """At the side of Figure 2."""
+    return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.SIDE}
+
+
+def _columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> dict[str, Callable[[], Numbers]]:
+    return {name: partial(make, find) for name, find in paper.COMPUTED.items()}
+
+
+SAYS: Final = (
+    "Published are the best values, which the text tells; the figures are plots. At most: the inverse of the share of "
+    "multiplications that is left. Predicted for a GTX 1050, whose double precision runs at 1/32 of its single one, so "
+    "that sums cost nothing beside such products; today's chips have no such ratio, and sums take what is saved."
+)
+FIGURES: Final = (
+    Figure(
+        "sforza-sizes",
+        "Sforza, Figures 1 and 4: speed-up of A^T A over gemm by size, with the paper's cutoffs",
+        EXPERIMENT,
+        {"measured": partial(_by_size, GEMM), "measured, over syrk": partial(_by_size, SYRK)},
+        SAYS,
+        computed=_columns(_computed_by_size),
+        keys=("type", "n", "algorithm"),
+        unit="speed-up",
+        logarithmic=False,
+        notes=("Odd sides cost a product of one row, and a sum of products of two: `dynamic peeling`.",),
+    ),
+    Figure(
+        "sforza-depths",
+        "Sforza, Figure 2: speed-up of A^T A over gemm by depth at n = 10000, without cutoffs",
+        EXPERIMENT,
+        {"measured": partial(_by_depth, GEMM), "measured, over syrk": partial(_by_depth, SYRK)},
+        SAYS,
+        computed=_columns(_computed_by_depth),
+        keys=("type", "depth"),
+        x="depth",
+        unit="speed-up",
+        logarithmic=False,
+    ),
+    Figure(
+        "sforza-best",
+        "Sforza, section 3: the largest speed-ups over gemm, and the best depth",
+        EXPERIMENT,
+        {"measured": _best},
+        SAYS,
+        PRINTED,
+        _columns(_computed_best),
+        keys=("type", "number"),
+        x="number",
+        unit="speed-up, or depth",
+        logarithmic=False,
+        notes=("Published and measured are the largest at any size, computed are those of n = 10000.",),
+    ),
+    Figure(
+        "sforza-seconds",
+        "Sforza, Figure 3: run time by size",
+        EXPERIMENT,
+        {"measured": quantity("seconds")},
+        "Figure 3 is a plot without numbers. syrk is the vendor's, which computes one half too.",
+        unit="seconds",
+    ),
+)

@@ -1,0 +1,114 @@
+"""Where the arrays of a semiring call are computed, and how results return to the caller's library."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmm.arrays.detect import cupy_library, kind_of, mixed_arrays_error, on_device
+from fmm.arrays.numpy_library import tensor_as_numpy
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.semirings import numba_kernels
+from fmm.semirings.domain import Domain
+from fmm.semirings.host import NumpySemiring, Semiring
+from fmm.semirings.numba_kernels import CompiledSemiring
+
+TYPES = ("float32", "float64", "int32", "int16")
+COMPILED_SUMS = 128**3  # sums from which Numba's compilation pays: it takes seconds, once
+
+
+class Placement(NamedTuple):
+    """The array library that computes (NumPy or CuPy), and conversions from and to the caller's library."""
+
+    xp: Any
+    adopt: Callable[[Any], Any]
+    to_caller: Callable[[Any], Any]
+
+    @property
+    def device(self) -> bool:
+        return self.xp is not np
+
+
+@contextmanager
+def placed_arrays(**arrays: Any) -> Iterator[Placement]:
+    """Yield the placement of these arrays; on a device, that device and the library's stream are current meanwhile."""
+    present = [x for x in arrays.values() if x is not None]
+    kinds = {kind_of(x) for x in present}
+    if kinds <= {"host"}:
+        yield Placement(np, np.asarray, lambda x: x)
+        return
+    device_sides = {on_device(x) for x in present}
+    if len(device_sides) > 1 or len(kinds - {"host"}) > 1 or any(isinstance(x, np.ndarray) for x in present):
+        raise mixed_arrays_error(**arrays)
+    if device_sides == {False}:
+        yield Placement(np, _numpy_of_tensor, sys.modules["torch"].from_numpy)
+        return
+    cupy_library()
+    import cupy
+
+    if kinds != {"torch"}:
+        with present[0].device if kinds == {"cupy"} else cupy.cuda.Device():
+            yield Placement(cupy, cupy.asarray, lambda x: x)
+        return
+    torch, number = sys.modules["torch"], present[0].device.index
+    with cupy.cuda.Device(number), _cupy_stream(cupy.cuda, torch.cuda.current_stream(number)):
+        yield Placement(cupy, lambda x: cupy.from_dlpack(x), torch.from_dlpack)
+
+
+def _cupy_stream(cuda: Any, stream: Any) -> Any:
+    """Return torch's stream as a CuPy stream; older CuPy versions accept the address alone."""
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(stream)
+    return cuda.ExternalStream(stream.cuda_stream)
+
+
+def _numpy_of_tensor(x: Any) -> Any:
+    if kind_of(x) != "torch":
+        return np.asarray(x)
+    return x.numpy() if x.requires_grad else tensor_as_numpy(x)  # x.numpy() raises torch's exception
+
+
+def readable(x: Any) -> Any:
+    """Return a tensor in a form that NumPy and CuPy can read; other arrays unchanged."""
+    if kind_of(x) != "torch":
+        return x
+    from fmm.arrays.torch_calls import as_plain_tensor
+
+    return as_plain_tensor(x)
+
+
+def writable_target(place: Placement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return `out` as a writable array of the computing library; raise if its shape or type is not the result's."""
+    if kind_of(out) == "host" and not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an array, not {type(out).__name__}")
+    out_type = str(out.dtype).removeprefix("torch.")  # NumPy lacks some of torch's types
+    if tuple(out.shape) != tuple(shape) or out_type != np.dtype(dtype).name:
+        raise ValueError(f"out is {tuple(out.shape)} of {out_type}, the result {tuple(shape)} of {np.dtype(dtype)}")
+    target = place.adopt(out)
+    if isinstance(target, np.ndarray) and not target.flags.writeable:
+        raise ValueError("out is read-only")
+    return target
+
+
+def write_result(out: Any, target: Any, result: Any) -> Any:
+    """Copy the result into `target`, the array that shares memory with `out`, and return `out`."""
+    target[...] = result
+    return out
+
+
+def host_semiring(domain: Domain, maximum: bool, work: int) -> Semiring:
+    """Return the semiring that takes `work` sums fastest on the host: Numba's if compilation pays, else NumPy's."""
+    compiled = work >= COMPILED_SUMS and numba_kernels.can_compile()
+    chosen: type[CompiledSemiring] | type[NumpySemiring] = CompiledSemiring if compiled else NumpySemiring
+    return chosen(maximum and domain.sign > 0, domain.missing, blas_threads())
+
+
+def device_kernels() -> Any:
+    """Import and return the module that computes on a device; it loads CuPy."""
+    from fmm.semirings import device
+
+    return device

@@ -1,0 +1,196 @@
+"""Comparing two tunings: equal configs agree, others differ, certified entries count, thresholds are compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.compare_tunings import SIDES, TOLD, main
+from fmm.config import files
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.choose import CPU_ERROR_GROWTH, Limits, default_error_growth
+from fmm.perfmodel.stability import expected_error_growth
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
+from fmm.tuner.findings.model_in_use import model_in_use
+from tests.support import configs as tuned
+
+KEY = "cpu-test-2t"
+H200, H200_KEY = Path(__file__).parents[2] / "results" / "nvidia-h200", "cuda-9.0-132sm-nvidia-h200"
+
+
+def config(folder: Path, stream: float, *entries: object, noise: float = 0.02, thresholds: Any = None) -> str:
+    rate = {"flops": 1e11, "fill": 2500.0, "pipe": 20.0}
+    known = {"calibration": {"stream": stream, "rate": rate}, "noise": noise, "thresholds": thresholds}
+    section = tuned.section(*entries, **known)  # type: ignore[arg-type]
+    return str(tuned.write(folder / "config.json", KEY, "float64", section))
+
+
+def test_a_config_agrees_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = config(tmp_path / "one", 1e10)
+    assert main([one, one]) == 0
+    shapes = len(SIDES) ** 3
+    said = capsys.readouterr().out
+    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in said
+    assert said.splitlines()[-1].startswith("they choose alike: ")
+    other = config(tmp_path / "other", 4e10)
+    assert main([one, other]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("they do not choose alike: ")
+
+
+def test_models_that_choose_otherwise_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = config(tmp_path / "one", 1e10), config(tmp_path / "two", 4e10)
+    assert main([one, two, "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["equal"] < 0.9 * found["shapes"] and found["worst"] > found["noise"] == 0.02
+    near = config(tmp_path / "near", 1.005e10)
+    assert main([one, near, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["shapes"] > found["equal"] or found["worst"] == 0
+
+
+def test_sizes_of_different_plans_are_named_the_largest_loss_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With both plans, and what each model predicts to be lost by the other's."""
+    one, two = config(tmp_path / "one", 1e10), config(tmp_path / "two", 4e10)
+    assert main([one, two, "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    told = found["differences"]
+    assert len(told) == TOLD < found["shapes"] - found["equal"]
+    losses = [max(x["first_loss"], x["second_loss"]) for x in told]
+    assert losses == sorted(losses, reverse=True) and 0 < losses[0] <= found["worst"]
+    assert all(x["first"] != x["second"] and set(x["size"]) <= set(SIDES) for x in told)
+    assert main([one, two]) == 1
+    said = capsys.readouterr().out
+    assert f"where they choose otherwise, {TOLD} of {found['shapes'] - found['equal']} sizes" in said
+    size = " x ".join(map(str, told[0]["size"]))
+    (row,) = (line for line in said.splitlines() if line.split("  ")[1:2] == [size])
+    assert all(text in row for text in (told[0]["first"], told[0]["second"], f"{told[0]['first_loss']:+.1%}"))
+    assert main([one, one]) == 0
+    assert "choose otherwise" not in capsys.readouterr().out
+
+
+def test_certified_entries_are_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    side = SIDES[0]
+    one = config(tmp_path / "one", 1e10)
+    two = config(tmp_path / "two", 1e10, tuned.entry((side, side, side), "dps > vendor"))
+    assert main([one, two, "--json"]) in (0, 1)
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["equal"] == found["shapes"] - 1 and found["worst"] > 0
+    (told,) = found["differences"]
+    assert told["size"] == [side, side, side] and told["second"] == "dps > vendor" and told["second_loss"] < 0
+
+
+def test_an_entry_that_the_runtime_would_pass_over_is_no_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side, wild = SIDES[-1], "winograd^3 > winograd^2 > vendor"
+    assert expected_error_growth(Plan.parse(wild), "float64") > CPU_ERROR_GROWTH
+    one = config(tmp_path / "one", 1e10)
+    two = config(tmp_path / "two", 1e10, tuned.entry((side, side, side), wild))
+    assert main([one, two, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["equal"] == found["shapes"]
+
+
+def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = config(tmp_path / "one", 1e10)
+    other = str(tuned.write(tmp_path / "other" / "config.json", "cpu-other-2t"))
+    assert main([one, other]) == 1
+    assert "no device and type in common" in capsys.readouterr().err
+    assert main([one, str(tmp_path / "none.json")]) == 1
+    assert "there is no config" in capsys.readouterr().err
+
+
+def thresholds(intervals: dict[str, list[float | None]] | None = None, **found: float | None) -> dict[str, Any]:
+    """As a section has them; tau1 to tau3 by their values."""
+    sides = {"tau1": 2000.0, "tau2": 4000.0, "tau3": None} | {x: y for x, y in found.items() if x.startswith("tau")}
+    numbers = {"alpha": 1e-9, "pi": 1e-11, "n1": 750.0} | {x: y for x, y in found.items() if x not in sides}
+    return tuned.raw_thresholds(sides, **numbers, **({"intervals": intervals} if intervals else {}))
+
+
+WIDE: dict[str, list[float | None]] = {"tau1": [1500.0, 2700.0], "tau3": [30000.0, None]}
+
+
+@pytest.mark.parametrize(
+    ("second", "said", "code"),
+    [
+        (thresholds(n1=820.0), ["n1", "750", "820", "+9.3%", "agree"], 0),
+        (thresholds(alpha=1.2e-9), ["alpha", "1e-09", "1.2e-09", "+20.0%", "differ"], 1),
+        (thresholds(), ["tau3", "never", "never", "+0.0%", "agree"], 0),
+        (thresholds(tau3=31000.0), ["tau3", "never", "31000", "differ"], 1),
+        (thresholds(tau2=None), ["tau2", "4000", "never", "differ"], 1),
+    ],
+    ids=["near", "apart", "both never", "the second alone pays", "the first alone pays"],
+)
+def test_thresholds_stand_side_by_side(
+    second: dict[str, Any], said: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = config(tmp_path / "one", 1e10, thresholds=thresholds())
+    two = config(tmp_path / "two", 1e10, thresholds=second)
+    assert main([one, two]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:8]] == ["threshold", "alpha", "pi", "n1", "tau1", "tau2", "tau3"]
+    assert said in [line.split() for line in lines]
+    assert lines[-2].startswith("their thresholds do not agree: " if code else "their thresholds agree: ")
+    assert lines[-1].startswith("they choose alike: ")
+
+
+@pytest.mark.parametrize(
+    ("interval", "agrees"), [([2600.0, 3500.0], True), ([2800.0, 3500.0], False), ([2600.0, None], True), (None, False)]
+)
+def test_thresholds_whose_intervals_overlap_agree(
+    interval: list[float | None] | None, agrees: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3000 is half as much again as 2000, whose interval ends at 2700; an end that is null is beyond all sides."""
+    one = config(tmp_path / "one", 1e10, thresholds=thresholds(WIDE))
+    two = config(tmp_path / "two", 1e10, thresholds=thresholds({"tau1": interval} if interval else None, tau1=3000.0))
+    assert main([one, two]) == int(not agrees)
+    assert ("agree: the intervals overlap" in capsys.readouterr().out) == agrees
+    assert main([one, two, "--json"]) == int(not agrees)
+    (found,) = json.loads(capsys.readouterr().out)
+    (tau1,) = (x for x in found["thresholds"] if x["name"] == "tau1")
+    assert (tau1["first"], tau1["second"], tau1["difference"], tau1["agrees"]) == (2000.0, 3000.0, 0.5, agrees)
+    assert tau1["first_interval"] == [1500.0, 2700.0] and tau1["second_interval"] == interval
+
+
+def test_thresholds_that_one_config_lacks_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = config(tmp_path / "one", 1e10, thresholds=thresholds()), config(tmp_path / "two", 1e10)
+    assert main([one, two]) == 0
+    said = capsys.readouterr().out
+    assert "thresholds: not in both; `fmm-tune conclude --thresholds` makes" in said and "thresholds agree" not in said
+
+
+def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two tunings of H200s, one from before `f16x3`: fmm.matmul takes that leaf by its rate in the datasheet."""
+    paths = [str(H200), str(H200 / "five-minutes")]
+    main([*paths, "--json"])
+    found = {x["dtype"]: x for x in json.loads(capsys.readouterr().out)}
+    assert found["float32"]["equal"] > 0.95 * found["float32"]["shapes"]
+    sections = files.read_config(H200 / "config.json")[H200_KEY]
+    used = model_in_use(H200_KEY, "float32", sections)
+    for row in found["float32"]["differences"]:
+        limits = Limits(1 << 62, default_error_growth(batches=True))
+        m, k, n = row["size"]
+        problem = Problem(m, k, n, "float32")
+        chosen = decide_by_tuning(problem, limits, used.tuned, used.calibration, False)
+        chosen = chosen or decide_by_model(problem, limits, used.calibration, True, used.tuned.identity)
+        assert row["first"] == str(chosen.plan)
+
+
+def test_thresholds_of_unlike_leaves_are_compared_without_emulation(capsys: pytest.CaptureFixture[str]) -> None:
+    """tau1 to tau3 are of the leaves that a tuning measured; the first one's knew none that emulates."""
+    main([str(H200), str(H200 / "five-minutes"), "--json"])
+    found = {x["dtype"]: {row["name"]: row for row in x["thresholds"]} for x in json.loads(capsys.readouterr().out)}
+    assert "tau1" not in found["float32"] and found["float32"]["tau1 without emulation"]["agrees"]
+    assert "tau1 without emulation" not in found["bfloat16"] and found["bfloat16"]["tau1"]["agrees"]
+    assert all(found[dtype][name]["agrees"] for dtype in ("float32", "float64") for name in ("alpha", "pi", "n1"))
+    main([*[str(H200 / "five-minutes")] * 2, "--json"])
+    alike = {row["name"] for x in json.loads(capsys.readouterr().out) for row in x["thresholds"]}
+    assert {"tau1", "tau1 without emulation"} <= alike, "both know such leaves"
