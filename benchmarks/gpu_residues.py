@@ -28,8 +28,8 @@ from benchmarks.gpu_complex import paired_samples, speedup
 from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from fmm.kernels.cuda.launch.player import Addresses
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.plans.levels.residue_room import PRODUCTS
-from fmm.kernels.plans.levels.residues import residue_endings
+from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
+from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
@@ -100,10 +100,10 @@ def stages(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, float]:
 
 def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     """TOPS of the products of planes, as if none were saved."""
-    found = residue_endings()[leaf]
+    found = residue_leaves()[leaf]
     moduli, levels = found.level.moduli, found.depth
     spent = sum(ms for label, ms in times.items() if label.startswith("gemm_residues"))
-    return float(moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
+    return float(moduli * STRASSEN_PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
 
 
 def peers(a: Any, b: Any, c: Any, modes: Sequence[str]) -> dict[str, Callable[[], object]]:
@@ -158,7 +158,7 @@ def measured(side: int, wanted: Wanted) -> dict[str, Any]:
     calls.clear()  # for the next matrices
     del a, b, c
     cupy.get_default_memory_pool().free_all_blocks()
-    alone = [plan for plan in dict.fromkeys((*wanted.plans, chosen)) if plan in residue_endings() and not wanted.whole]
+    alone = [plan for plan in dict.fromkeys((*wanted.plans, chosen)) if plan in residue_leaves() and not wanted.whole]
     found = {leaf: stages(wanted.dtype, side, leaf, wanted.rounds) for leaf in alone}
     return {
         "dtype": wanted.dtype,

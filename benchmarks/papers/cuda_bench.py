@@ -9,7 +9,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-from benchmarks.papers.bench import Array, Call, chosen_plan, vendor_speed
 
 from benchmarks.papers.bench import Array, Call, chosen_plan, vendor_speed
 from fmm.kernels.plans.plan import Plan, PlanError

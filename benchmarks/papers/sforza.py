@@ -11,10 +11,6 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
-from benchmarks.papers.bench import Bench, Call, timed_in_turns
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
-from benchmarks.papers.figure import Figure, quantity
-
 import fmm
 from benchmarks.papers.bench import Bench, Call, timed_in_turns
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row

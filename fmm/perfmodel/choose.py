@@ -13,11 +13,11 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
-from fmm.kernels.plans.leaf import LeafUse, ending_rows, option_use
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.leaf import LeafUse, option_use, plan_leaves
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans, compose_levels, outer_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
@@ -100,7 +100,7 @@ class Choice:
     candidates: tuple[Candidate, ...]
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """Return the candidate with the least predicted time within the limits; the vendor unless one beats it clearly."""
@@ -143,11 +143,11 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
     return replace(plain, layouts=(Layout("C", max(k, 1)), Layout("F", max(k, 1)), Layout("C", max(n, 1))))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
 def _types_slow_on_columns() -> frozenset[str]:
     """Return the types in which at least one leaf is slow on a column-major B."""
-    return frozenset(dtype for leaf in ending_rows() for dtype in leaf.time.slow_columns)
+    return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.time.slow_columns)
 
 
 # Padding lengthens the sides of leaf products by less than a third. A side shorter than this share of the least allowed
@@ -187,7 +187,7 @@ def _eligible_plans(problem: Problem, calibration: Calibration) -> tuple[Eligibl
     return _eligible_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=256)
 def _eligible_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
     plans = compared_plans(calibration.batches, writes_triangle)
@@ -217,9 +217,9 @@ def _eligible(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibr
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
         return EligiblePlan(plan, leaf.candidacy.alignment, leaf.candidacy.longest or inf, parts)
-    if not plan.considered_for(dtype) or (writes_triangle and not _transposes_where_it_pays(plan, dtype)):
+    if not plan.is_candidate_for(dtype) or (writes_triangle and not _transposes_where_it_pays(plan, dtype)):
         return None
-    rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.timed_by_tiles
+    rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
     inside = plan.leaf_type(dtype) in leaf.types.inside
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
@@ -235,7 +235,7 @@ def _transposes_where_it_pays(plan: Plan, dtype: str) -> bool:
 
 def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
     """Yield the leaves that levels name for blocks on the diagonal, apart from the plan's leaf: `gram.tile.outer`."""
-    return (option_use(name) for level in plan.levels for name in level.own_leaves)
+    return (option_use(name) for level in plan.levels for name in level.named_leaves)
 
 
 # ---- predict and rank
@@ -278,11 +278,11 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
     return rank_candidates(problem, calibration, plans) if plans else ()
 
 
-def _takes_type_above(level: PlanLevel, plans: Sequence[Plan], dtype: str) -> bool:
+def _takes_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
     """Return True if the level takes numbers of this type above at least one of the plans."""
     if level.types is not None and dtype not in level.types:
         return False
-    return any(Plan((level, *plan.levels), plan.leaf).takes_type(dtype) for plan in plans)
+    return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
 
 
 def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> float:
@@ -341,7 +341,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     The share is larger where the products are not the vendor's, whose time is known best. The tiled kernel without a
     level needs no margin: it has no sums, and where it is expected to take the vendor's time it is as good a choice.
     """
-    leaf, tiled = plan.leaf_use.leaf, plan.timed_by_tiles
+    leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
     margin = calibration.tiled_margin if tiled or leaf.time.rate else calibration.margin
     if not plan.levels and (tiled or leaf.candidacy.longest > 0):
         margin = 0.0

@@ -17,11 +17,10 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.workspace import batch_scratch
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import PLAIN, GemmParams
+from fmm.kernels.plans.workspace import batch_scratch, temporary_bytes
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.level_counts import LevelCounts, Moved, count_level, count_opened_leaf
 from fmm.problem import Fill, Operation, Shape
 
@@ -106,7 +105,7 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally(plan, (m, k, n), Asked(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
+    t = _tally(plan, (m, k, n), GemmParams(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
     flops += 2 * sum(triangle_elements(rows) * inner * times for (rows, inner, _), times in t.triangles)
     numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
@@ -142,9 +141,9 @@ class _Tally(NamedTuple):
     triangles: Leaves = ()
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def _tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally:
+def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -> _Tally:
     level = _fused_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
     if level is None:
         if units.opened and (opened := _opened_tally(plan, shape, params, units)) is not None:
@@ -165,7 +164,7 @@ def _tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally:
     return total
 
 
-def _opened_tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally | None:
+def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -> _Tally | None:
     """Return the tally of a level that a leaf runs as a whole, its planes as one batch; None for another leaf."""
     leaf = plan.leaf_use.leaf
     level = count_opened_leaf(plan, shape, units.itemsize, params)

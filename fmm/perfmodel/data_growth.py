@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import plan_schemes
 
@@ -55,7 +55,7 @@ def plan_stages(plan: Plan) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def _in_parts(level: PlanLevel) -> bool:
+def _in_parts(level: Level) -> bool:
     """Return True if the level multiplies the real and imaginary parts of complex numbers."""
     return level.dtype_below("complex128") != "complex128"
 

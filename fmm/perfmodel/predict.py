@@ -35,7 +35,7 @@ from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, TMA_FUSED_SIZES
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import DEEP, Tiles, Triangle, Work, aligned_operands, counted_work, estimated_work
@@ -204,15 +204,15 @@ def _products(
 PASSES = 3  # over an operand to prepare it: two that read and one that writes
 
 
-def _rate_prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
+def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
     """Return the rate of a leaf whose operands the splits of the last level write in the leaf's own form.
 
     Of the passes by which the leaf would prepare its operands, one over the blocks is left. Three levels in one pass
     cannot do so: their threads have one number each. Left out: the layouts and coefficients with which splits cannot.
     """
     scheme = last.bilinear
-    splits_parts = last.itemsize_below(1) != 1  # parts of complex numbers are not read so
-    if not last.batched or scheme is None or splits_parts or last.products >= DEEP:
+    splits_complex = last.itemsize_below(1) != 1  # parts of complex numbers are not read so
+    if not last.batched or scheme is None or splits_complex or last.products >= DEEP:
         return rate
     left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)

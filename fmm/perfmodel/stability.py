@@ -23,9 +23,9 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.level_steps import LevelSteps
-from fmm.kernels.plans.steps.sums import Mirror, Part, Place, Sum
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import LevelSteps
+from fmm.kernels.plans.sums import Mirror, Part, Place, Sum
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation
 
 
@@ -143,7 +143,7 @@ class _ErrorWalk:
         return max(inside or around, key=self.error, default=_Value({}))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
     """Return f for C = A B by this plan; every level, fringe and addition is walked as the NumPy backend runs it.
@@ -170,7 +170,7 @@ def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
 # ---- what to expect
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
     """Return the expected (root mean square) error as a multiple of the vendor's product of this type.

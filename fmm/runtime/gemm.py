@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fmm.arrays.library import Library, product_shape
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps import GemmParams
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import is_small_on_host
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
@@ -36,8 +36,8 @@ class BlasGemmParams(NamedTuple):
     op_b: str = "N"
 
     @property
-    def asked(self) -> Asked:
-        return Asked(self.alpha, self.beta)
+    def asked(self) -> GemmParams:
+        return GemmParams(self.alpha, self.beta)
 
 
 class Operands(NamedTuple):

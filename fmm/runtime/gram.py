@@ -18,7 +18,7 @@ from fmm.kernels.cpu.host_arrays import matmul
 from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps import GemmParams
 from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
@@ -45,7 +45,7 @@ class Operands(NamedTuple):
     left: Any
     right: Any
     out: Any
-    asked: Asked
+    asked: GemmParams
     turned: bool
 
 
@@ -133,7 +133,7 @@ def _operands(library: Library, a: Any, b: Any, out: Any, request: GramParams) -
         left, right = library.transposed(right), library.transposed(left)
         out = library.transposed(out)
     fill: Fill = "full" if request.fill == "full" else "lower"
-    asked = Asked(request.alpha, request.beta, "gram" if b is None else "symmetric", fill)
+    asked = GemmParams(request.alpha, request.beta, "gram" if b is None else "symmetric", fill)
     return Operands(left, right, out, asked, turned)
 
 
@@ -226,9 +226,9 @@ def _by_own_gemm(library: Library, found: Operands) -> Any:
     return _finished(library, found._replace(asked=asked._replace(alpha=1, beta=0)), value)
 
 
-def _whole(asked: Asked) -> Asked:
+def _whole(asked: GemmParams) -> GemmParams:
     """All of the product, and nothing besides."""
-    return Asked(op=asked.op)
+    return GemmParams(op=asked.op)
 
 
 def _finished(library: Library, found: Operands, product: Any) -> Any:

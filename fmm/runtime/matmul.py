@@ -12,7 +12,7 @@ from typing import Any
 
 from fmm.arrays.library import Library, Operand, Processor, Setting, contiguous
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps import GemmParams
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import run_host
@@ -140,7 +140,7 @@ def _product_instead(
     """C by other plans of the model's; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
-    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+    asked = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     try:
         for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
             own = constraints._replace(plan=plan, replaceable=True, asked=asked)
@@ -214,7 +214,7 @@ def _question(
 ) -> ProblemQuery:
     a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
     setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
-    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+    asked = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     return ProblemQuery(a, b, out, setting, device, limits, given, asked=asked)
 
 

@@ -16,7 +16,7 @@ from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps import PLAIN, GemmParams
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
@@ -99,7 +99,7 @@ class ProblemQuery:
     limits: Limits
     plan: Plan | None = None
     result: Operand | None = None  # the product as a new array; None: without gaps, its last axis contiguous
-    asked: Asked = PLAIN
+    asked: GemmParams = PLAIN
     kept: PreparedSide | None = None
     added: tuple[int, ...] | None = None  # strides of what is added, in elements, where that is not what C holds
 
@@ -123,7 +123,7 @@ def _as_gram(asked: ProblemQuery) -> PreparedCall | None:
     row = DTYPES.get(str(setting.dtype))
     if row is None or row.is_complex or row.exact:  # the adjoint of complex ones is conjugated, too
         return None
-    call = _answered(replace(asked, asked=Asked(op="gram")))
+    call = _answered(replace(asked, asked=GemmParams(op="gram")))
     problem = call.decision.problem
     if call.plan is None or problem is None or (call.plan == VENDOR and not _vendor_has_half(asked, problem)):
         return None
@@ -211,7 +211,7 @@ def _not_the_librarys(asked: ProblemQuery, work: Matrices) -> bool:
 def _is_numpys_half(asked: ProblemQuery, problem: Problem) -> bool:
     """Is it just what NumPy's product of a small matrix and its transpose in place computes?"""
     numpys = asked.setting.adjoint and bool(asked.setting.vendor_advantage)
-    return numpys and asked.asked == Asked(op=asked.asked.op) and problem.m < LEAST_MIRRORED
+    return numpys and asked.asked == GemmParams(op=asked.asked.op) and problem.m < LEAST_MIRRORED
 
 
 def _on_host(call: PreparedCall, work: Matrices, copied: int) -> PreparedCall:

@@ -18,7 +18,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.config.environment import is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.plans.leaf import Leaf, ending_rows
+from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
@@ -143,7 +143,7 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not usual:
         return None
     order = (matrix_layout(described) or Layout("C", 1)).order
-    for leaf in ending_rows():
+    for leaf in plan_leaves():
         launches = _launches(leaf, setting.device, described.shape, described.dtype, order, side)
         if launches is not None and leaf.preparation.keeps is not None:
             lines, length = described.shape if order == "C" else described.shape[::-1]

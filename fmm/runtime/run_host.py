@@ -23,8 +23,8 @@ from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURREN
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.workspace import leaf_halves, leaf_products
+from fmm.kernels.plans.steps import PLAIN, GemmParams
+from fmm.kernels.plans.workspace import leaf_products, leaf_triangles
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
@@ -167,7 +167,7 @@ class _Multiplier:
         self.dtype, self.begun = np.dtype(call.dtype), False
         problem = call.decision.problem
         assert problem is not None
-        self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        self.asked = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
         self.half, self.updates = problem.writes_triangle, problem.updates
         self.apart = added  # what is added, where that is not what C holds
         self.in_place = added is None and self.asked.beta != 0
@@ -213,7 +213,7 @@ class _Multiplier:
         """It hears of each leaf's product; not of one that is alone, which ends with all else. `size`: of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
-        products = [kind(self.plan, *problem.size, self.asked) for kind in (leaf_products, leaf_halves)]
+        products = [kind(self.plan, *problem.size, self.asked) for kind in (leaf_products, leaf_triangles)]
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())

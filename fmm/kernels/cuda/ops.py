@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
-from fmm.kernels.plans.steps.sums import APART, Place
+from fmm.kernels.plans.sums import ADDEND, Place
 from fmm.problem import Problem
 
 
@@ -100,7 +100,7 @@ def addend_view(problem: Problem) -> View | None:
     """The matrix that beta multiplies, if that is not C; else None."""
     if problem.added is None:
         return None
-    return View(APART, 0, problem.m, problem.n, *problem.added, problem.stored)
+    return View(ADDEND, 0, problem.m, problem.n, *problem.added, problem.stored)
 
 
 def has_matching_layout(added: View, dest: View) -> bool:

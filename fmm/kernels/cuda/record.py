@@ -38,16 +38,12 @@ from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import Target
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes, whole
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.blocks import operand_blocks
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
+from fmm.kernels.plans.steps import GemmParams, LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, Rescaled, Sum, operand_blocks
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
-from fmm.kernels.plans.workspace import check_type, workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.workspace import ALIGN, check_type, leading_dimension, round_up, temporary_bytes, workspace
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
 
@@ -63,7 +59,7 @@ class _StepsOnLanes:
         self.lanes.extend([lane] * len(steps))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
 def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     """The launch list of a plan on a chip.
@@ -90,7 +86,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     return LaunchList(plan, problem, tuple(recorded.steps), tuple(recorded.lanes), room, target.alignment)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=256)
 def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchList | None:
     """The launches that make what the plan's leaf keeps behind the operand that the problem names.
@@ -103,7 +99,7 @@ def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchLi
     return LaunchList(plan, problem, launches, lanes, room, target.alignment) if launches else None
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
@@ -113,7 +109,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     recorder = Recorder(problem.componentwise, prepared_matrix)
     operands, added = dict(operand_views(problem)), addend_view(problem)
     if added is not None and has_matching_layout(added, operands["C"]):
-        operands[APART] = added
+        operands[ADDEND] = added
     elif added is not None:
         recorder.begin(added, operands["C"])
     walk_plan(plan, operands, recorder, problem.dtype, problem.alpha, problem.beta, problem.op, problem.fill)
@@ -131,7 +127,7 @@ def _place_of_copy(problem: Problem, workspace: int) -> tuple[View, int]:
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
-    strides, start = (1, step) if fortran else (step, 1), whole(workspace, ALIGN)
+    strides, start = (1, step) if fortran else (step, 1), round_up(workspace, ALIGN)
     copy = View("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 
@@ -235,8 +231,8 @@ class Recorder:
     def part(self, x: View, place: Place) -> View:
         return x.block(place)
 
-    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        return order_of_sums(steps)
+    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return column_major_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
         if isinstance(step, LineExponents | Rescaled):
@@ -277,7 +273,7 @@ class Recorder:
         for batch in [products] if evenly_spaced else [[p] for p in products]:
             self._note_product(leaf, batch, dtype, alpha, beta)
 
-    def multiply_apart(
+    def multiply_with_addend(
         self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
@@ -305,7 +301,7 @@ class Recorder:
         if (op := copy_op("begin C", added, dest)) is not None:
             self._note(op)
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         """Halves by BLAS's function for them, one after the other, or by the leaf's kernel; else by way of temporaries.
 
         A batch of small ones is a batch of whole products, which is faster.
@@ -334,7 +330,7 @@ class Recorder:
         else:
             self._halves_by_temporaries(leaf, products, dtype, asked)
 
-    def _halves_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def _halves_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         """Each product into a temporary, whose lower half is then taken.
 
         The temporary lies row by row if the leaf has a kernel for halves, which wants that.
@@ -350,7 +346,7 @@ class Recorder:
             self._note(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.release(mark)
 
-    def _want_halves(self, first: int, asked: Asked) -> None:
+    def _want_halves(self, first: int, asked: GemmParams) -> None:
         """Tell the products noted from number `first` on that the lower half of their results is enough."""
         half = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
         self.ops[first:] = [replace(op, half=half) if isinstance(op, GemmOp) else op for op in self.ops[first:]]
@@ -380,8 +376,8 @@ class Recorder:
         level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:
             return False
-        if APART in operands:
-            self.begin(operands[APART], operands["C"])
+        if ADDEND in operands:
+            self.begin(operands[ADDEND], operands["C"])
         m, k, n = level.scheme.size
         grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
@@ -429,7 +425,7 @@ class Recorder:
             self._note(op)
 
 
-def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
+def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
     """Whether sums of A, and of B, are to lie column by column, where the leaf of the products has a wish.
 
     Along the inner dimension A is to lie row by row and B column by column; along the outer ones it is the reverse.

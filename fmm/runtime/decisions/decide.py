@@ -16,9 +16,9 @@ from fmm.config import environment
 from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
@@ -86,7 +86,7 @@ class Decision:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.source}"]
         if self.problem:
             problem = self.problem
-            table = explained_table(
+            table = plan_table(
                 self.plan,
                 *problem.size,
                 problem.itemsize,
@@ -269,8 +269,8 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, source="measured online")
 
 
-def _gemm_params(problem: Problem) -> Asked:
-    return Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+def _gemm_params(problem: Problem) -> GemmParams:
+    return GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
 
 
 def peak_workspace(plan: Plan, problem: Problem) -> int:

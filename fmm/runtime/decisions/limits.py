@@ -11,7 +11,7 @@ from fmm.arrays.library import Library
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
+from fmm.kernels.plans.steps import PLAIN, GemmParams
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
 
@@ -39,7 +39,7 @@ class PlanConstraints(NamedTuple):
     plan: Plan | None = None  # this one
     error_growth: float | None = None  # at most; else what is usual on the device
     workspace: int | None = None  # bytes at most; else a share of what is free
-    asked: Asked = PLAIN  # besides A B
+    asked: GemmParams = PLAIN  # besides A B
     replaceable: bool = False  # is the plan fmm's own idea, so that another may take its place?
     componentwise: bool = False  # every entry right beside its own size
     kept: PreparedSide | None = None  # of which operand something is kept

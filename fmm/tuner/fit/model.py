@@ -36,7 +36,7 @@ class Observation:
         aligned `odd tile`, with sums inside `inside`."""
         if self.run.plan.leaf_use.leaf.time.rate:
             return "own rate"
-        if self.run.plan.timed_by_tiles:
+        if self.run.plan.uses_tile_model:
             if self.run.plan.levels:
                 return "inside"
             return (
@@ -94,7 +94,7 @@ HOPELESS = 3.0
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile. (Whole tiles make steps, which have no slope for least squares.)"""
-    tiled = [o for o in observed if o.run.plan.timed_by_tiles]
+    tiled = [o for o in observed if o.run.plan.uses_tile_model]
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:

@@ -209,7 +209,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
     untuned = starting_calibration(device.untuned(), problem.dtype)
     if untuned.batches:
         return []
-    taking = [p for p in compared_plans(False) if p.takes_type(problem.dtype)]
+    taking = [p for p in compared_plans(False) if p.accepts_type(problem.dtype)]
     found = [p for p in taking if p.leaf_type(problem.dtype) != problem.dtype]
     return worth_probing(device, problem, found) if found else []
 
@@ -227,6 +227,6 @@ def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[
 
 def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
-    plans = [p for p in light_candidates(device, effort) if p.timed_by_tiles and within_limits(device, p, problem)]
+    plans = [p for p in light_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)]
     plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.candidacy.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.papers import error_budget
-from benchmarks.papers.error_growth import HOST_TYPES, growth_rows, host_plans, plans_on, promised
-from benchmarks.papers.experiment import Results, read_results
 
 from benchmarks.papers import error_budget
 from benchmarks.papers.error_growth import HOST_TYPES, growth_rows, host_plans, plans_on, promised

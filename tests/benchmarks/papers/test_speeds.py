@@ -6,13 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.papers import dalberto, huang
-from benchmarks.papers.bench import Call, HostBench
-from benchmarks.papers.experiment import Results
-from benchmarks.papers.figure import figure_table
-from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from benchmarks.papers.li_codes import SGEMM, SIZES
-from benchmarks.papers.li_speed import speed_plans
 
 from benchmarks.papers import dalberto, huang
 from benchmarks.papers.bench import Call, HostBench

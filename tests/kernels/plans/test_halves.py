@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
-from fmm.runtime.overflow import growth_bound
 
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -26,6 +25,7 @@ from fmm.perfmodel.stability import error_bound, expected_error_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
+from fmm.runtime.overflow import growth_bound
 
 LOOSE, FULL = GemmParams(op="gram", fill="loose"), GemmParams(op="gram")
 BACKEND = NumpyBackend(Threads(1))

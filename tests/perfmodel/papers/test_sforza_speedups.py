@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.papers.experiment import Key, Results, Row
-from benchmarks.papers.figure import figure_table
-from benchmarks.papers.figures import FIGURES
 
 from benchmarks.papers.experiment import Key, Results, Row
 from benchmarks.papers.figure import figure_table

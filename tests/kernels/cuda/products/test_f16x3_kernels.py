@@ -14,7 +14,7 @@ from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Fill, Layout, Problem
 from tests.support.f16x3_on_host import product_on_host
 from tests.support.hard_matrices import BESIDE_NORMS, beside, hard_matrices
@@ -136,7 +136,7 @@ def test_a_separate_addend(order: Any, broadcast: bool) -> None:
     placed_ones = [placed(x, o) for x, o in ((a, "C"), (b, "C"), (np.full((m, n), np.nan), order))]
     layouts: Any = tuple(x[2] for x in placed_ones)
     op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
-    memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), APART: added}
+    memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), ADDEND: added}
     before = added.copy()
     assert op.added is not None and not multiplied(op, WIDE, memory, room)
     old = np.broadcast_to(added, (lines, length))
