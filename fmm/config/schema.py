@@ -30,7 +30,6 @@ from fmm.config.reader import (
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import BlockTerms
 from fmm.kernels.plans.leaf import leaf_uses
-from fmm.kernels.plans.old_names import todays_ending, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import datasheet_rates
@@ -141,9 +140,9 @@ def size(value: Raw, where: str) -> Size:
 
 def plan_text(value: Raw, where: str) -> str:
     """Only the form: schemes are proved when they are read, which takes longer than a config may."""
-    if todays_ending(plain_text(value, where).rpartition(">")[2].strip()) not in leaf_uses():
+    if plain_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value(where, "a plan that ends in its leaf, such as vendor", value)
-    return todays_plan(str(value))
+    return str(value)
 
 
 POSITIVE = bounded_number(1e-30, 1e30)
@@ -226,7 +225,7 @@ def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -
     found = {name: value for name, value in found.items() if name not in _RETIRED}
     given: dict[str, tuple[str, Raw]] = {dtype: ("rate", found.pop("rate"))}
     for leaf, numbers in _object(found.pop("leaf_rates", {}), f"{where}.leaf_rates").items():
-        given[todays_ending(leaf)] = f"leaf_rates.{leaf}", numbers
+        given[leaf] = f"leaf_rates.{leaf}", numbers
     known = {
         name: Rate(**read_fields(numbers, f"{where}.{place}", rates, rate_optional))
         for name, (place, numbers) in given.items()

@@ -144,7 +144,7 @@ def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the probed ones and the vendor first."""
-    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.forms)]
+    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
@@ -155,13 +155,13 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning measures on its probes: the vendor first, other leaves alone last."""
     names = _form_names(device)
-    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.probed)]
+    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
     """Return the vendor's other ways to multiply, which a plan must beat as well."""
-    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.candidacy.forms]
+    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
 
 
@@ -219,17 +219,17 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     for whole products, computes the blocks below the diagonal, and that plan's leaf computes the blocks on it. Where
     that leaf is the vendor's, further plans take a leaf with a triangle kernel for the blocks on the diagonal.
     """
-    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.candidacy.forms)]
+    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_LEVELS]
-        names = [x for leaf in device_leaves(device) if form.name in leaf.candidacy.forms for x in leaf.tried_names]
+        names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.tried_names]
         if form.name in GRAM_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
-    alone = [x for x in plan_leaves() if device in x.devices and x.candidacy.forms and x.halves.by_kernel]
+    alone = [x for x in plan_leaves() if device in x.devices and x.forms and x.kernel_triangles]
     plans = [VENDOR, *(Plan(leaf=x.name) for x in alone)]
     leaves = device_leaves(device)
-    diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.halves.by_kernel and not leaf.error.emulates]
-    diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves if leaf.time.slow_columns]
+    diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.kernel_triangles and not leaf.emulates]
+    diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves if leaf.slow_columns]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
@@ -242,14 +242,14 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
 
 def device_leaves(device: str) -> list[Leaf]:
     """Return the leaves and whole levels of a device, except the leaves that compute triangles alone."""
-    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.candidacy.forms) - {TRIANGLE_ONLY}]
+    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {TRIANGLE_ONLY}]
 
 
 @clear_on_registration
 @lru_cache(maxsize=1)
 def candidate_levels() -> tuple[CandidateLevel, ...]:
     """Return the levels of all kinds that candidates are made of; levels that need less workspace come last."""
-    levels = [level for kind in LEVEL_KINDS for level in kind.considered()]
+    levels = [level for kind in LEVEL_KINDS for level in kind.candidates()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 
 
@@ -392,7 +392,7 @@ def _with_level(outer: OuterLevels, level: Level, problem: Problem, calibration:
                 outer.overlappable + (seconds if outer.streams > 1 else 0.0),
                 outer.workspace + outer.streams * sum(f.held) * problem.itemsize,
                 growth,
-                max(outer.streams, level.lanes),
+                max(outer.streams, level.streams),
                 outer.has_tables or (level.cut is not None and level.cut.ordered),
             )
 

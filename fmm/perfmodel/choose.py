@@ -147,7 +147,7 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
 @lru_cache(maxsize=1)
 def _types_slow_on_columns() -> frozenset[str]:
     """Return the types in which at least one leaf is slow on a column-major B."""
-    return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.time.slow_columns)
+    return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
 # Padding lengthens the sides of leaf products by less than a third. A side shorter than this share of the least allowed
@@ -212,25 +212,25 @@ def _eligible(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibr
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
     if writes_triangle and not plan.levels and plan != VENDOR:  # a leaf that computes one triangle alone
-        rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.time.rate else calibration.find_rate(dtype)
-        supported = dtype in (*leaf.halves.by_kernel, *leaf.halves.loose)
+        rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.find_rate(dtype)
+        supported = dtype in (*leaf.kernel_triangles, *leaf.loose_triangles)
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
-        return EligiblePlan(plan, leaf.candidacy.alignment, leaf.candidacy.longest or inf, parts)
+        return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, parts)
     if not plan.is_candidate_for(dtype) or (writes_triangle and not _transposes_where_it_pays(plan, dtype)):
         return None
     rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
-    inside = plan.leaf_type(dtype) in leaf.types.inside
+    inside = plan.leaf_type(dtype) in leaf.types_with_sums
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
     # A batch reads only temporaries, whose rows are aligned.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
-    return EligiblePlan(plan, 1 if reads_any_rows else leaf.candidacy.alignment, inf, parts)
+    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts)
 
 
 def _transposes_where_it_pays(plan: Plan, dtype: str) -> bool:
     """Return True if each leaf for diagonal blocks reads transposed copies exactly in the types in which that pays."""
-    return all((dtype in use.leaf.time.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
+    return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
 def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
@@ -299,11 +299,11 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
 
     The vendor's library has no function that computes one triangle of a product by itself.
     """
-    if plan.levels or plan.leaf_use.leaf.call.starts > 1:
+    if plan.levels or plan.leaf_use.leaf.launches > 1:
         return calibration.call
     if plan == VENDOR and not problem.writes_triangle:
         return calibration.call_of_library
-    return calibration.call_of_small if plan.leaf_use.leaf.candidacy.longest else calibration.call_of_leaf
+    return calibration.call_of_small if plan.leaf_use.leaf.longest else calibration.call_of_leaf
 
 
 # ---- margins: by how much a candidate must be predicted to win; the more, the less sure its predicted time is
@@ -342,8 +342,8 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     level needs no margin: it has no sums, and where it is expected to take the vendor's time it is as good a choice.
     """
     leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
-    margin = calibration.tiled_margin if tiled or leaf.time.rate else calibration.margin
-    if not plan.levels and (tiled or leaf.candidacy.longest > 0):
+    margin = calibration.tiled_margin if tiled or leaf.rate else calibration.margin
+    if not plan.levels and (tiled or leaf.longest > 0):
         margin = 0.0
     cuts_triangle = problem.writes_triangle and bool(plan.levels) and calibration.batches
     of_cut = TRIANGLE_CUT if cuts_triangle and not any(use.order for use in _diagonal_leaves(plan)) else 0.0
@@ -353,7 +353,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the margin for a C with few tiles or thin operands: the formula is made for large products."""
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
-    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.candidacy.longest:
+    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
     if plan.splits or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)

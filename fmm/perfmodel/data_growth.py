@@ -42,7 +42,7 @@ def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PIECE, see
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
     whole = _variance((), a, b, piece, rng)
-    own = plan.leaf_use.leaf.error.relative * prod(x.error_growth for x in plan.levels if not _in_parts(x))
+    own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _in_parts(x))
     return own * sqrt(_variance(stages, a, b, piece, rng) / whole) if whole else own
 
 

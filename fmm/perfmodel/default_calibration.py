@@ -168,7 +168,7 @@ def datasheet_calibration(name: str) -> Calibration:
 def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
     """Return the rates of the leaves that multiply this type with a rate of their own, by a device's datasheet."""
     rates = datasheet_calibration(name).rates
-    own = dict.fromkeys(row.time.rate for row in plan_leaves() if row.time.rate and dtype in row.types.below)
+    own = dict.fromkeys(row.rate for row in plan_leaves() if row.rate and dtype in row.types)
     return MappingProxyType({rate: rates[rate] for rate in own if rate in rates})
 
 
@@ -312,9 +312,9 @@ def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
-            for name in (*row.types.below, *row.types.alone):
+            for name in (*row.types, *row.types_alone):
                 moduli, itemsize = found.level.moduli_for(name, LONG), DTYPES[name].itemsize
-                yield row.time.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
+                yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
 
 
 def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: int = 8) -> Rate:

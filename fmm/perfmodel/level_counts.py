@@ -14,10 +14,11 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeVar
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Cut, Level
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps import GemmParams, LevelSteps, ProductWithSums
+from fmm.kernels.plans.steps import LevelSteps, ProductWithSums
 from fmm.kernels.plans.sums import OPERANDS, LineExponents, Mirror, Place, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
@@ -92,8 +93,8 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         read[step.source.rows * step.source.cols, _of_product_type([step.source])[0]] += 1
         written[step.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
-    calls = Counter((p.plan, p.size, p.asked) for p in steps.products)
-    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)
+    calls = Counter((p.plan, p.size, p.params) for p in steps.products)
+    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.streams)
 
 
 class _SumKey(NamedTuple):

@@ -15,12 +15,14 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, PRESETS, TUNED
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.lower import Footprint, Sides, lower_level, with_steps
+from fmm.kernels.plans.memory_layout import ALIGN
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps import GemmParams, Product, ProductBatch
+from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import ALIGN, workspace
+from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
@@ -118,9 +120,9 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
     held, streams, itemsize = 0.0, 1, problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
         held += streams * sum(f.held) * itemsize
-        streams, itemsize = max(streams, level.lanes), level.itemsize_below(itemsize)
+        streams, itemsize = max(streams, level.streams), level.itemsize_below(itemsize)
     m, k, n = (int(side) for side in (footprints[-1].sides if footprints else problem.size))
-    scratch = plan.leaf_use.leaf.call.room(itemsize, m, k, n, int(_products_together(plan)))
+    scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_products_together(plan)))
     return held + streams * scratch
 
 
@@ -200,7 +202,7 @@ def _sum_moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) ->
         found.parts += moved if itemsize != before else 0.0
         found.deep += moved if f.products >= DEEP else 0.0
         found.overlapped += moved if below_overlapped else 0.0
-        below_overlapped = below_overlapped or level.lanes > 1
+        below_overlapped = below_overlapped or level.streams > 1
         found.passes += found.products * f.passes
         found.products *= f.products
     return found, direct
@@ -303,7 +305,7 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
     None where the vendor multiplies, and in types in which the tiled kernel takes about the vendor's time.
     """
     leaf = plan.leaf_use.leaf
-    if not plan.uses_tile_model or dtype in set(leaf.types.below) - set(leaf.types.inside):
+    if not plan.uses_tile_model or dtype in set(leaf.types) - set(leaf.types_with_sums):
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     scheme = products.scheme if products else None
@@ -375,14 +377,14 @@ class _GramParts:
             self.triangles[size, together, plan.leaf, asked.fill == "loose"] += 1
         else:
             own = peak = self.held + sum(rows * cols for _, rows, cols in steps.temporaries)
-            mirrored_by_kernel = not plan.levels and plan.leaf_use.leaf.halves.mirrors
+            mirrored_by_kernel = not plan.levels and plan.leaf_use.leaf.mirrors
             for step in steps.steps[: 1 if mirrored_by_kernel else None]:
                 self.held = own
                 if isinstance(step, Product):
-                    self.walk(step.plan, step.size, step.asked)
+                    self.walk(step.plan, step.size, step.params)
                 elif isinstance(step, ProductBatch):
                     for product in step.products:
-                        self.walk(product.plan, product.size, product.asked, len(step.products))
+                        self.walk(product.plan, product.size, product.params, len(step.products))
                 else:
                     self.passes += 1
                     self.traffic += _moved_elements(step)

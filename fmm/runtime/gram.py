@@ -17,8 +17,8 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import matmul
 from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps import GemmParams
 from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Operand, Processor, Setting, contiguous
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps import GemmParams
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import run_host

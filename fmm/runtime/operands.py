@@ -16,8 +16,8 @@ import numpy as np
 from fmm.arrays.library import Operand, Span, contiguous, occupied_bytes
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.steps import PLAIN
-from fmm.kernels.plans.workspace import temporary_bytes
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
+from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.problem import Layout, Problem
 
 
@@ -80,7 +80,7 @@ def arranged_matrices(
     result: Operand,
     kind: str = "",
     packs_whole: bool = True,
-    asked: Asked = PLAIN,
+    asked: GemmParams = PLAIN,
 ) -> Matrices:
     """The matrices of a call on a and b, whose product is like `result` if it is a new array.
 

@@ -15,8 +15,8 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps import PLAIN, GemmParams
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
@@ -139,7 +139,7 @@ MIRRORED_BY_US = "b is a transposed in place: BLAS's syrk does half the work, an
 def _vendor_has_half(asked: ProblemQuery, problem: Problem) -> bool:
     """Is there a function of the vendor's that a library's own product does not call? Of 16-bit types there is none, so
     that a half would be a whole product and a pass besides. NumPy's product calls it, and mirrors by itself."""
-    ranks = problem.dtype in VENDOR.leaf_use.leaf.halves.by_blas
+    ranks = problem.dtype in VENDOR.leaf_use.leaf.blas_triangles
     if asked.device.threads:
         large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE  # a shorter inner side is NumPy's unasked
         return ranks and bool(asked.setting.vendor_advantage) and large
@@ -336,11 +336,11 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
-    if not given and plan.leaf_use.leaf.error.emulates and not any(x.does == "product" for x in launches.launches):
+    if not given and plan.leaf_use.leaf.emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this chip the leaf does not multiply such a problem, and the vendor would
     # On lines that are not aligned our own kernel is slower: whoever chose it knew so of arrays without gaps, but not
     # of other views.
-    known = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.candidacy.alignment)
+    known = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if given or launches.reads_aligned or known else None
 
 

@@ -22,8 +22,8 @@ from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps import PLAIN, GemmParams
 from fmm.kernels.plans.workspace import leaf_products, leaf_triangles
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.call_record import record_fallback
@@ -201,7 +201,7 @@ class _Multiplier:
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, added: Array | None) -> None:
         a, b = self._both_readable(a, b, arena)
         # Leaves that share out their own work run one after the other.
-        shared = self.plan == VENDOR or self.plan.leaf_use.leaf.host.multiply_inside is not None
+        shared = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if shared else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with backend_for(self.threads.count, flops, self.told) as chosen:
             if not self.in_place:
@@ -272,7 +272,7 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
-    if plan.leaf_use.leaf.host.multiply_inside is not None:
+    if plan.leaf_use.leaf.host_product_with_scratch is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
         return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS

@@ -17,10 +17,10 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.levels.balanced import Balanced
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.levels.balanced import Balanced, balanced_level
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
@@ -369,7 +369,7 @@ def random_plan(draw: random.Random, depth: int = 3) -> Plan:
 
     def one() -> SchemeLevel | Balanced:
         if draw.random() < 0.1:
-            return Balanced(draw.choice((1.5, 2, 3)))
+            return balanced_level(draw.choice((1.5, 2, 3)))
         name = draw.choice(ALGORITHMS)
         options = () if name in TABLES else (draw.choice(("stacked", "sequential")),)
         return level_with_options(name, *options, *draw.choice(FRINGES))

@@ -27,10 +27,6 @@ from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.leaf import (
     Leaf,
-    LeafCall,
-    LeafError,
-    LeafOnHost,
-    LeafTime,
     register_leaf,
     unregister_leaf,
 )
@@ -66,25 +62,17 @@ LEAF = Leaf(
     "NumPy's own loops, without BLAS",
     ("cpu",),
     types=("float32", "float64"),
-    call=LeafCall("one einsum"),
-    host=LeafOnHost(by_einsum),
-    error=LeafError(relative=1.5),
-    time=LeafTime(relative=0.5),
+    call_text="one einsum",
+    host_product=by_einsum,
+    relative_error=1.5,
+    relative_time=0.5,
 )
 
 # ---- a level: halves of the rows, each on copies whose rows are aligned
 
 
-@dataclass(frozen=True)
 class Halves(LevelWithSteps):
     """C's upper and lower half, one after the other, on copies of A's halves and of B."""
-
-    def __str__(self) -> str:
-        return "halves"
-
-    @property
-    def products(self) -> int:
-        return 2
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         right = whole_matrix("T", k, n)
@@ -99,7 +87,7 @@ class Halves(LevelWithSteps):
 
 LEVEL = LevelKind(
     "halves",
-    lambda text: Halves() if text == "halves" else None,
+    lambda text: Halves(text="halves", products=2) if text == "halves" else None,
     lambda: ("halves",),
     lambda: [CandidateLevel("halves", ("nested",), products=2)],
 )
@@ -217,7 +205,7 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
     assert seconds / predict_vendor(problem, toy.device).seconds == pytest.approx(toy.share, rel=0.01)
     assert error_bound(plan, *problem.size) > 0
     if not plan.levels:
-        assert expected_error_growth(plan) == LEAF.error.relative
+        assert expected_error_growth(plan) == LEAF.relative_error
 
 
 def test_it_is_chosen(toy: Toy) -> None:

@@ -14,8 +14,8 @@ import fmm
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite, recompute_launches, simple_source
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import temporary_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from fmm.runtime import gemm, matmul, prepare, run_host

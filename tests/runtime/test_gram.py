@@ -14,8 +14,8 @@ import pytest
 import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cpu import numpy_backend, triangle_product
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps import GemmParams
 from fmm.perfmodel.choose import Limits
 from fmm.runtime import devices, gram, matmul, prepare, run_host
 from fmm.runtime.decisions.decide import Decision

@@ -24,7 +24,7 @@ from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import on_worker_thread
-from fmm.kernels.plans.workspace import temporary_bytes
+from fmm.kernels.plans.memory_layout import temporary_bytes
 
 BLOCK = 2048  # rows, and columns, of C that are computed at a time
 DEPTH = 4096  # columns of all planes of A together that are held at a time, and rows of B's

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, Sum
 from fmm.kernels.plans.walk import DefaultMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation

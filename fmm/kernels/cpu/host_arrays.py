@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import dot, inner, matmul
 
-from fmm.kernels.plans.workspace import ALIGN, leading_dimension, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -15,8 +15,8 @@ from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProduct, leaf_use
-from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
@@ -56,7 +56,7 @@ class NumpyBackend:
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """By the leaf's own function, which has scratch memory and shares out its work itself."""
-        inside = leaf_use(leaf).leaf.host.multiply_inside
+        inside = leaf_use(leaf).leaf.host_product_with_scratch
         assert inside is not None
         self.telling(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
 
@@ -98,7 +98,7 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
 
 
 def host_product(leaf: str) -> HostProduct:
-    return leaf_use(leaf).leaf.host.multiply or numpy_product
+    return leaf_use(leaf).leaf.host_product or numpy_product
 
 
 def _reaches(x: Array, window: Window) -> bool:

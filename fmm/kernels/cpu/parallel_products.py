@@ -25,8 +25,8 @@ from fmm.kernels.cpu.openblas import single_threaded_blas
 from fmm.kernels.cpu.thread_pool import Share, Threads, start_on_workers
 from fmm.kernels.cpu.triangle_product import BAND, mirror_band, triangle_product
 from fmm.kernels.cpu.worker_threads import on_worker_thread, retry_until_done, run_on_worker
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProduct
-from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 CONCURRENT_PRODUCTS = 2  # measured with two; with more, a plan would have too few products to share

@@ -17,7 +17,7 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.openblas import cblas_function
 from fmm.kernels.cpu.worker_threads import run_uninterrupted
-from fmm.kernels.plans.steps import GemmParams
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, Place
 
 ROW_MAJOR, UPPER, LOWER, AS_IT_IS, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # as cblas.h has them

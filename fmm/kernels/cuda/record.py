@@ -37,12 +37,14 @@ from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, selec
 from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import Target
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, round_up, temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import GemmParams, LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
 from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, Rescaled, Sum, operand_blocks
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
-from fmm.kernels.plans.workspace import ALIGN, check_type, leading_dimension, round_up, temporary_bytes, workspace
+from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
@@ -81,7 +83,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     if recomputes:
         # A plan that is one GEMM is the vendor's own product, which nobody looks through, unless its leaf saves
         # products.
-        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.error.saves_products)
+        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         recorded.add(_recompute_steps(problem, scanned, target, addend))
     return LaunchList(plan, problem, tuple(recorded.steps), tuple(recorded.lanes), room, target.alignment)
 
@@ -291,7 +293,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Note a batch by a leaf, whose scratch stands behind the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
-        room = leaf_use(leaf).leaf.call.room(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        room = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
         self.peak = max(self.peak, self.used + room)
         op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, added)
         self._note(replace(op, checked=self.componentwise, ready=self.ready))
@@ -315,14 +317,14 @@ class Recorder:
                 self._note(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.halves.whole_rows
-        if asked.op == "gram" and dtype in row.halves.by_blas and not as_whole_products:
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
+        if asked.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._note(*(op for op in ranks if op))
                 return
         row_by_row = not is_column_major(dest)
-        if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_by_row):
+        if asked.fill == "loose" or (dtype in row.kernel_triangles and row_by_row):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_by_row:
@@ -336,7 +338,7 @@ class Recorder:
         The temporary lies row by row if the leaf has a kernel for halves, which wants that.
         """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
-        has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
+        has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
             temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
@@ -396,7 +398,7 @@ class Recorder:
     def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Independent products in turn on two lanes, each lane with temporaries of its own."""
         mark, itemsize = self.used, DTYPES[dtype].itemsize
-        room = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
+        room = max(workspace(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._note(StreamSync.FORK)
         for i, product in enumerate(products):
             self.lane = i % 2

@@ -89,7 +89,7 @@ def _copied_to_result(op: GemmOp, added: View, target: Target) -> tuple[Launch, 
 
 def _select_mirrored(op: MirroredOp, target: Target) -> SelectedSteps:
     """One launch for the product and its mirror if our kernel can write both, else one after the other."""
-    together = _select_product(op.whole, target) if op.product.use.leaf.halves.mirrors else ()
+    together = _select_product(op.whole, target) if op.product.use.leaf.mirrors else ()
     launches = [step for step in together if isinstance(step, Launch)]
     if len(launches) == len(together) and [step.does for step in launches].count("product") == 1:
         return together

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, with_steps
+from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import PLAIN, GemmParams, LevelSteps
+from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Mirror
-from fmm.kernels.plans.workspace import leaf_products, leaf_triangles, multiplications, temporary_bytes, workspace
+from fmm.kernels.plans.workspace import leaf_products, leaf_triangles, multiplications, workspace
 from fmm.problem import Shape
 
 

@@ -12,9 +12,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Coefficient, updating_program
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import PLAIN, GemmParams, LevelNeeds, LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import COPY, Mirror, Place, Sum, whole_matrix
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape

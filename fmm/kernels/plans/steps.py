@@ -9,25 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
-from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import ADDEND, OPERANDS, Mirror, Place, Sum
-from fmm.problem import Fill, Operation, Shape
-
-
-class GemmParams(NamedTuple):
-    """The parameters of C = alpha A B + beta C, and for Gram products the triangles of C that are computed."""
-
-    alpha: Coefficient = 1
-    beta: Coefficient = 0
-    op: Operation = "product"
-    fill: Fill = "full"
-
-
-PLAIN, ACCUMULATE = GemmParams(), GemmParams(1, 1)
+from fmm.problem import Shape
 
 
 @dataclass(frozen=True)

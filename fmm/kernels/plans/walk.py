@@ -12,9 +12,10 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import GemmParams, LevelSteps, Product, ProductBatch, ProductWithSums, Step, with_addend
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, Step, with_addend
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 

@@ -10,39 +10,16 @@ from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, with_steps
+from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import PLAIN, GemmParams, LevelNeeds, level_needs
+from fmm.kernels.plans.steps import LevelNeeds, level_needs
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
-# ---- memory of temporaries
-
-ALIGN = 64  # bytes: every temporary starts on a cache line, and so does each of its rows
 GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
-
-
-def round_up(x: int, unit: int) -> int:
-    """Return the next multiple of `unit`."""
-    return -(-x // unit) * unit
-
-
-def leading_dimension(cols: int, itemsize: int, spaced: bool = True) -> int:
-    """Return the elements between rows of a temporary: whole cache lines, and (`spaced`) never a multiple of 4 KiB.
-
-    Rows at multiples of 4 KiB fall into the same cache sets, and a panel of them evicts itself. On a GPU rows are not
-    spaced: products of float64 and bfloat16 lose 3 % by it there, those of TF32 10 %.
-    """
-    line = max(ALIGN // itemsize, 1)
-    padded = -(-cols // line) * line
-    return padded + line if spaced and padded * itemsize % 4096 == 0 and padded else padded
-
-
-def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Return the bytes for either memory order, so that a plan's workspace does not depend on the operands' layouts."""
-    elements = max(rows * leading_dimension(cols, itemsize), cols * leading_dimension(rows, itemsize))
-    return -(-elements * itemsize // ALIGN) * ALIGN
 
 
 # ---- workspace

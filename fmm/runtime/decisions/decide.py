@@ -17,8 +17,8 @@ from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
@@ -221,7 +221,7 @@ def decide_over_entry(
     chosen = decide_by_model(problem, limits, calibration, True, tuned.identity)
     leaf, rate = chosen.plan.leaf_use.leaf, chosen.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
-    if found is None or not leaf.time.rate or not leaf.candidacy.probed or rate in measured:
+    if found is None or not leaf.rate or not leaf.probed or rate in measured:
         return None
     gain = 1 / next(c.time for c in chosen.candidates if c.plan == chosen.plan)
     gain /= found[0].speedup if certified != VENDOR else 1.0

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from fmm.arrays.library import Library
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.dtypes import DTYPES
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import PLAIN, GemmParams
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
 

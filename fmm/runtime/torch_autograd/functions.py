@@ -14,8 +14,8 @@ import torch
 from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import explain_torch_fallback, plain_call, refused_out, resolve_marks
 from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps import GemmParams
 from fmm.runtime import gram as gram_module
 from fmm.runtime import matmul
 from fmm.runtime.decisions.decide import Decision

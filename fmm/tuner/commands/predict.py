@@ -14,8 +14,8 @@ from typing import Any
 from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_bytes, plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps import GemmParams
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
     CPU_ERROR_GROWTH,

@@ -28,7 +28,7 @@ from fmm.kernels.cpu.symbolic_proof import (
     symbolic_matrix,
     unequal_blocks,
 )
-from fmm.kernels.plans.levels.scheme_level import SchemeLevel
+from fmm.kernels.plans.levels.scheme_level import build_scheme_level, scheme_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.oracles import li
@@ -46,11 +46,8 @@ def text_of(name: str) -> str:
 
 
 def plan_of(table: StepTable, fringe: str = "pad") -> Plan:
-    """A plan of a table that is in no file. Its level is filled by hand: the public way takes names of files."""
-    level = object.__new__(SchemeLevel)
-    vars(level).update(algorithm=f"{table.name} {next(_serial)}", traversal="sequential", fringe=fringe)
-    vars(level).update(table=table, scheme=None)
-    return Plan((level,))
+    """Return the plan of a table that is in no file."""
+    return Plan((build_scheme_level(f"{table.name} {next(_serial)}", None, table, "sequential", fringe),))
 
 
 # ---- proofs

@@ -11,7 +11,7 @@ import pytest
 from fmm.kernels.cpu import triangle_product as module
 from fmm.kernels.cpu.openblas import cblas_function, loaded_openblas
 from fmm.kernels.cpu.triangle_product import BAND, NAMES, mirror_tasks, triangle_product
-from fmm.kernels.plans.steps import GemmParams
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, whole_matrix
 
 Matrix = np.ndarray[Any, Any]

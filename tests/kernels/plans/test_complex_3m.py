@@ -20,8 +20,9 @@ from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import multiplications, temporary_bytes, workspace
+from fmm.kernels.plans.workspace import multiplications, workspace
 from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.calibration import Rate

@@ -14,9 +14,11 @@ from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.levels.sforza import sforza_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps import GemmParams, Product, ProductBatch
+from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Place, Sum
 from fmm.kernels.plans.workspace import leaf_products, leaf_triangles, workspace
 from fmm.perfmodel.candidates import gram_candidates

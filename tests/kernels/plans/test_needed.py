@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans import workspace as module
+from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import ACCUMULATE, PLAIN, GemmParams, LevelNeeds, level_needs
+from fmm.kernels.plans.steps import LevelNeeds, level_needs
 from fmm.kernels.plans.workspace import workspace
 
 PLANS = (

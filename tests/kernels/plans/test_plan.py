@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.plans.levels.balanced import Balanced
-from fmm.kernels.plans.levels.scheme_level import FRINGES, UNITS, SchemeLevel, level_with_options
+from fmm.kernels.plans.levels.balanced import balanced_level
+from fmm.kernels.plans.levels.scheme_level import FRINGES, UNITS, SchemeLevel, level_with_options, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
 
 ANY = st.sampled_from(FRINGES + UNITS)
 LEVELS = (
-    st.builds(SchemeLevel, st.sampled_from(EXPRESSIONS), st.sampled_from(["stacked", "sequential"]), ANY)
+    st.builds(scheme_level, st.sampled_from(EXPRESSIONS), st.sampled_from(["stacked", "sequential"]), ANY)
     | st.builds(
-        SchemeLevel, st.sampled_from(EXPRESSIONS), st.just("batched"), ANY.filter(lambda f: f.startswith("pad"))
+        scheme_level, st.sampled_from(EXPRESSIONS), st.just("batched"), ANY.filter(lambda f: f.startswith("pad"))
     )
-    | st.builds(SchemeLevel, st.sampled_from(step_table_names()), st.just("sequential"), ANY)
-    | st.builds(Balanced, st.floats(1.5, 1e9))
+    | st.builds(scheme_level, st.sampled_from(step_table_names()), st.just("sequential"), ANY)
+    | st.builds(balanced_level, st.floats(1.5, 1e9))
 )
 TASKS = [(), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants")]
-FUSED = st.builds(SchemeLevel, st.sampled_from(EXPRESSIONS), st.just("fused"), ANY, st.sampled_from(TASKS))
+FUSED = st.builds(scheme_level, st.sampled_from(EXPRESSIONS), st.just("fused"), ANY, st.sampled_from(TASKS))
 PLANS = st.builds(Plan, st.lists(LEVELS, max_size=4).map(tuple)) | st.builds(
     lambda levels, last, leaf: Plan((*levels, last), leaf),
     st.lists(LEVELS, max_size=2),

@@ -12,9 +12,9 @@ from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.workspace import check_type, workspace
 from tests.support.integers import drawn, laid_out
 

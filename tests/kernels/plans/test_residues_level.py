@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.plans.old_names import OLD_ENDINGS, todays_plan
 
-from fmm.config.schema import plan_text, read_entry
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli
 from fmm.kernels.plans.explain import plan_rows, plan_table
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import leaf_use, plan_leaves
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.levels.residue_planes import FromPlanes, IntoPlanes, NormExponents
 from fmm.kernels.plans.levels.residues import Residues, residue_leaves
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import PLAIN, GemmParams, LevelSteps, ProductBatch
+from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Place
 from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
 from fmm.perfmodel.candidates import candidate_plans, gram_candidates
@@ -34,36 +33,6 @@ Matrix = np.ndarray[Any, Any]
 ENDINGS = list(residue_leaves())
 
 # ---- the text
-
-
-@pytest.mark.parametrize(("old", "new"), OLD_ENDINGS.items())
-def test_old_names_are_read_and_printed_as_today(old: str, new: str) -> None:
-    """In plans, alone and below levels, as the leaf of a plan, in configs, and as what a tuning has recorded."""
-    assert str(Plan.parse(old)) == str(Plan(leaf=old)) == new and Plan.parse(old) == Plan.parse(new)
-    assert str(Plan.parse(f"gram^2 > 3m  >{old}")) == f"gram^2 > 3m > {new}"
-    assert leaf_use(old).leaf.name == new and todays_plan(f"3m > {old}") == f"3m > {new}"
-    assert plan_text(f"strassen > {old}", "here") == f"strassen > {new}"
-
-
-def test_every_ending_had_a_name() -> None:
-    assert set(OLD_ENDINGS.values()) == set(ENDINGS)
-
-
-def test_other_texts_stay_as_they_are() -> None:
-    for text in (
-        "vendor",
-        "strassen > vendor",
-        "residues(14) > bytes",
-        "strassen>lt3.inner",
-        "residues > strassen > bytes",
-    ):
-        assert todays_plan(text) == text
-
-
-def test_an_entry_of_an_old_config_names_the_plan_of_today() -> None:
-    raw = {"size": [1, 2, 3], "plan": "oz14x7", "speedup": 1.5, "low": 1.4, "high": 1.6, "rounds": 9}
-    raw |= {"seconds": 1.0, "vendor_seconds": 1.5, "noise": 0.01}
-    assert read_entry(raw, "here").plan == "residues(14) > strassen > bytes"
 
 
 @pytest.mark.parametrize("text", ENDINGS)
@@ -128,7 +97,7 @@ def test_halves_by_residues() -> None:
 
 def test_candidates_come_from_the_registry() -> None:
     """What the level's rows say is considered, alone and below the others that are put above such."""
-    considered = [row.name for row in plan_leaves() if row.stands_for and row.forms]
+    considered = [row.name for row in plan_leaves() if row.level and row.forms]
     assert considered == [
         "residues > bytes",
         "residues > strassen > bytes",
@@ -147,7 +116,7 @@ def test_candidates_come_from_the_registry() -> None:
 # ---- what it comes to
 
 
-def steps_of(text: str, size: tuple[int, int, int], dtype: str, asked: Asked = PLAIN) -> LevelSteps:
+def steps_of(text: str, size: tuple[int, int, int], dtype: str, asked: GemmParams = PLAIN) -> LevelSteps:
     found = lower_leaf_level(
         Plan.parse(text), *size, DTYPES[dtype].itemsize, asked, dtype if DTYPES[dtype].exact else ""
     )

@@ -16,8 +16,8 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps import GemmParams
 from fmm.kernels.plans.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound

@@ -296,7 +296,7 @@ class CandidateCall:
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
-        self.room = op.use.leaf.call.scratch(op.m, op.k, op.n, op.count)
+        self.room = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _lt_library()
         self.scalars = host_scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)

@@ -27,7 +27,7 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.plans.workspace import round_up
+from fmm.kernels.plans.memory_layout import round_up
 
 SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
 SPLIT_THREADS = 256  # threads of a thread block that splits

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fmm.kernels.plans.workspace import round_up
+from fmm.kernels.plans.memory_layout import round_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
 from fmm.kernels.plans.levels.residue_planes import FAST, PlaneLayout
-from fmm.kernels.plans.workspace import round_up
+from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_PIECES = 20, 4  # as in residue_join.cuh
 BYTE_SUMS = 2**18 + 2**9  # bound of sums of bytes in modulus.cuh

@@ -11,10 +11,11 @@ from typing import Final
 from fmm.dtypes import INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.text_files import ABOVE_AS_IT_IS
+from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import ACCUMULATE, PLAIN, GemmParams, LevelSteps, Product
+from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
 PIECES = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import option_text, option_use
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import GemmParams, LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy, whole_matrix
 
 MAX_CUTS = 9

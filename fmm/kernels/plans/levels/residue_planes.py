@@ -15,10 +15,11 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updat
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.algorithms.scheme import SchemePrograms
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.memory_layout import round_up
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import GemmParams, LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import COPY, LineExponents, Place, Sum, operand_blocks, whole_matrix
-from fmm.kernels.plans.workspace import round_up
 from fmm.problem import Shape
 
 FLOAT64_BYTES = 8

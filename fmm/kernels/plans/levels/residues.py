@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import Leaf, LeafFamily, register_leaf_family
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.residue_planes import (
@@ -38,7 +39,7 @@ from fmm.kernels.plans.levels.residue_planes import (
 )
 from fmm.kernels.plans.lower import LevelInLeaf
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import GemmParams, LevelSteps
+from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
 LEAF: Final = "bytes"

@@ -41,6 +41,7 @@ from fmm.kernels.algorithms.step_table import (
 )
 from fmm.kernels.plans import fused_order
 from fmm.kernels.plans.fused_order import TASKS
+from fmm.kernels.plans.gemm_params import PLAIN
 from fmm.kernels.plans.level import (
     TRAVERSALS,
     CandidateLevel,
@@ -56,7 +57,7 @@ from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_b
 from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps, table_steps
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import PLAIN, LevelNeeds, LevelSteps, ProductWithSums
+from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, ProductWithSums
 from fmm.kernels.plans.sums import Sum, block_side
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape

@@ -11,15 +11,9 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import Step as TableStep
 from fmm.kernels.algorithms.step_table import StepTable
+from fmm.kernels.plans.gemm_params import ACCUMULATE
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import (
-    ACCUMULATE,
-    LevelSteps,
-    Product,
-    ProductBatch,
-    ProductWithSums,
-    temporary_sizes,
-)
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, temporary_sizes
 from fmm.kernels.plans.sums import COPY, Place, Sum, block_side, operand_blocks, whole_matrix
 from fmm.problem import Shape
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
+from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.level import Level, LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.scheme_level import scheme_level
 from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import ACCUMULATE, PLAIN, GemmParams, LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 
 MAX_RECURSION = 6

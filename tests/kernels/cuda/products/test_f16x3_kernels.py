@@ -157,7 +157,7 @@ def test_a_batch() -> None:
     op = replace(one, count=count, left=left, right=right, dest=dest)
     memory = {"A": aligned(a.size, np.float32), "B": aligned(b.size, np.float32), "C": c}
     memory["A"][:], memory["B"][:] = a.ravel(), b.ravel()
-    assert not multiplied(op, NARROW, memory, one.use.leaf.call.scratch(m, k, n, count))
+    assert not multiplied(op, NARROW, memory, one.use.leaf.scratch(m, k, n, count))
     for i, layer in enumerate(c.reshape(count, -1)):
         expected, _, _ = product_on_host(a[i], b[i], checked=False)
         found, _ = beside(a[i], b[i], layer[: m * n].reshape(m, n))

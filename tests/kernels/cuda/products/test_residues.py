@@ -638,7 +638,7 @@ def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
         sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
         assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], planes], strict=True))
         assert planes + g.moduli * g.planes[2] <= (end if turned == planes else turned)
-        assert turned + sum(g.turned) <= end
+        assert turned + sum(g.transposed) <= end
         assert all(x % 16 == 0 for x in g.planes)
 
 

@@ -17,8 +17,9 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import GemmParams, LevelSteps, Product, with_addend
+from fmm.kernels.plans.steps import LevelSteps, Product, with_addend
 from fmm.kernels.plans.sums import ADDEND, COPY, Place, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Layout, Problem

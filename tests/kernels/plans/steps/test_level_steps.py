@@ -18,11 +18,12 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
-from fmm.kernels.plans.lower import BAND_ELEMENTS, LEAST_BAND_ROWS, lower_level
+from fmm.kernels.plans.lower import BAND_ELEMENTS, MIN_BAND_ROWS, lower_level
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Place, Sum, block_side, operand_blocks, side_cuts, whole_matrix
-from fmm.kernels.plans.workspace import ALIGN, leading_dimension, leaf_flops, leaf_products, temporary_bytes, workspace
+from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
@@ -218,8 +219,8 @@ def test_an_updating_leaf_works_in_bands(n: int, beta: int) -> None:
     m, k = 5000, 7
     recipe = lower_level(Plan(), m, k, n, 2, beta)
     assert recipe is not None
-    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * max(BAND_ELEMENTS, LEAST_BAND_ROWS * n) * 8 < m * n * 8 / 2
-    assert {s.writes[0].rows >= LEAST_BAND_ROWS for s in recipe.steps[:-2] if isinstance(s, Sum)} == {True}
+    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * max(BAND_ELEMENTS, MIN_BAND_ROWS * n) * 8 < m * n * 8 / 2
+    assert {s.writes[0].rows >= MIN_BAND_ROWS for s in recipe.steps[:-2] if isinstance(s, Sum)} == {True}
     bands = [(s.writes[0].row, s.writes[0].rows) for s in recipe.steps if isinstance(s, Sum)]
     assert [row for row, _ in bands] == [sum(rows for _, rows in bands[:i]) for i in range(len(bands))]
     assert sum(rows for _, rows in bands) == m
