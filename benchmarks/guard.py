@@ -38,7 +38,7 @@ HOST = 1e-4  # seconds: more than what any of these calls takes the host, which 
 def only_recomputing(launches: LaunchList) -> LaunchList:
     """The part of a list that follows the plan's own launches."""
     steps = tuple(x for x in launches.steps if not isinstance(x, StreamSync) and x.does == "recompute")
-    return replace(launches, steps=steps, lanes=(0,) * len(steps))
+    return replace(launches, steps=steps, streams=(0,) * len(steps))
 
 
 class Case:

@@ -401,7 +401,7 @@ def test_what_c_held_is_kept_for_computing_again(dtype: str) -> None:
 def test_of_an_empty_result_nothing_is_kept() -> None:
     problem = Problem(0, 80, 96, "float32", alpha=2, beta=0.5)
     found = record_launches(Plan.parse("strassen.batched > vendor"), problem, chip_target(H200, flagged=True))
-    assert len(found.steps) == len(found.lanes) and not any("keep" in launch.label for launch in found.launches)
+    assert len(found.steps) == len(found.streams) and not any("keep" in launch.label for launch in found.launches)
 
 
 def test_nothing_is_kept_where_nothing_is_added() -> None:

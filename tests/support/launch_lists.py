@@ -93,10 +93,10 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         left = _factor(op.left, i, (op.m, op.k), memory, kind)
         right = _factor(op.right, i, (op.k, op.n), memory, kind)
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
-        old = dest if op.added is None else _viewed(op.added, memory)
+        old = dest if op.addend is None else _viewed(op.addend, memory)
         found = alpha * (left @ right) + (beta * old if beta else 0)
         # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
-        wanted: Any = np.tri(op.n, dtype=bool).T if op.half else np.ones(found.shape, bool)
+        wanted: Any = np.tri(op.n, dtype=bool).T if op.triangle else np.ones(found.shape, bool)
         np.copyto(dest, found, where=wanted)
         if op.extent == "loose":
             np.copyto(dest, np.nan, where=~wanted)

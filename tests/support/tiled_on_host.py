@@ -16,7 +16,7 @@ from tests.support.host_compiler import SANITIZER, header, shared_library
 from tests.support.host_launch import aligned, told_words
 
 FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
-SHARED_BYTES = 16 * 16384  # of host_cuda/turns.h
+SHARED_BYTES = 16 * 16384  # of host_cuda/simt_host.h
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int blocks, int products) {{
     using Parameters = {told};
@@ -31,13 +31,13 @@ Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple
 @cache
 def scheduler() -> Any:
     """Return the scheduler of a block's threads, loaded before any kernel that calls it."""
-    return shared_library(header("turns.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
+    return shared_library(header("emulated_threads.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
 
 
 def tiled_library(text: str) -> Any:
     """Compile kernels with their drivers, without CUDA headers."""
     scheduler()
-    return shared_library(header("turns.h") + text.replace("#pragma once", ""), FLAGS)
+    return shared_library(header("simt_host.h") + text.replace("#pragma once", ""), FLAGS)
 
 
 @cache

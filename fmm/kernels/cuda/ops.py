@@ -1,4 +1,8 @@
-"""Rectangles of memory: where operands, temporaries and their blocks lie, as a base and an offset."""
+"""Operations on device memory, in BLAS's column-major terms: views, GEMM, rank update, and mirror of a triangle.
+
+A row-major C = A B is the column-major C^T = B^T A^T. Every address is a base (A, B, C or the workspace) plus an
+offset, so an operation is recorded before any memory exists.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,19 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
-from fmm.kernels.plans.sums import ADDEND, Place
+from fmm.kernels.plans.steps.sums import APART, Place
 from fmm.problem import Problem
+
+TriangleExtent = Literal["loose", "lower", "full"]
+OperandSide = Literal["left", "right"]
+MIRROR_TILE_BYTES = 128  # bytes of one row of a mirrored tile: one line of the second-level cache
+
+
+# ---- views of memory
 
 
 class View(NamedTuple):
-    """A rectangle of memory; strides in elements of its own type, the offset from the base in bytes."""
+    """A matrix in memory. Strides count elements of its type; the offset counts bytes from the base."""
 
     base: str
     offset: int
@@ -22,15 +33,23 @@ class View(NamedTuple):
     cols: int
     down: int  # from one row to the next
     right: int  # from one column to the next
-    dtype: str  # as it is stored
-    unit: int = 1  # from one number to the next where they are contiguous: 2 for the parts of complex numbers
+    dtype: str  # as stored
+    unit: int = 1  # elements between neighbours along the contiguous axis: 2 for parts of complex numbers
 
     @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize
 
+    @property
+    def strides(self) -> tuple[int, int]:
+        return self.down, self.right
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.cols
+
     def block(self, place: Place) -> View:
-        """The rectangle of this matrix or of its transpose, or the real or imaginary parts of the numbers in it."""
+        """Return a block of this matrix or of its transpose, or the real or imaginary parts of a block."""
         if place.part == "transpose":
             return transposed_view(self.block(place.upright))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
@@ -41,35 +60,27 @@ class View(NamedTuple):
         shift = DTYPES[real].itemsize if place.part == "im" else 0
         return rectangle._replace(offset=offset + shift, down=2 * self.down, right=2 * self.right, dtype=real, unit=2)
 
-    @property
-    def strides(self) -> tuple[int, int]:
-        return self.down, self.right
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows, self.cols
-
 
 class BlockTerm(NamedTuple):
-    """A block of A, B or C in a tiled product."""
+    """A block of A, B or C in a tiled product, with its coefficient."""
 
     base: str
     offset: int  # bytes
     rows: int
     cols: int
-    factor: float = 1  # of a block in a sum, whose first has 1; in a destination, of the product
-    keep: float = 0  # what a destination keeps of its old value: with 0 that is never read
+    factor: float = 1  # coefficient in a sum of blocks (1 for the first); for a destination, of the product
+    keep: float = 0  # coefficient of a destination's old value; with 0 the old value is never read
 
 
 class BlockStrides(NamedTuple):
-    """How an operand's blocks lie, in elements."""
+    """Strides of an operand's blocks, in elements."""
 
     leading: int  # from one line to the next
     layer: int = 0  # from one product of a batch to the next
 
 
 class GemmOperand(NamedTuple):
-    """One operand of a GEMM as BLAS sees it, column by column."""
+    """One operand of a GEMM as BLAS reads it, column-major."""
 
     base: str
     offset: int  # bytes
@@ -79,7 +90,7 @@ class GemmOperand(NamedTuple):
 
 
 def constant_distance(views: Sequence[View]) -> int | None:
-    """The distance in elements from each of these views to the next; None if it varies, or if they are not alike."""
+    """Return the distance in elements between consecutive views; None if it varies or the views differ in shape."""
     base, _, *shape = views[0]
     if any(v[0] != base or [*v[2:]] != shape for v in views):  # (the offset is the second field)
         return None
@@ -88,7 +99,7 @@ def constant_distance(views: Sequence[View]) -> int | None:
 
 
 def is_column_major(x: View) -> bool:
-    """Are its columns contiguous?"""
+    """Return True if the columns are contiguous."""
     return x.down == x.unit and (x.right != x.unit or x.rows == 1)
 
 
@@ -96,51 +107,48 @@ def transposed_view(x: View) -> View:
     return x._replace(rows=x.cols, cols=x.rows, down=x.right, right=x.down)
 
 
-def addend_view(problem: Problem) -> View | None:
-    """The matrix that beta multiplies, if that is not C; else None."""
-    if problem.added is None:
-        return None
-    return View(ADDEND, 0, problem.m, problem.n, *problem.added, problem.stored)
-
-
-def has_matching_layout(added: View, dest: View) -> bool:
-    """Are its numbers neighbours in memory where dest's are? (Its lines may all be the same one.)"""
-    count, step = (dest.rows, added.down) if is_column_major(dest) else (dest.cols, added.right)
-    return count == 1 or step == 1
-
-
 def operand_views(problem: Problem) -> dict[str, View]:
-    """A, B and C of a problem, each whole."""
+    """Return the views of A, B and C, each of the whole matrix."""
     return {
         name: View(name, 0, *shape, *layout.strides, problem.stored)
         for name, shape, layout in zip("ABC", problem.shapes, problem.layouts, strict=True)
     }
 
 
-TriangleExtent = Literal["loose", "lower", "full"]
-OperandSide = Literal["left", "right"]
+def addend_view(problem: Problem) -> View | None:
+    """Return the view of the matrix that beta multiplies; None if that matrix is C."""
+    if problem.addend_strides is None:
+        return None
+    return View(APART, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
+
+
+def has_matching_layout(addend: View, dest: View) -> bool:
+    """Return True if the addend is contiguous along the axis on which dest is. (Its lines may be one line, repeated.)"""
+    count, step = (dest.rows, addend.down) if is_column_major(dest) else (dest.cols, addend.right)
+    return count == 1 or step == 1
+
+
+# ---- GEMM
 
 
 @dataclass(frozen=True)
 class TriangleOutput:
-    """What a product must write of a result that is its own adjoint and lies row by row.
+    """Which triangle a product writes of a row-major result that is its own adjoint.
 
-    `loose`: the lower half, and the other half may get anything; `lower`: the lower half, and the other half stays as
-    it is; `full`: the lower half and its mirror.
+    `loose`: the lower triangle; the upper one may get any numbers. `lower`: the lower triangle; the upper one stays
+    unchanged. `full`: the lower triangle and its mirror.
     """
 
     extent: TriangleExtent
-    gram: bool = False  # is the right operand the left one's transpose?
+    gram: bool = False  # True if the right operand is the left one's transpose
 
 
 @dataclass(frozen=True)
 class PreparedOperands:
-    """Operands of which that stands ready which the leaf makes of them before it multiplies: planes, say."""
+    """Operands that are already in the form that the leaf multiplies, such as float16 planes."""
 
-    prepared_matrix: Literal["A", "B"] | None = None  # the matrix behind which it was kept by an earlier call
-    written_by_sums: frozenset[OperandSide] = (
-        frozenset()
-    )  # operands of the kernel's for which the sums before have written it
+    prepared_matrix: Literal["A", "B"] | None = None  # stored behind this matrix by an earlier call
+    written_by_sums: frozenset[OperandSide] = frozenset()  # the kernel's operands that the preceding sums write
 
 
 NONE_PREPARED = PreparedOperands()
@@ -148,7 +156,7 @@ NONE_PREPARED = PreparedOperands()
 
 @dataclass(frozen=True)
 class GemmOp:
-    """`count` products dest = alpha left right + beta dest, in BLAS's column-major terms."""
+    """`count` products dest = alpha left right + beta dest, column-major."""
 
     leaf: str
     dtype: str  # the type that is multiplied
@@ -161,44 +169,44 @@ class GemmOp:
     count: int = 1
     alpha: complex = 1
     beta: complex = 0
-    scratch: int = 0  # where the leaf's scratch begins in the workspace
-    half: TriangleOutput | None = None  # None: the whole result is wanted
-    checked: bool = False  # must every entry be right beside its own size, or else the flag be raised?
-    ready: PreparedOperands = NONE_PREPARED
-    dest_dtype: str | None = None  # the type of dest, if it is not that of the operands
-    added: View | None = None  # the matrix to beta times which the product is added, if it is not dest; it lies as dest
+    scratch: int = 0  # offset of the leaf's scratch memory in the workspace, in bytes
+    triangle: TriangleOutput | None = None  # None: the whole result is written
+    checked: bool = False  # True if the kernel must raise the flag for entries that may exceed the componentwise bound
+    prepared: PreparedOperands = NONE_PREPARED
+    dest_dtype: str | None = None  # the type of dest where it differs from the operands' type
+    addend: View | None = None  # the matrix that beta multiplies where it is not dest; its layout is dest's
 
     @property
     def pieces(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
-        """The operands and the result: every matrix that it is given."""
+        """The operands and the result."""
         return self.left, self.right, self.dest
 
     @property
     def writes_result(self) -> bool:
-        """Does it write C, and not a temporary?"""
+        """Whether dest is in C and not a temporary."""
         return self.dest.base == "C"
 
     @property
     def dest_view(self) -> View:
-        """The result of the first product, column by column."""
+        """The result of the first product, column-major."""
         x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored
         return View(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property
     def extent(self) -> TriangleExtent | None:
-        """How much is wanted of a result that is its own adjoint; None if the whole product is computed."""
-        return self.half.extent if self.half else None
+        """Which triangle is written of a result that is its own adjoint; None if the whole product is computed."""
+        return self.triangle.extent if self.triangle else None
 
     @property
-    def one_by_one(self) -> tuple[GemmOp, ...]:
-        """The products of a batch, each by itself."""
+    def single_products(self) -> tuple[GemmOp, ...]:
+        """The products of a batch, one operation each."""
         itemsize = DTYPES[self.dtype].itemsize
 
-        def factor_of(x: GemmOperand, i: int) -> GemmOperand:
+        def at(x: GemmOperand, i: int) -> GemmOperand:
             return x._replace(offset=x.offset + i * x.stride * itemsize, stride=0)
 
-        factors = [tuple(factor_of(x, i) for x in self.pieces) for i in range(self.count)]
-        return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in factors)
+        operands = [tuple(at(x, i) for x in self.pieces) for i in range(self.count)]
+        return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in operands)
 
     @property
     def use(self) -> LeafUse:
@@ -207,13 +215,13 @@ class GemmOp:
 
     @property
     def as_vendor_gemm(self) -> GemmOp:
-        """The same product by the vendor's usual call, which computes all of it from the operands themselves."""
-        return replace(self, leaf="vendor", half=None, checked=False, ready=NONE_PREPARED)
+        """The same product by the vendor's GEMM, which computes the whole result from the unprepared operands."""
+        return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NONE_PREPARED)
 
     @property
     def as_rank_update(self) -> RankOp:
-        """The wanted half of a matrix's product with its own transpose, by the vendor's function for that."""
-        assert self.half is not None and self.half.gram and self.count == 1
+        """The same triangle of A A^T by the vendor's syrk."""
+        assert self.triangle is not None and self.triangle.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
         factor = x._replace(transposed=self.left.transposed, stride=0)
         alpha, beta = complex(self.alpha).real, complex(self.beta).real
@@ -227,29 +235,32 @@ def gemm_op(
     alpha: complex = 1,
     beta: complex = 0,
     scratch: int = 0,
-    added: View | None = None,
+    addend: View | None = None,
 ) -> GemmOp:
-    """The operation of products (left, right, dest) of one size, at constant distances from each other: a batch."""
+    """Return the operation of products (left, right, dest) of one size at constant distances: one batch."""
     lefts, rights, dests = zip(*products, strict=True)
     m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
     if not is_column_major(dests[0]):
         lefts, rights, dests = (tuple(transposed_view(v) for v in views) for views in (rights, lefts, dests))
-        m, n, added = n, m, added and transposed_view(added)
-    left, right, dest = (_batch_factor(views) for views in (lefts, rights, dests))
-    return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch, added=added)
+        m, n, addend = n, m, addend and transposed_view(addend)
+    left, right, dest = (_batch_operand(views) for views in (lefts, rights, dests))
+    return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch, addend=addend)
 
 
-def _batch_factor(views: Sequence[View]) -> GemmOperand:
-    """The same operand of all products of a batch."""
+def _batch_operand(views: Sequence[View]) -> GemmOperand:
+    """Return one operand of a batch, from its views in all products."""
     x, distance = views[0], constant_distance(views)
     assert distance is not None and 1 in x.strides
-    columns = is_column_major(x)
-    return GemmOperand(x.base, x.offset, max(x.right if columns else x.down, 1), not columns, distance)
+    column_major = is_column_major(x)
+    return GemmOperand(x.base, x.offset, max(x.right if column_major else x.down, 1), not column_major, distance)
+
+
+# ---- rank update (syrk, herk)
 
 
 @dataclass(frozen=True)
 class RankOp:
-    """One half of dest = alpha X X^H + beta dest (or of X^H X, where `factor` is transposed), in column-major terms."""
+    """One triangle of dest = alpha X X^H + beta dest, or of X^H X if `factor` is transposed; column-major."""
 
     leaf: str
     dtype: str
@@ -263,7 +274,7 @@ class RankOp:
 
     @property
     def pieces(self) -> tuple[GemmOperand, GemmOperand]:
-        """Every matrix that it is given."""
+        """X and the result."""
         return self.factor, self.dest
 
     @property
@@ -272,10 +283,10 @@ class RankOp:
 
 
 def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: float, beta: float) -> RankOp | None:
-    """The lower half of dest = alpha left right + beta dest, where right is left's adjoint.
+    """Return the lower triangle of dest = alpha left right + beta dest, where right is left's adjoint.
 
-    None if neither of the two lies so that BLAS can read it. If dest lies row by row, BLAS sees its transpose, and is
-    asked for the upper half of that.
+    None if BLAS can read neither operand. If dest is row-major, BLAS sees its transpose and writes the upper triangle
+    of that.
     """
     upper = not is_column_major(dest)
     if upper:
@@ -286,16 +297,16 @@ def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: f
         factor = GemmOperand(right.base, right.offset, max(right.right, 1), True, 0)
     else:
         return None
-    target = GemmOperand(dest.base, dest.offset, max(dest.right, 1), False, 0)
-    return RankOp(leaf, dtype, dest.rows, left.cols, factor, target, upper, alpha, beta)
+    result = GemmOperand(dest.base, dest.offset, max(dest.right, 1), False, 0)
+    return RankOp(leaf, dtype, dest.rows, left.cols, factor, result, upper, alpha, beta)
 
 
-MIRROR_TILE_BYTES = 128  # of a tile's row: a whole line of the second-level cache
+# ---- mirror of a triangle
 
 
 @dataclass(frozen=True)
 class MirrorOp:
-    """The lower half of dest = alpha source + beta dest, and, if it is `full`, the upper one as its mirror."""
+    """The lower triangle of dest = alpha source + beta dest and, if `full`, the upper triangle as its mirror."""
 
     source: View
     dest: View
@@ -309,7 +320,7 @@ class MirrorOp:
 
     @property
     def in_place(self) -> bool:
-        """Is the lower half there already?"""
+        """Whether dest holds the lower triangle already."""
         return self.source == self.dest and (self.alpha, self.beta) == (1, 0)
 
     @property
@@ -318,32 +329,32 @@ class MirrorOp:
 
     @property
     def tiles(self) -> int:
-        """How many tiles stand on and below the diagonal."""
+        """The number of tiles on and below the diagonal."""
         side = -(-self.dest.rows // self.tile)
         return side * (side + 1) // 2
 
 
 @dataclass(frozen=True)
 class MirroredOp:
-    """A product that makes the lower half of a matrix that is its own adjoint, and the mirror that makes the rest."""
+    """A product that writes a lower triangle, and the mirror that writes the upper one; one kernel may do both."""
 
-    product: GemmOp  # it leaves arbitrary numbers in the other half
+    product: GemmOp  # leaves arbitrary numbers in the upper triangle
     mirror: MirrorOp
 
     @property
     def writes_result(self) -> bool:
-        """Does it write C, and not a temporary?"""
+        """Whether dest is in C and not a temporary."""
         return self.product.writes_result
 
     @property
     def whole(self) -> GemmOp:
-        """The same by one kernel that writes both halves."""
-        assert self.product.half is not None
-        return replace(self.product, half=TriangleOutput("full", self.product.half.gram))
+        """The same result by one kernel that writes both triangles."""
+        assert self.product.triangle is not None
+        return replace(self.product, triangle=TriangleOutput("full", self.product.triangle.gram))
 
 
 def mirrored_op(op: object, source: View, mirror: MirrorOp) -> MirroredOp | None:
-    """An operation and the mirror in place that follows it, as one; None if it makes more or less than that half."""
+    """Return an operation and the in-place mirror after it as one; None unless the operation writes that triangle."""
     if not (isinstance(op, GemmOp) and op.extent == "loose" and op.count == 1 and mirror.in_place and mirror.full):
         return None
     here = (op.dest.base, op.dest.offset, op.dest.leading) == (source.base, source.offset, source.down)

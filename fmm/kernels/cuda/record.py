@@ -1,9 +1,13 @@
-"""Recording a plan: the walk notes its operations, and for a chip it is decided what does each of them."""
+"""Record a plan as a launch list: walk the plan on a recorder, then select what runs each operation on the chip.
+
+`record_launches` is the whole way. The steps of a level depend on sizes only, and temporaries are allocated like a
+stack, so every address is fixed before any memory exists.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
 from typing import Literal, NamedTuple
@@ -37,129 +41,133 @@ from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, selec
 from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import Target
-from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, round_up, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes, whole
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
-from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, Rescaled, Sum, operand_blocks
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.blocks import operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import check_type, workspace
-from fmm.kernels.registry import clear_on_registration
+from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Problem
 
-
-@dataclass(frozen=True)
-class _StepsOnLanes:
-    """The steps that have been recorded so far, and the lane of each."""
-
-    steps: list[Step] = field(default_factory=list)
-    lanes: list[int] = field(default_factory=list)
-
-    def add(self, steps: Sequence[Step], lane: int = 0) -> None:
-        self.steps.extend(steps)
-        self.lanes.extend([lane] * len(steps))
+RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | StreamSync
 
 
-@clear_on_registration
+@dataclass(frozen=True, eq=False)
+class OperationList:
+    """The operations of one plan on one problem, for any chip."""
+
+    plan: Plan
+    problem: Problem
+    ops: tuple[RecordedOp, ...]
+    streams: tuple[int, ...]  # index of each operation's stream
+    workspace: int  # bytes
+
+    @cached_property
+    def stream_count(self) -> int:
+        return max(self.streams, default=0) + 1
+
+
+@depends_on_rows
 @lru_cache(maxsize=1024)
 def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
-    """The launch list of a plan on a chip.
+    """Return the launch list of a plan on a target.
 
-    PlanError if no kernel can do one of its sums, or its leaf is not for the type.
+    PlanError if no kernel can do one of its sums, or if its leaf does not support the type.
     """
     wanted = record_operations(plan, problem)
-    recorded = _StepsOnLanes()
+    steps: list[Step] = []
+    streams: list[int] = []
     recomputes = target.flagged and can_recompute(problem)
-    addend, room = addend_view(problem), wanted.workspace  # what beta multiplies; bytes of workspace
+    addend, workspace_bytes = addend_view(problem), wanted.workspace
     if recomputes and problem.beta and addend is None:
-        addend, room = _place_of_copy(problem, wanted.workspace)
-        recorded.add(_copy_of_result(problem, addend, target))
-    unflagged = False  # does C hold numbers in which nobody has looked for inf and NaN?
-    for op, lane in zip(fuse_plane_sums(wanted.ops, target), wanted.lanes, strict=True):
-        steps = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
-        recorded.add(steps, lane)
-        unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, steps)
+        addend, workspace_bytes = _view_of_saved_result(problem, wanted.workspace)
+        copy = copy_op("keep C", operand_views(problem)["C"], addend)
+        steps += select_launches(copy, target) if copy is not None else ()
+        streams += [0] * len(steps)
+    unflagged = False  # True while C holds numbers that no kernel has checked for inf and NaN
+    for op, stream in zip(fuse_plane_sums(wanted.ops, target), wanted.streams, strict=True):
+        selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
+        steps += selected
+        streams += [stream] * len(selected)
+        unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, selected)
     if recomputes:
-        # A plan that is one GEMM is the vendor's own product, which nobody looks through, unless its leaf saves
-        # products.
-        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
-        recorded.add(_recompute_steps(problem, scanned, target, addend))
-    return LaunchList(plan, problem, tuple(recorded.steps), tuple(recorded.lanes), room, target.alignment)
+        # A plan of one GEMM is the vendor's own product, whose inf and NaN are right, unless its leaf saves products.
+        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.error.saves_products)
+        recomputing = _recompute_steps(problem, scanned, target, addend)
+        steps += recomputing
+        streams += [0] * len(recomputing)
+    return LaunchList(plan, problem, tuple(steps), tuple(streams), workspace_bytes, target.alignment)
 
 
-@clear_on_registration
+@depends_on_rows
 @lru_cache(maxsize=256)
 def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchList | None:
-    """The launches that make what the plan's leaf keeps behind the operand that the problem names.
-
-    None if the leaf keeps nothing on this chip.
-    """
+    """Return the launches that prepare the operand that the problem names; None if the leaf prepares nothing here."""
     products = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
-    launches, room = preparation_launches(products[0], target) if products else ((), 0)
-    lanes = (0,) * len(launches)
-    return LaunchList(plan, problem, launches, lanes, room, target.alignment) if launches else None
+    launches, workspace_bytes = preparation_launches(products[0], target) if products else ((), 0)
+    streams = (0,) * len(launches)
+    return LaunchList(plan, problem, launches, streams, workspace_bytes, target.alignment) if launches else None
 
 
-@clear_on_registration
+@depends_on_rows
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
-    """What the plan asks of any GPU."""
+    """Return the operations of a plan on a problem, whatever chip they will run on."""
     check_type(plan, problem.dtype, "cuda")
-    # Only a leaf that stands alone is given whole operands, of which something may be kept.
-    prepared_matrix = None if plan.levels else problem.kept
+    # A leaf below a level multiplies blocks, for which nothing is prepared.
+    prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = Recorder(problem.componentwise, prepared_matrix)
-    operands, added = dict(operand_views(problem)), addend_view(problem)
-    if added is not None and has_matching_layout(added, operands["C"]):
-        operands[ADDEND] = added
-    elif added is not None:
-        recorder.begin(added, operands["C"])
+    operands, addend = dict(operand_views(problem)), addend_view(problem)
+    if addend is not None and has_matching_layout(addend, operands["C"]):
+        operands[APART] = addend
+    elif addend is not None:
+        recorder.begin(addend, operands["C"])
     walk_plan(plan, operands, recorder, problem.dtype, problem.alpha, problem.beta, problem.op, problem.fill)
-    return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
+    return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.streams), recorder.peak)
 
 
-# ---- computing again where there is an inf or NaN
+# ---- recomputing where there is an inf or NaN
 
 
-def _place_of_copy(problem: Problem, workspace: int) -> tuple[View, int]:
-    """Where in the workspace a copy of C's old numbers stands, behind all else; and the bytes of workspace with it.
+def _view_of_saved_result(problem: Problem, workspace_bytes: int) -> tuple[View, int]:
+    """Return the copy of C's old numbers, behind everything else in the workspace, and the workspace with it.
 
-    If the product is computed again, it is added to these numbers.
+    The recomputed product is added to this copy.
     """
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
-    strides, start = (1, step) if fortran else (step, 1), round_up(workspace, ALIGN)
+    strides, start = (1, step) if fortran else (step, 1), whole(workspace_bytes, ALIGN)
     copy = View("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 
 
-def _copy_of_result(problem: Problem, dest: View, target: Target) -> tuple[Step, ...]:
-    copy = copy_op("keep C", operand_views(problem)["C"], dest)
-    return select_launches(copy, target) if copy is not None else ()
-
-
 def _recompute_steps(problem: Problem, scanned: bool, target: Target, addend: View | None) -> tuple[Step, ...]:
-    """What computes the product again. `scanned`: must C be looked through for inf and NaN before?"""
+    """Return the launches that recompute the product. With `scanned`, one of them first looks through C."""
     launches = recompute_launches(problem, scanned, target.chip, target.divides, addend)
     if not (problem.writes_triangle and problem.type.is_complex):
         return launches
-    # What is computed again is rounded otherwise in the other half, and not quite real on the diagonal.
+    # The recomputed upper triangle is rounded differently, and its diagonal has small imaginary parts.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
 
 
 def _mirrors_result(op: RecordedOp) -> bool:
-    """Does it make one half of C of the other, all of whose numbers it looks at?"""
+    """Return True if the operation mirrors C's lower triangle, and so checks all its numbers."""
     mirror = op.mirror if isinstance(op, MirroredOp) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
 
 def _writes_unflagged(op: RecordedOp, steps: Sequence[Step]) -> bool:
-    """Is C written without a flag being raised: by the vendor, by a kernel that cannot, or by atomic additions?
+    """Return True if C is written without raising the flag: by the vendor, or by atomic additions.
 
-    (The result is written by the last of an operation's steps.)
+    The last of an operation's steps writes the result.
     """
     if isinstance(op, StreamSync) or not op.writes_result:
         return False
@@ -171,54 +179,36 @@ def _writes_unflagged(op: RecordedOp, steps: Sequence[Step]) -> bool:
     return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in writing)
 
 
-RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | StreamSync
-
-
-@dataclass(frozen=True, eq=False)
-class OperationList:
-    """The operations of one plan on one problem."""
-
-    plan: Plan
-    problem: Problem
-    ops: tuple[RecordedOp, ...]
-    lanes: tuple[int, ...]  # the lane of each operation
-    workspace: int  # bytes
-
-    @cached_property
-    def stream_count(self) -> int:
-        """How many lanes there are."""
-        return max(self.lanes, default=0) + 1
-
-
-Origins = dict[str, int]  # by base, where the first view of a step begins
+# ---- the recorder
 
 
 class _RecordedSum(NamedTuple):
-    """A step of sums, where it was first met, and its launch there; None if there is nothing to do."""
+    """A step of sums with the launch for its first occurrence; None if there is nothing to write."""
 
-    step: Sum  # held so that its id, by which it is found again, stays its own
-    origins: Origins
+    step: Sum  # held so that its id, which is the key, is not reused
+    origins: dict[str, int]  # by base, the offset of the step's first view
     op: SumOp | None
 
 
 class Recorder:
-    """The walk's machine that notes operations; its stack of temporaries is the workspace."""
+    """The walk's machine for a GPU: records operations; its stack of temporaries is the workspace."""
 
     leaf_updates = True
 
     def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
-        """`componentwise`: must every entry be right beside its own size? `kept_of`: behind which matrix stands what
-        the leaf has made of it."""
+        """With `componentwise`, each entry's error is bounded; `prepared_matrix` has its prepared form behind it."""
         self.componentwise = componentwise
-        self.ready = PreparedOperands(prepared_matrix) if prepared_matrix else NONE_PREPARED
+        self.prepared = PreparedOperands(prepared_matrix) if prepared_matrix else NONE_PREPARED
         self.ops: list[RecordedOp] = []
-        self.lanes: list[int] = []
-        self.used = self.peak = self.lane = 0
+        self.streams: list[int] = []
+        self.used = self.peak = self.stream = 0
         self._sums: dict[Hashable, _RecordedSum] = {}
 
-    def _note(self, *ops: RecordedOp) -> None:
+    def _record(self, *ops: RecordedOp) -> None:
         self.ops += ops
-        self.lanes += [self.lane] * len(ops)
+        self.streams += [self.stream] * len(ops)
+
+    # ---- memory
 
     def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
         stored = DTYPES[DTYPES[dtype].stored]
@@ -233,22 +223,23 @@ class Recorder:
     def part(self, x: View, place: Place) -> View:
         return x.block(place)
 
-    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        return column_major_sums(steps)
+    # ---- sums
+
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return order_of_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
         if isinstance(step, LineExponents | Rescaled):
-            self._note(scaling_op(step, reads, writes[0]))
+            self._record(scaling_op(step, reads, writes[0]))
         elif (op := self._sum_op(step, reads, writes)) is not None:
-            self._note(op)
+            self._record(op)
 
     def _sum_op(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> SumOp | None:
-        """The launch of a step of sums; if the same step was met elsewhere in memory, the launch made there, moved.
+        """Return the launch of a step of sums; for a step seen before, the earlier launch with its offsets shifted.
 
-        Levels below others repeat their steps hundreds of times, and to find the arrays of hundreds of blocks takes
-        milliseconds.
+        Inner levels repeat their steps hundreds of times, and fitting arrays to hundreds of blocks takes milliseconds.
         """
-        origins: Origins = {}
+        origins: dict[str, int] = {}
         for view in (*reads, *writes):
             origins.setdefault(view.base, view.offset)
         key = id(step), *((v.base, v.offset - origins[v.base], v[2:]) for v in (*reads, *writes))
@@ -258,8 +249,23 @@ class Recorder:
         _, first_origins, op = self._sums[key]
         if op is None or first_origins == origins:
             return op
-        moved = (x._replace(offset=x.offset + origins[x.base] - first_origins[x.base]) for x in op.arrays)
-        return replace(op, arrays=tuple(moved))
+        shifted = (x._replace(offset=x.offset + origins[x.base] - first_origins[x.base]) for x in op.arrays)
+        return replace(op, arrays=tuple(shifted))
+
+    def begin(self, addend: View, dest: View) -> None:
+        """Record the copy of the addend to the result, where no kernel can read the addend in place."""
+        if (op := copy_op("begin C", addend, dest)) is not None:
+            self._record(op)
+
+    def _scale(self, dest: View, beta: Coefficient) -> None:
+        """Record dest = beta dest: all that a product without terms does."""
+        place = Place("C", 0, 0, dest.rows, dest.cols)
+        program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
+        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
+        if op is not None and beta != 1:
+            self._record(op)
+
+    # ---- products
 
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
@@ -273,9 +279,9 @@ class Recorder:
             return
         evenly_spaced = all(constant_distance(x) is not None for x in zip(*products, strict=True))
         for batch in [products] if evenly_spaced else [[p] for p in products]:
-            self._note_product(leaf, batch, dtype, alpha, beta)
+            self._record_gemm(leaf, batch, dtype, alpha, beta)
 
-    def multiply_with_addend(
+    def multiply_apart(
         self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
@@ -285,28 +291,25 @@ class Recorder:
             self.begin(added, dest)
             self._scale(dest, beta)
             return
-        self._note_product(leaf, [product], dtype, alpha, beta, added)
+        self._record_gemm(leaf, [product], dtype, alpha, beta, added)
 
-    def _note_product(
+    def _record_gemm(
         self, leaf: str, batch: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient,
-        added: View | None = None,
+        addend: View | None = None,
     ) -> None:  # fmt: skip
-        """Note a batch by a leaf, whose scratch stands behind the temporaries."""
+        """Record a batch of products by a leaf, with the leaf's scratch memory behind the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
-        room = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
-        self.peak = max(self.peak, self.used + room)
-        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, added)
-        self._note(replace(op, checked=self.componentwise, ready=self.ready))
+        scratch = leaf_use(leaf).leaf.call.room(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        self.peak = max(self.peak, self.used + scratch)
+        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, addend)
+        self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
 
-    def begin(self, added: View, dest: View) -> None:
-        """Copy what is added to where the result will stand, if it cannot be read where it lies."""
-        if (op := copy_op("begin C", added, dest)) is not None:
-            self._note(op)
+    # ---- results that are their own adjoints
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
-        """Halves by BLAS's function for them, one after the other, or by the leaf's kernel; else by way of temporaries.
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """Record lower triangles: by syrk, by the leaf's kernel, or else by whole products into temporaries.
 
-        A batch of small ones is a batch of whole products, which is faster.
+        A batch of small triangles is a batch of whole products, which is faster.
         """
         dest, k = products[0][2], products[0][0].cols
         alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
@@ -314,44 +317,45 @@ class Recorder:
             return
         if k == 0 or alpha == 0:
             for _, _, dest in products:
-                self._note(MirrorOp(dest, dest, 0, beta, full=False))
+                self._record(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
-        if asked.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.halves.whole_rows
+        if asked.op == "gram" and dtype in row.halves.by_blas and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
-                self._note(*(op for op in ranks if op))
+                self._record(*(op for op in ranks if op))
                 return
-        row_by_row = not is_column_major(dest)
-        if asked.fill == "loose" or (dtype in row.kernel_triangles and row_by_row):
+        row_major = not is_column_major(dest)
+        if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_major):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
-            if row_by_row:
-                self._want_halves(first, asked)
+            if row_major:
+                self._write_triangles(first, asked)
         else:
-            self._halves_by_temporaries(leaf, products, dtype, asked)
+            self._triangles_by_temporaries(leaf, products, dtype, asked)
 
-    def _halves_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
-        """Each product into a temporary, whose lower half is then taken.
+    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """Record each product into a temporary, and the copy of the temporary's lower triangle to the result.
 
-        The temporary lies row by row if the leaf has a kernel for halves, which wants that.
+        The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
         """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
-        has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
+        has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
             temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
-                self._want_halves(first, asked._replace(fill="loose"))
-            self._note(MirrorOp(temporary, dest, alpha, beta, full=False))
+                self._write_triangles(first, asked._replace(fill="loose"))
+            self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.release(mark)
 
-    def _want_halves(self, first: int, asked: GemmParams) -> None:
-        """Tell the products noted from number `first` on that the lower half of their results is enough."""
-        half = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
-        self.ops[first:] = [replace(op, half=half) if isinstance(op, GemmOp) else op for op in self.ops[first:]]
+    def _write_triangles(self, first: int, asked: Asked) -> None:
+        """Change the products recorded from number `first` on: the lower triangle of each result is enough."""
+        triangle = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
+        products = self.ops[first:]
+        self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
 
     def mirror(self, step: Mirror, source: View, dest: View) -> None:
         if not dest.rows:
@@ -360,26 +364,28 @@ class Recorder:
         if self.ops and (both := mirrored_op(self.ops[-1], source, op)):
             self.ops[-1] = both
         else:
-            self._note(op)
+            self._record(op)
+
+    # ---- products with sums inside
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """A kernel of a step table, product and all, in one launch."""
+        """Record a kernel of a step table, product and sums in one launch."""
         factors, reads, writes = (
             [self.part(operands[p.name], p) for p in places]
             for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
         )
         if any(x.rows and x.cols for x in writes):
             use = step.product.plan.leaf_use
-            self._note(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
+            self._record(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """The products of a fused level, each with its sums inside, and no temporaries."""
+        """Record the products of a fused level, each with its sums inside and without temporaries."""
         level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:
             return False
-        if ADDEND in operands:
-            self.begin(operands[ADDEND], operands["C"])
+        if APART in operands:
+            self.begin(operands[APART], operands["C"])
         m, k, n = level.scheme.size
         grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
@@ -388,54 +394,48 @@ class Recorder:
         fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
             self._scale(operands["C"], beta)
-        for lanes in fused.stages() if alpha else ():
-            self._on_lanes(lanes)
+        for streams in fused.stages() if alpha else ():
+            self._record_on_streams(streams)
         for i, block in enumerate(() if fused.atomic else views[2]):
             if i not in fused.written:
                 self._scale(block, beta)
         return True
 
+    # ---- streams
+
     def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Independent products in turn on two lanes, each lane with temporaries of its own."""
+        """Record independent products alternately on two streams, each with temporaries of its own."""
         mark, itemsize = self.used, DTYPES[dtype].itemsize
-        room = max(workspace(p.plan, *p.size, itemsize, *p.params) for p in products)
-        self._note(StreamSync.FORK)
+        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
+        self._record(StreamSync.FORK)
         for i, product in enumerate(products):
-            self.lane = i % 2
-            self.used = mark + self.lane * room
+            self.stream = i % 2
+            self.used = mark + self.stream * stream_bytes
             run(product)
-        self.lane, self.used = 0, mark
-        self._note(StreamSync.JOIN)
+        self.stream, self.used = 0, mark
+        self._record(StreamSync.JOIN)
 
-    def _on_lanes(self, lanes: Sequence[Sequence[RecordedOp]]) -> None:
-        """Note each lane's operations in order; those of different lanes may run in any order."""
-        if len(lanes) > 1:
-            self._note(StreamSync.FORK)
-        for launches in zip_longest(*lanes):
-            for self.lane, op in enumerate(launches):
-                self._note(*([op] if op else []))
-        self.lane = 0
-        if len(lanes) > 1:
-            self._note(StreamSync.JOIN)
-
-    def _scale(self, dest: View, beta: Coefficient) -> None:
-        """Note dest = beta dest: what is left of a product without terms."""
-        place = Place("C", 0, 0, dest.rows, dest.cols)
-        program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
-        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
-        if op is not None and beta != 1:
-            self._note(op)
+    def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:
+        """Record each stream's operations in order; those of different streams may run in any order."""
+        if len(streams) > 1:
+            self._record(StreamSync.FORK)
+        for ops in zip_longest(*streams):
+            for self.stream, op in enumerate(ops):
+                self._record(*([op] if op else []))
+        self.stream = 0
+        if len(streams) > 1:
+            self._record(StreamSync.JOIN)
 
 
-def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
-    """Whether sums of A, and of B, are to lie column by column, where the leaf of the products has a wish.
+def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
+    """Return whether sums of A and of B are stored column-major, if the leaf of the products prefers an order.
 
-    Along the inner dimension A is to lie row by row and B column by column; along the outer ones it is the reverse.
+    Contiguous along the inner dimension means A row-major and B column-major; along the outer ones, the reverse.
     """
     plans = {p.plan for p in steps.products}
     if any(plan.levels for plan in plans):
         return {}
-    wish = plans.pop().leaf_use.order
-    if wish is None:
+    preferred = plans.pop().leaf_use.order
+    if preferred is None:
         return {}
-    return {"A": False, "B": True} if wish == "inner" else {"A": True, "B": False}
+    return {"A": False, "B": True} if preferred == "inner" else {"A": True, "B": False}

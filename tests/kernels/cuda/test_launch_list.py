@@ -176,7 +176,7 @@ CASES = (
             name,
             "int32",
             (
-                "residue_planes: turns",
+                "residue_planes: trans",
                 "residue_planes: residues of A and B",
                 "gemm_residues: ",
                 "residue_join: int32 by 10",

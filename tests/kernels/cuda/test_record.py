@@ -205,7 +205,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     memory["W"] = buffer(tape.workspace)
     kept: list[tuple[int, RecordedOp]] = []
     between, start = False, 0
-    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+    for op, lane in zip(tape.ops, tape.streams, strict=True):
         if isinstance(op, StreamSync):
             between = op is StreamSync.FORK
             start = len(kept)

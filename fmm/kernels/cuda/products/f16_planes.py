@@ -114,10 +114,10 @@ class OperandPlanes:
         """Offset behind the exponents in bytes."""
         return self.exponents + exponent_bytes(self.count * self.outer)
 
-    def split_kernel(self, divides: Mapping[str, int]) -> SplitKernel:
+    def split_kernel(self, alignment: Mapping[str, int]) -> SplitKernel:
         """Return how the operand is split: a thread block for each long line, a warp for each short one."""
         wide = all(x * FLOAT32_BYTES % VECTOR_BYTES == 0 for x in (self.source.leading, self.source.stride))
-        wide = wide and self.source.offset % VECTOR_BYTES == 0 and divides[self.source.base] % VECTOR_BYTES == 0
+        wide = wide and self.source.offset % VECTOR_BYTES == 0 and alignment[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
             return SplitKernel("outer", 0, 0, wide)
         group = WARP if self.length <= 1024 else SPLIT_THREADS
@@ -164,24 +164,28 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
-    gram = op.half is not None and op.half.gram
+    gram = op.triangle is not None and op.triangle.gram
     shared = (
-        gram and not (op.checked or op.ready.written_by_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
+        gram
+        and not (op.checked or op.prepared.written_by_sums or a.is_prepared or b.is_prepared)
+        and a.has_layout_of(b)
     )
     return a, a if shared else b
 
 
 def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
     """Return these planes, or the prepared planes behind the operand if there are any."""
-    if op.ready.prepared_matrix is None or op.ready.prepared_matrix != x.source.base or op.checked:
+    if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.ready.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.prepared.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
     """Return the planes of A and B that must still be made; one if both operands share them."""
     missing = [
-        x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.written_by_sums
+        x
+        for x, side in zip(planes, SIDES, strict=True)
+        if not x.is_prepared and side not in op.prepared.written_by_sums
     ]
     return list(dict.fromkeys(missing))
 
@@ -209,13 +213,13 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
 
 
 def plane_split_launch(
-    operands: Sequence[OperandPlanes], divides: Mapping[str, int], rule: ScalingRule = "default"
+    operands: Sequence[OperandPlanes], alignment: Mapping[str, int], rule: ScalingRule = "default"
 ) -> Launch:
     """Return the launch that makes the exponents and planes of these operands.
 
-    `divides` maps a base to the largest power of two that divides its address.
+    `alignment` maps a base to the largest power of two that divides its address.
     """
-    kernels = tuple(x.split_kernel(divides) for x in operands)
+    kernels = tuple(x.split_kernel(alignment) for x in operands)
     parameters = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
     grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
@@ -281,10 +285,10 @@ def balance_source(left: Along, right: Along) -> str:
 
 
 def checked_split_launches(
-    x: ExponentSpread, multiprocessors: int, divides: Mapping[str, int]
+    x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int]
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: split and record the spread, decide whether to balance, and split again if so."""
-    kernels = x.left.split_kernel(divides), x.right.split_kernel(divides)
+    kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.parameters(kernels)
     grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
 

@@ -70,7 +70,7 @@ class PlaneSums:
         return kernel if self.planes.pitch == self.split.cols else replace(kernel, whole=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
+def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
     """Return the split that writes planes in place of an operand of a batch of products.
 
     None if the split writes neither operand of the batch, or cannot write its planes.
@@ -80,7 +80,7 @@ def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separa
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
     sums = [PlaneSums(split, x, side, separate) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
-    return sums[0] if sums and not any(divides[base] % size for base in bases) else None
+    return sums[0] if sums and not any(alignment[base] % size for base in bases) else None
 
 
 def _can_write(split: SumOp, x: OperandPlanes) -> bool:
@@ -140,19 +140,19 @@ def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = 
 # ---- the launches
 
 
-def plane_sum_launches(x: PlaneSums, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
+def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
     """Return three launches: the largest numbers of blocks, the exponents of sums, and the sums as planes."""
-    return _extent_launch(x, divides), _bound_launch(x), _sum_launch(x)
+    return _extent_launch(x, alignment), _bound_launch(x), _sum_launch(x)
 
 
-def _extent_launch(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
+def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """The results go to the memory of the sums, which no launch writes now."""
     a, (down, across) = x.source, x.blocks
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
     )
     wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
-    wide = wide and a.offset % VECTOR_BYTES == 0 and divides[a.base] % VECTOR_BYTES == 0
+    wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)

@@ -71,7 +71,7 @@ class SumKernel:
         return best_order(self.program, self.aliases)
 
     @cached_property
-    def lanes(self) -> int:
+    def vector_width(self) -> int:
         """Elements that a thread has: as many as one memory access moves, while their sums stay in registers."""
         element = DTYPES[self.element]
         lanes, room = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
@@ -105,7 +105,7 @@ class SumKernel:
         """How many loads are started together, far ahead of their use; 0 if each is done where it stands."""
         if not self.ahead:
             return 0
-        return BYTES_AHEAD // (BATCHES * SUM_THREADS * self.lanes * DTYPES[self.element].itemsize)
+        return BYTES_AHEAD // (BATCHES * SUM_THREADS * self.vector_width * DTYPES[self.element].itemsize)
 
     @property
     def slots(self) -> int:
@@ -119,7 +119,7 @@ class SumKernel:
         Left alone it aims at six of the joins of two levels, and at five of the splits that turn, and spills for that;
         with four nothing is spilled.
         """
-        values = self.lanes * peak_values(self.events) * DTYPES[self.element].registers
+        values = self.vector_width * peak_values(self.events) * DTYPES[self.element].registers
         four = (self.ahead or bool(self.tall)) and values <= FOUR_BLOCKS and not (self.long and self.scalars)
         return f"{SUM_THREADS}, 4" if four else f"{SUM_THREADS}"
 
@@ -127,9 +127,9 @@ class SumKernel:
     def tile(self) -> tuple[int, int]:
         """Rows and columns of a thread block: all threads side by side, or a tile where arrays lie crosswise."""
         if not self.tall:
-            return 1, SUM_THREADS * self.lanes
+            return 1, SUM_THREADS * self.vector_width
         down = SECTOR // DTYPES[self.element].itemsize
-        return HIGH * down, SUM_THREADS // WARP // HIGH * (WARP // down) * self.lanes
+        return HIGH * down, SUM_THREADS // WARP // HIGH * (WARP // down) * self.vector_width
 
     def partner(self, event: Statement) -> int | None:
         """The other part of a complex number that is loaded or stored: the number of its value, of a store its output.
@@ -157,7 +157,7 @@ def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
-    body = (f"fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",)
+    body = (f"fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.vector_width}, {variant}>(p);",)
     return entry_source(
         parameters, body, "block_sums.cuh", (kernel.bounds,), before=step_lines(kernel), entry=SUM_ENTRY
     )

@@ -56,7 +56,7 @@ class SumOp:
     @cached_property
     def access(self) -> Access:
         """`vector` if every block is aligned, provided that the bases of its arrays are."""
-        lanes = self.kernel.lanes
+        lanes = self.kernel.vector_width
         size = lanes * DTYPES[self.kernel.element].itemsize
         fits = all(
             x.col == (2 if i in self.kernel.parts else 1)
@@ -71,7 +71,7 @@ class SumOp:
     def alignment(self) -> tuple[int, frozenset[str]]:
         """What `vector` asks of the addresses of bases: to be multiples of so many bytes, for these bases."""
         bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.tall)
-        return self.kernel.lanes * DTYPES[self.kernel.element].itemsize, bases
+        return self.kernel.vector_width * DTYPES[self.kernel.element].itemsize, bases
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
@@ -119,7 +119,7 @@ def sum_op(
         fitted.parts,
     )
     kernel = _interned_kernel(kernel)
-    if cols % kernel.lanes:
+    if cols % kernel.vector_width:
         kernel = _interned_kernel(replace(kernel, whole=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 

@@ -121,7 +121,7 @@ def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
     told = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
     assert told is not None
     driver = DRIVER.format(entry=ENTRY, told=told[1])
-    before = "".join(map(header, ("sum_host.h", "each_alone.h", "f16_host.h")))
+    before = "".join(map(header, ("sum_host.h", "single_threads.h", "f16_host.h")))
     library = shared_library(before + text + driver, FLAGS)
     words = told_words(launch.parameters, launch.slots, bases)
     launch_words(library.launch, words, *launch.grid[:2], launch.kernel.threads)

@@ -312,8 +312,7 @@ def test_sizes_at_which_f16x3_is_chosen() -> None:
 
 
 def test_two_launches_cost_one_start_on_a_slow_host() -> None:
-    """On a host that is slow to start products, a product that takes the device half of the time is not left to the
-    vendor."""
+    """On a host that is slow to start products, a product that takes the device half of the time is not left to the vendor."""
     slow = replace(datasheet_calibration("h200"), host=38e-6)
     problem = Problem(1024, 1024, 1024, "float32")
     own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).seconds for leaf in ("f16x3", "vendor"))

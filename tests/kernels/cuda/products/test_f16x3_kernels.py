@@ -138,7 +138,7 @@ def test_a_separate_addend(order: Any, broadcast: bool) -> None:
     op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
     memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), ADDEND: added}
     before = added.copy()
-    assert op.added is not None and not multiplied(op, WIDE, memory, room)
+    assert op.addend is not None and not multiplied(op, WIDE, memory, room)
     old = np.broadcast_to(added, (lines, length))
     wanted = 2 * (a.astype(np.float64) @ b) - 3 * (old if order == "C" else old.T)
     np.testing.assert_array_equal(placed_ones[2][1], wanted)

@@ -208,7 +208,7 @@ def test_atomic_updates_move_c_once_more() -> None:
 def test_a_launch_overlaps_only_the_previous_one_of_its_stream(text: str) -> None:
     """A launch may overlap a product of its own stage; the first after a wait or a sum overlaps nothing."""
     last: dict[int, RecordedOp] = {}
-    for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
+    for op, lane in zip(recorded(text).ops, recorded(text).streams, strict=True):
         if isinstance(op, TileOp | TileGroup):
             assert op.may_overlap == isinstance(last.get(lane), TileOp | TileGroup)
         last = {} if isinstance(op, StreamSync) else last | {lane: op}
@@ -217,7 +217,7 @@ def test_a_launch_overlaps_only_the_previous_one_of_its_stream(text: str) -> Non
 def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[RecordedOp]:
     """Between a fork and its join, run all launches of one stream before those of the next."""
     between: list[tuple[int, RecordedOp]] = []
-    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+    for op, lane in zip(tape.ops, tape.streams, strict=True):
         between.append((lane, op))
         if isinstance(op, StreamSync) or not any(isinstance(x, StreamSync) for x in tape.ops):
             yield from (x for lane in order for at, x in between if at == lane)
@@ -268,7 +268,7 @@ def test_figure_7s_stages_wait_for_each_other() -> None:
     """No order of the two streams within a stage changes a bit; blocks of C are first written, then added to."""
     tape = recorded("strassen-huang.fused.streams", 32)
     names: dict[object, str] = {StreamSync.FORK: "F", StreamSync.JOIN: "J"}
-    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.lanes, strict=True)]
+    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.streams, strict=True)]
     assert "".join(kinds) == "F0101JF01J0"
     for order in permutations((0, 1)):
         begun: set[int] = set()

@@ -139,8 +139,7 @@ def test_exponents_are_the_largest_within_the_bound() -> None:
 
 
 def test_the_bound_that_norms_are_scaled_to() -> None:
-    """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's
-    product."""
+    """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's product."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
         top = Fraction(max_norm(count, k)) + Fraction(sqrt(k)) / 2
         assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))

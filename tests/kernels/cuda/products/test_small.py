@@ -39,7 +39,7 @@ def on_host(*given: Any) -> Any:
 def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:
     launch = small_launch(op, dtype)
     words = told_words(launch.parameters, launch.slots, bases)
-    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0], launch.grid[2])
+    launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0], launch.grid[2])
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
@@ -64,7 +64,7 @@ def test_exactly_the_requested_part(dtype: str, orders: str, half: Any) -> None:
             old, memory = c.copy(), c.base
             wanted = alpha * (a @ b) + (beta * old if beta else 0)
             op = gemm_op("small", [(view_of("A", a), view_of("B", b), view_of("C", c))], dtype, alpha, beta)
-            launched(replace(op, half=half and TriangleOutput(half)), dtype, {"A": a, "B": b, "C": c})
+            launched(replace(op, triangle=half and TriangleOutput(half)), dtype, {"A": a, "B": b, "C": c})
             below = np.tri(n, dtype=bool)
             np.testing.assert_array_equal(c[below], wanted[below])
             above = {None: wanted, "lower": old, "full": c.T}[half]
@@ -78,7 +78,7 @@ def test_no_padding_is_multiplied() -> None:
     a[3, 36] = np.inf
     c = np.zeros((40, 40), np.float32)
     op = gemm_op("small", [(view_of("A", a), view_of("B", a.T), view_of("C", c))], "float32")
-    launched(replace(op, half=TriangleOutput("full")), "float32", {"A": a, "B": a, "C": c})
+    launched(replace(op, triangle=TriangleOutput("full")), "float32", {"A": a, "B": a, "C": c})
     np.testing.assert_array_equal(c, a @ a.T)
 
 
@@ -99,6 +99,6 @@ def test_it_compiles_for_every_architecture(dtype: str, architecture: str) -> No
     x = View("C", 0, 100, 100, 100, 1, dtype)
     op = gemm_op("small", [(x._replace(base="A"), x._replace(base="B"), x)], dtype)
     for half in (None, TriangleOutput("full")):
-        launch = small_launch(replace(op, half=half), dtype)
+        launch = small_launch(replace(op, triangle=half), dtype)
         found = report(dtype, launch.kernel.source, architecture)
         assert found.local == 0 and found.shared <= 48 << 10

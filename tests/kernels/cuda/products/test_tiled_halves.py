@@ -149,7 +149,7 @@ def test_triangles_of_a_transposed_copy_on_the_host(order: Literal["C", "F"], op
             launch_words(compiled_for_the_host(made.kernel, made.access).launch, words, made.grid[0], made.grid[2])
             seen.append((made.kernel.triangle, made.count, made.kernel.along))
         else:
-            play(replace(tape, ops=(step,), lanes=(0,)), memory)
+            play(replace(tape, ops=(step,), streams=(0,)), memory)
     inner = op == "symmetric" and order == "C"
     assert {x[0] for x in seen} == {"lower"} and {x[2] for x in seen} == {("inner" if inner else "outer", "outer")}
     assert sum(x[1] for x in seen) == 4

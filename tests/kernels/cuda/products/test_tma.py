@@ -81,7 +81,7 @@ def stays_in_registers(made: TmaKernel, s: TileSizes, architecture: str) -> None
 
 # ---- on the host, with emulated threads, and a loop as the copy engine
 
-SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_turns.h
+SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_memory.h
 
 
 @cache
@@ -89,7 +89,7 @@ def compiled(kernel: TmaKernel) -> Any:
     assert kernel.shared <= SHARED_BYTES
     scheduler()
     driver = DRIVER.format(told="Launch", threads=kernel.strategy.threads, entry=ENTRY)
-    text = for_the_host(kernel, header("block_meets.h") + header("tma_turns.h"), header("tma_gates.h")) + driver
+    text = for_the_host(kernel, header("emulated_block.h") + header("tma_memory.h"), header("tma_barriers.h")) + driver
     return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
 

@@ -124,7 +124,7 @@ def host() -> Watched:
     @cache
     def compiled(kernel: TmaKernel) -> Path:
         numbers = f"enum {{ {', '.join(LEFT_OUT).upper()} }};\n"
-        text = numbers + for_the_host(kernel, header("watched_barriers.h"), header("watched_gates.h"))
+        text = numbers + for_the_host(kernel, header("watched_barriers.h"), header("watched_mbarriers.h"))
         for old, new in {
             REFILL: REFILL.replace("t > 2", "t > 2 - early").replace("t - 3", "t - 3 + early"),
             FREE: FREE.replace(";", " + early;"),

@@ -40,7 +40,7 @@ def on_host(*given: Any) -> Any:
 def launched(op: MirrorOp, bases: dict[str, Matrix]) -> Launch:
     launch = mirror_launch(op, FLAG in bases)
     words = told_words(launch.parameters, launch.slots, bases)
-    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0])
+    launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0])
     return launch
 
 

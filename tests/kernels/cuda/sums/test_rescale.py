@@ -48,7 +48,7 @@ def on_host(*given: Any) -> Any:
 
 def play(launch: Launch, bases: dict[str, Matrix]) -> None:
     words = told_words(launch.parameters, launch.slots, bases)
-    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0])
+    launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0])
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
