@@ -16,8 +16,8 @@ import numpy as np
 from fmm.arrays.library import Operand, Span, contiguous, occupied_bytes
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import PLAIN
 from fmm.kernels.plans.memory_layout import temporary_bytes
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.problem import Layout, Problem
 
 

@@ -27,9 +27,9 @@ from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.workspace import leaf_halves, leaf_products
+from fmm.kernels.plans.workspace import leaf_products, leaf_triangles
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
@@ -180,7 +180,7 @@ class _Multiplier:
         self.dtype, self.has_begun = np.dtype(call.dtype), False
         problem = call.decision.problem
         assert problem is not None
-        self.params = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        self.params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
         self.writes_triangle, self.updates = problem.writes_triangle, problem.updates
         self.addend = addend  # None: C holds the addend, if there is one
         self.in_place = addend is None and self.params.beta != 0
@@ -226,7 +226,7 @@ class _Multiplier:
         """Report each leaf product, unless there is only one. `size`: entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
-        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, leaf_halves)]
+        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, leaf_triangles)]
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
