@@ -275,7 +275,7 @@ def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
 
     There is none for 16-bit types. NumPy's product calls syrk itself, but mirrors the triangle in one thread.
     """
-    has_syrk = problem.dtype in VENDOR.leaf_use.leaf.halves.by_blas
+    has_syrk = problem.dtype in VENDOR.leaf_use.leaf.blas_triangles
     if query.device.threads:
         large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE
         return has_syrk and bool(query.setting.vendor_advantage) and large
@@ -429,11 +429,11 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
         if required:
             raise
         return None  # a sum of more blocks than one launch has parameters for
-    emulates = plan.leaf_use.leaf.error.emulates
+    emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this chip the leaf does not multiply this problem; the vendor would
     # fmm's own kernels are slower on unaligned rows. The choice accounts for that in contiguous arrays, not in views.
-    is_accounted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.candidacy.alignment)
+    is_accounted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.reads_aligned or is_accounted else None
 
 

@@ -214,7 +214,7 @@ class _Multiplier:
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._readable_operands(a, b, arena)
         # A leaf that distributes its own work over the threads runs alone.
-        is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host.multiply_inside is not None
+        is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with backend_for(self.threads.count, flops, self.report) as backend:
             if not self.in_place:
@@ -285,7 +285,7 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
-    if plan.leaf_use.leaf.host.multiply_inside is not None:
+    if plan.leaf_use.leaf.host_product_with_scratch is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
         return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS

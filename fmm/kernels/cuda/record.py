@@ -95,7 +95,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, selected)
     if recomputes:
         # A plan of one GEMM is the vendor's own product, whose inf and NaN are right, unless its leaf saves products.
-        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.error.saves_products)
+        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         recomputing = _recompute_steps(problem, scanned, target, addend)
         steps += recomputing
         streams += [0] * len(recomputing)
@@ -297,7 +297,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Record a batch of products by a leaf, with the leaf's scratch memory behind the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
-        scratch = leaf_use(leaf).leaf.call.room(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        scratch = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
         self.peak = max(self.peak, self.used + scratch)
         op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, addend)
         self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
@@ -318,14 +318,14 @@ class Recorder:
                 self._record(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.halves.whole_rows
-        if asked.op == "gram" and dtype in row.halves.by_blas and not as_whole_products:
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
+        if asked.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._record(*(op for op in ranks if op))
                 return
         row_major = not is_column_major(dest)
-        if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_major):
+        if asked.fill == "loose" or (dtype in row.kernel_triangles and row_major):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_major:
@@ -339,7 +339,7 @@ class Recorder:
         The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
         """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
-        has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
+        has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
             temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
@@ -404,7 +404,7 @@ class Recorder:
     def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Record independent products alternately on two streams, each with temporaries of its own."""
         mark, itemsize = self.used, DTYPES[dtype].itemsize
-        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
+        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._record(StreamSync.FORK)
         for i, product in enumerate(products):
             self.stream = i % 2

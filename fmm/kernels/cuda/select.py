@@ -84,7 +84,7 @@ def _select_with_addend(op: GemmOp, addend: View, target: Target) -> tuple[Launc
 
 def _select_mirrored(op: MirroredOp, target: Target) -> SelectedSteps:
     """Return one product launch that writes both triangles if a kernel can, else the product and then the mirror."""
-    together = _select_gemm(op.whole, target) if op.product.use.leaf.halves.mirrors else ()
+    together = _select_gemm(op.whole, target) if op.product.use.leaf.mirrors else ()
     launches = [step for step in together if isinstance(step, Launch)]
     if len(launches) == len(together) and [step.does for step in launches].count("product") == 1:
         return together

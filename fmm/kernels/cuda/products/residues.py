@@ -121,7 +121,7 @@ def residue_op(
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
-    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.turned[0], second)
+    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
     x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
     writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, alignment)
@@ -132,7 +132,7 @@ def residue_op(
 
 def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
-    if op.use.leaf.preparation.keeps is None or not op.prepared.prepared_matrix == base == side.source.base:
+    if op.use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN)
@@ -192,7 +192,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     # The operand to prepare is the one that residue_op describes as ready.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
     aligned, moduli = _aligned_sides(op, alignment), remainder_weights(op.geometry.moduli).moduli
-    workspace = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_prepared)
+    workspace = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
