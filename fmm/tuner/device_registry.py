@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
-from fmm.config.older_keys import meant_key
 from fmm.config.schema import Raw, Tuned, read_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
@@ -82,11 +81,6 @@ def tuned_keys() -> tuple[str, ...]:
     return tuple(_sections_by_key())
 
 
-def device_key(name: str) -> str:
-    """The name of a device; of an older key today's, if the configs in force know one such card."""
-    return meant_key(name, tuned_keys())
-
-
 def names_in_words() -> str:
     """The same as a sentence for people."""
     keys = ", ".join(tuned_keys())
@@ -139,9 +133,9 @@ def memory_in_config(name: str) -> int | None:
 def rejected_because(name: str, dtype: str) -> str:
     """Why fmm.matmul sets a tuning aside, and so do we."""
     tuned = config_tuning(name, dtype)
-    if not tuned or not tuned.doubts:
+    if not tuned or not tuned.diagnostics:
         return ""
-    return f"the tuning here is not used: {tuned.doubts[0]}; {instead(tuned.identity, dtype)}"
+    return f"the tuning here is not used: {tuned.diagnostics[0]}; {instead(tuned.identity, dtype)}"
 
 
 def rejected_here(sections: Mapping[str, Raw], key: str) -> list[str]:
@@ -151,7 +145,7 @@ def rejected_here(sections: Mapping[str, Raw], key: str) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for dtype, raw in sections.items():
         own = raw.get("doubts") or ()
-        for doubt in read_section(raw, f"{key}.{dtype}", find_identity("cpu"), dtype).doubts:
+        for doubt in read_section(raw, f"{key}.{dtype}", find_identity("cpu"), dtype).diagnostics:
             if doubt not in own:
                 reasons.setdefault(doubt, []).append(dtype)
     then = instead(find_identity("cpu"), "")

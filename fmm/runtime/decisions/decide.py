@@ -133,8 +133,8 @@ def _log_untuned(problem: Problem, tuned: Tuned | None, device: Device) -> None:
         return
     option = "cpu" if device.identity.key.startswith("cpu") else "0"
     message = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
-    if tuned and tuned.doubts:
-        message = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+    if tuned and tuned.diagnostics:
+        message = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.diagnostics[0]}"
     environment.log_once(message)
 
 

@@ -136,7 +136,7 @@ def _validate(options: argparse.Namespace) -> int:
             print(f"fmm-tune validate: {path}: {error}", file=sys.stderr)
             bad = 1
         else:
-            unused = "".join(f"; the model is not used: {doubt}" for doubt in found.doubts)
+            unused = "".join(f"; the model is not used: {doubt}" for doubt in found.diagnostics)
             old = f"; its thresholds are {EARLIER}: {AGAIN}" if of_an_earlier_fmm(raw["thresholds"]) else ""
             print(f"{key}, {dtype}: valid, {len(found.entries)} entries{old}{unused}")
     return bad

@@ -37,7 +37,6 @@ from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.device_registry import (
     config_tuning,
-    device_key,
     find_calibration,
     find_datasheet,
     find_identity,
@@ -99,7 +98,7 @@ def _whole_number(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print the choice; exit code 2 and one line if the arguments are off."""
-    name = "cpu" if options.device is None else device_key(options.device)
+    name = "cpu" if options.device is None else options.device
     try:
         problem = _problem(options)
         calibration = find_calibration(name, problem.dtype)

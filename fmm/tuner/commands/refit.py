@@ -269,7 +269,7 @@ def told_changes(changes: Sequence[Change], others: Sequence[str]) -> list[str]:
 def _told(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, Said]]:
     """Each thing that is compared, by its name."""
     raw, used = sections[dtype], model_in_use(key, dtype, sections)
-    doubts = list(used.tuned.doubts)
+    doubts = list(used.tuned.diagnostics)
     yield "not used, since", Said(doubts, "; ".join(doubts)) if doubts else NOTHING
     known = used.tuned.calibration
     yield "margin", NOTHING if known is None else Said(known.margin, f"{known.margin:.1%}")

@@ -52,7 +52,7 @@ def described_parts(
 ) -> Iterator[Part]:
     """The same as labels, each with a sentence or a table."""
     used = model_in_use(key, dtype, {**(sections or {}), dtype: section})
-    doubts, calibration = used.tuned.doubts, used.tuned.calibration
+    doubts, calibration = used.tuned.diagnostics, used.tuned.calibration
     yield from (("not used", f"{doubt[:1].upper()}{doubt[1:]}.") for doubt in doubts)
     if doubts:
         yield "", f"So fmm.matmul leaves this model aside. What it does now: {instead(used.tuned.identity, dtype)}."
@@ -187,7 +187,7 @@ def of_an_earlier_fmm(thresholds: Any) -> bool:
 
 def measured_lines(section: Mapping[str, Any], used: ModelInUse, fitted: Calibration, dtype: str) -> Iterator[Part]:
     """Rates, thresholds, the noise and the model's error; of a disturbed tuning the latter two alone."""
-    disturbed = is_disturbed(used.tuned.doubts)
+    disturbed = is_disturbed(used.tuned.diagnostics)
     if disturbed:
         yield "figures", f"Rates and thresholds: {TOO_DISTURBED}."
     else:

@@ -55,7 +55,7 @@ class TypeInShort:
         """Type; from which side on; on a large square, whether measured or predicted; the most that was measured."""
         known, best = self.used.calibration, self.large
         if known is None:
-            start = "not used" if self.used.tuned.doubts else "no model"
+            start = "not used" if self.used.tuned.diagnostics else "no model"
         else:
             start = "nowhere" if self.first is None else f"about {self.first}"
         gain = f"{best.speedup:.2f} at {best.side}{' (measured)' * (best.entry is not None)}" if best else ""
@@ -119,8 +119,8 @@ def _alike(types: Sequence[TypeInShort]) -> dict[str, list[TypeInShort]]:
     """Those whose tuning is not used, by the first reason."""
     found: dict[str, list[TypeInShort]] = {}
     for x in types:
-        if x.used.tuned.doubts:
-            found.setdefault(x.used.tuned.doubts[0], []).append(x)
+        if x.used.tuned.diagnostics:
+            found.setdefault(x.used.tuned.diagnostics[0], []).append(x)
     return found
 
 
@@ -133,7 +133,7 @@ def next_steps(
 ) -> Iterator[str]:
     """What to type: for each kind of lack a command, then what shows more, and what limits; `name` is the config's,
     `short` are types of which a longer tuning measures more."""
-    unused = [x.dtype for x in types if x.used.tuned.doubts]
+    unused = [x.dtype for x in types if x.used.tuned.diagnostics]
     partial = [x.dtype for x in types if x.left_out]
     left = {
         TO_ITS_END: unused,

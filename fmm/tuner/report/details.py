@@ -80,7 +80,7 @@ def _when(case: Case) -> str:
 
 def parameters_table(case: Case) -> str:
     """Those that were fitted, with their intervals, and what each is; no value of one that was not determined."""
-    if is_disturbed(case.tuned.doubts):
+    if is_disturbed(case.tuned.diagnostics):
         return f"<p>{TOO_DISTURBED[:1].upper()}{TOO_DISTURBED[1:]}.</p>"
     known = {**case.section["calibration"], **{f"rate.{k}": v for k, v in case.section["calibration"]["rate"].items()}}
     rows = "".join(

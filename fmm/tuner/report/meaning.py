@@ -58,11 +58,11 @@ def not_used(cases: Sequence[Case]) -> list[str]:
     """What is not used of a tuning, why, and what fmm does instead."""
     unused: dict[str, list[str]] = {}
     for case in cases:
-        if case.tuned.doubts:
-            unused.setdefault(case.tuned.doubts[0], []).append(case.dtype)
+        if case.tuned.diagnostics:
+            unused.setdefault(case.tuned.diagnostics[0], []).append(case.dtype)
     said = [f"The tuned model of {', '.join(types)} is not used: {doubt}." for doubt, types in unused.items()]
     if unused:
-        doubted = [case for case in cases if case.tuned.doubts]
+        doubted = [case for case in cases if case.tuned.diagnostics]
         without = instead(doubted[0].tuned.identity, doubted[0].dtype)
         said += [f"Without it {without}.", tuning_advice(doubted[0].device, [case.dtype for case in doubted])]
     return said
