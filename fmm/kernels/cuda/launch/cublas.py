@@ -19,7 +19,7 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
-from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.level import PlanError
 
 
 class StreamContext(NamedTuple):
