@@ -299,7 +299,7 @@ class CandidateCall:
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
-        self.scratch_bytes = op.use.leaf.call.scratch(op.m, op.k, op.n, op.count)
+        self.scratch_bytes = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _lt_library()
         self.scalars = host_scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
