@@ -39,10 +39,12 @@ class TileSizes:
 
     @property
     def threads_m(self) -> int:
+        """Threads down a tile."""
         return self.m_s // self.m_r
 
     @property
     def threads_n(self) -> int:
+        """Threads across a tile."""
         return self.n_s // self.n_r
 
     @property

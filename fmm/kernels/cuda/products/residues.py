@@ -354,6 +354,7 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
+    """Return the thread blocks of the join: a thread for the adjacent columns of every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
     threads = 4 * round_up(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
