@@ -12,8 +12,8 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.leaf import ending_rows
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -180,7 +180,7 @@ def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:
 
 def test_the_row_of_f16x3_says_that_it_holds_the_device_and_no_other_does() -> None:
     """Where the vendor multiplies its planes, as before Hopper, it does not."""
-    assert [leaf.name for leaf in ending_rows() if leaf.time.fills_device] == ["f16x3"]
+    assert [leaf.name for leaf in plan_leaves() if leaf.fills_device] == ["f16x3"]
     for leaf, device, share in (("f16x3", "h200", 0.0), ("f16x3", "a100", 0.5), ("vendor", "h200", 0.5)):
         plan, known = Plan.parse(f"winograd.overlapped > {leaf}"), replace(datasheet_calibration(device), overlap=0.5)
         assert known.find_rate(plan.rate_name("float32")) is not None
@@ -305,7 +305,7 @@ def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str
     batched = ".batched" if plan.startswith("strassen") else ""
     tape = record_operations(Plan.parse(f"{plan}{batched}.pad16 > vendor"), Problem(1024, 1024, 1024, dtype))
     first = Plan.parse(f"{plan} > vendor").levels[0]
-    assert isinstance(first, Level)
+    assert isinstance(first, SchemeLevel)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
     moved = {kernel.vector_width * DTYPES[kernel.element].itemsize for kernel in kernels}
     assert moved == {access_bytes(first.products, DTYPES[dtype].itemsize)}
