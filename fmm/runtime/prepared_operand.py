@@ -18,7 +18,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.config.environment import is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.plans.leaf import Leaf, ending_rows
+from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
@@ -148,7 +148,7 @@ def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | No
         return None
     order = (matrix_layout(operand) or Layout("C", 1)).order
     base: Literal["A", "B"] = "A" if side == "left" else "B"
-    for leaf in ending_rows():
+    for leaf in plan_leaves():
         launches = _preparation_launches(leaf, setting.device, operand.shape, operand.dtype, order, base)
         if launches is None or leaf.preparation.keeps is None:
             continue

@@ -15,7 +15,7 @@ import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.leaves import F16X3, VENDOR
-from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
@@ -177,7 +177,7 @@ def test_float64_is_kept_as_residues() -> None:
     known = datasheet_calibration("h200")
     times = [choose(Problem(2048, 8192, 8192, prepared_side=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
-    (leaf,) = (x for x in ending_rows() if x.preparation.keeps and "float64" in x.types.below)
+    (leaf,) = (x for x in plan_leaves() if x.preparation.keeps and "float64" in x.types.below)
     made = _preparation_launches(leaf, 0, (300, 500), "float64", "C", "B")
     assert made is not None and made.workspace == 8 * 500 * 300 + 8 * 500 * 300 % 256
     assert [x.label.split(":")[0] for x in made.launches] == ["residue_planes", "residue_planes"]

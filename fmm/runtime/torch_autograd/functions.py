@@ -18,8 +18,8 @@ import torch
 from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import explain_torch_fallback, plain_call, refused_out, resolve_marks
 from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
@@ -239,7 +239,7 @@ def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParam
     if out is not None or min(a.dim(), b.dim()) < 2:
         return _gemm_by_torch(a, b, c, out, params)
     left, right = resolve_marks(a, b)
-    own = constraints._replace(params=Asked(params.alpha, 0))
+    own = constraints._replace(params=GemmParams(params.alpha, 0))
     if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, own).plan in (None, VENDOR):
         return _gemm_by_torch(a, b, c, out, params)
     return Gemm.apply(a, b, c if params.beta else None, params, constraints)
