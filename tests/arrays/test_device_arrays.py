@@ -1032,7 +1032,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     library: Any = Library()
     monkeypatch.setitem(detect.PLAIN_TYPES, Exact, library)
     monkeypatch.setitem(detect._libraries, Exact, library)
-    for name in ("product", "product_of_any"):
+    for name in ("run_matmul", "run_matmul_any_library"):
         monkeypatch.setattr(product_call, name, product)
     return taken
 

@@ -66,7 +66,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         return Decision(plan, problem, "for the test")
 
     monkeypatch.setattr(prepare, "decide_plan", decide)
-    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 256**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     forget()
