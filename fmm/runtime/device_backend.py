@@ -1,5 +1,5 @@
-"""Plans on CuPy's current device, one by one, for the tuner, tests and benchmarks: no choosing, no flag unless asked
-for."""
+"""Runs one plan on CuPy's current device, for the tuner, tests and benchmarks: without a choice, and by default without
+a flag for a second computation."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 
-GRAPHS = 16  # that a backend keeps
+MAX_GRAPHS = 16  # per backend
 
 
 def record_for_device(
     plan: Plan, problem: Problem, device: int | None = None, alignment: Alignment = ALIGNED, flagged: bool = False
 ) -> LaunchList:
-    """The launch list of a plan on a device, the current one unless it is named."""
+    """Return the launch list of a plan on a device (default: the current one)."""
     index = cupy.cuda.runtime.getDevice() if device is None else device
     return record_launches(plan, problem, chip_target(chip_of(index), alignment, flagged))
 
 
 def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
-    """Compile what these lists launch on the current device, all at once."""
+    """Compile all kernels of these lists for the current device."""
     compile_kernels(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
 
 
@@ -66,9 +66,11 @@ class DeviceBackend:
         flag: int = 0,
         count: int = 0,
     ) -> None:
-        """C = alpha A B + beta C on device pointers. A list that was recorded with a flag is told its address, and
-        that of the host's count. Where the pointers are not aligned as the list was recorded for, it is recorded
-        anew."""
+        """Compute C = alpha A B + beta C on device pointers.
+
+        A list recorded with a flag gets the addresses of the flag and of the host's count. If the pointers have another
+        alignment than the list, it is recorded again.
+        """
         if stream is not None:
             with stream:
                 self.run(launches, a, b, c, workspace, None, flag, count)
@@ -83,19 +85,19 @@ class DeviceBackend:
         return player_of(launches, device)
 
     def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> Graph:
-        """The list on these pointers as a CUDA graph; one launch replays it all. The newest few are kept."""
+        """Return the list on these pointers as a CUDA graph, replayed by one launch; MAX_GRAPHS graphs are cached."""
         key = (launches, cupy.cuda.runtime.getDevice(), a, b, c, workspace)
         with self._lock:
             if key in self._graphs:
                 self._graphs.move_to_end(key)
                 return self._graphs[key]
             made = self._graphs[key] = self._capture(launches, Addresses(a, b, c, workspace))
-            if len(self._graphs) > GRAPHS:
+            if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
             return made
 
     def _capture(self, launches: LaunchList, addresses: Addresses) -> Graph:
-        player = self.player(launches, addresses)  # compiled before, not during the capture
+        player = self.player(launches, addresses)  # compiles before the capture
         scratch = cupy.empty(GRAPH_SCRATCH * player.launches.vendor_stream_count, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         counters = player.new_counters(stream.ptr)
@@ -119,7 +121,7 @@ class DeviceBackend:
         beta: complex = 0,
         dtype: str | None = None,
     ) -> Any:
-        """alpha a b + beta out on CuPy matrices; `dtype="bfloat16"` reads 16-bit integers as bfloat16."""
+        """Return alpha a b + beta out on CuPy matrices; `dtype="bfloat16"` reads 16-bit integers as bfloat16."""
         kind = dtype or str(a.dtype)
         a, b = _packed(a), _packed(b)
         c = out if out is not None else cupy.empty((a.shape[0], b.shape[1]), a.dtype)
@@ -135,7 +137,7 @@ class DeviceBackend:
 
 
 def matrix_layout(x: Any) -> Layout | None:
-    """How a matrix lies in memory; None if neither its rows nor its columns are contiguous, or they overlap."""
+    """Return a matrix's layout; None if neither rows nor columns are contiguous, or rows overlap."""
     (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
     if (cols <= 1 or right == item) and (rows <= 1 or (down % item == 0 and down >= cols * item)):
         return Layout("C", max(down // item if rows > 1 else cols, cols, 1))

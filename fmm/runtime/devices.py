@@ -1,4 +1,4 @@
-"""Devices as decisions know them: this CPU with so many threads, or a CUDA device, as values."""
+"""Devices as values for decisions: this CPU with a number of threads, or a CUDA device."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from fmm.runtime.probe import probed_calibration
 
 @dataclass(frozen=True)
 class Device:
-    """What is multiplied on; devices of the same identity decide alike."""
+    """A CPU or a GPU. Devices of the same identity get the same decisions."""
 
-    identity: Identity  # what a tuning of it is filed under
-    guess: Calibration | None = field(compare=False)  # what the model knows of it where no config does
-    # Measures its rates for a type in this process, before a plan that only a guess proposes is believed.
+    identity: Identity  # key of its tuning in a config
+    guess: Calibration | None = field(compare=False)  # the calibration without a tuning
+    # Measures rates for a type in this process, before a plan that only a guess proposes runs.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
-    threads: int = 0  # of a CPU's BLAS
-    chip: Chip | None = field(default=None, compare=False)  # a CUDA device, as kernels must know it
+    threads: int = 0  # of the CPU's BLAS; 0 for a GPU
+    chip: Chip | None = field(default=None, compare=False)  # the properties that kernels depend on
 
     @property
     def error_growth(self) -> float:
-        """The most expected error, as a multiple of the vendor's, unless the caller says otherwise."""
+        """The default limit of the expected error, as a multiple of the vendor's."""
         return default_error_growth(not self.threads)
 
 
 def get_device(processor: Processor, number: int) -> Device:
-    """This CPU with so many threads, or the CUDA device of that number."""
+    """Return this CPU with `number` threads, or the CUDA device of that number."""
     return cpu_device(number) if processor == "cpu" else cuda_device(number)
 
 
@@ -47,7 +47,7 @@ def get_device(processor: Processor, number: int) -> Device:
 
 
 def cpu_device(threads: int) -> Device:
-    """This CPU, with so many threads of BLAS."""
+    """Return this CPU with `threads` BLAS threads."""
     guess = built_in_calibration(threads)
     probe = partial(probed_calibration, threads) if guess.source == BUILT_IN_SOURCE else None
     return Device(identity.cpu_identity(threads), guess, probe, threads)
@@ -55,30 +55,30 @@ def cpu_device(threads: int) -> Device:
 
 @lru_cache(maxsize=64)
 def built_in_calibration(threads: int) -> Calibration:
-    """The calibration of a CPU with so many threads, until it is tuned."""
+    """Return the default calibration of a CPU with `threads` threads."""
     return cpu_calibration(threads)
 
 
 # ---- CUDA devices
 
 
-MOST = (1 << 31) - 1  # the number of a device, as CUDA counts them
+MAX_INDEX = (1 << 31) - 1  # CUDA device numbers are C ints
 
 
 def parse_cuda_index(device: object) -> int:
-    """The number of a CUDA device: of 0, "cuda" or "cuda:0"."""
-    if isinstance(device, int | np.integer) and not isinstance(device, bool) and 0 <= device <= MOST:
+    """Return the number of a CUDA device written 0, "cuda" or "cuda:0"; ValueError for anything else."""
+    if isinstance(device, int | np.integer) and not isinstance(device, bool) and 0 <= device <= MAX_INDEX:
         return int(device)
     if isinstance(device, str):
         name, _, number = device.partition(":")
-        if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MOST)))):
+        if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MAX_INDEX)))):
             return int(number or 0)
     valid = "'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or such a number: 0, 1, ..."
-    raise ValueError(f"unknown device {device!r}; valid: {valid}{_asked_elsewhere(device)}")
+    raise ValueError(f"unknown device {device!r}; valid: {valid}{_datasheet_hint(device)}")
 
 
-def _asked_elsewhere(device: object) -> str:
-    """Who can be asked about a device that is known by its datasheet, be it here or not."""
+def _datasheet_hint(device: object) -> str:
+    """Return a hint at `fmm-tune predict` if the text names a device with a datasheet."""
     if not isinstance(device, str):
         return ""
     try:
@@ -91,13 +91,13 @@ def _asked_elsewhere(device: object) -> str:
 
 @lru_cache(maxsize=64)
 def cuda_device(index: int) -> Device:
-    """The device with this number; ValueError if there is none, ImportError without CuPy."""
+    """Return the device of this number; ValueError if there is none, ImportError without CuPy."""
     import cupy
 
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:  # no driver, or none that serves this CuPy
+    except runtime.CUDARuntimeError as error:  # no driver, or one that this CuPy does not support
         raise ValueError(f"there is no device cuda:{index}: {error}") from error
     if not 0 <= index < count:
         raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
@@ -116,15 +116,15 @@ def cuda_device(index: int) -> Device:
 def gpu_from_description(
     name: str, capability: str, sms: int, versions: Mapping[str, str] | None = None, chip: Chip | None = None
 ) -> Device:
-    """A CUDA device as its driver describes it: name, compute capability, number of multiprocessors."""
+    """Return a CUDA device by its name, compute capability and number of multiprocessors."""
     found = Identity(gpu_key(name, capability, sms), name, versions or {})
     return Device(found, find_datasheet(name, capability, sms), chip=chip)
 
 
 def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
-    """The calibration by a device's datasheet; None if it is not in the table.
+    """Return the calibration by a device's datasheet; None if the table has none.
 
-    A name alone is not enough: cards of one name are sold with fewer multiprocessors, and a device can be split.
+    The name alone does not suffice: cards of one name are sold with fewer multiprocessors, and MIG splits a device.
     """
     words = name.upper().replace("-", " ").split()
     for listed in datasheets.device_names():
@@ -137,7 +137,7 @@ def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
 
 
 def tuned_chip(device: Device) -> Chip | None:
-    """Its chip, with the block model's terms that a tuning found for it."""
+    """Return the device's chip with the block model's terms from its tuning; None for a CPU."""
     if device.chip is None:
         return None
     tuned = None if tuning_mode() == "off" else active_configs().tuned(device.identity, "float32")

@@ -1,13 +1,12 @@
-"""Overflow and non-finite data: would the fast product differ from the vendor's in where it is inf or NaN?
+"""The check before a fast product on the host: can an intermediate overflow, or is there an inf or NaN?
 
-A fast algorithm turns one inf into a block of NaN, and its sums can overflow where the classical product does not; the
-classical product's own partial sums can overflow where the fast ones do not. One bound settles all three: if max|A|,
-max|B| and k max|A| max|B|, times what the plan's sums can make of them (`growth_bound`), are below the largest number,
-every intermediate of either algorithm is finite, so neither result has an inf or NaN. If not (NaN and inf included,
-since the maximum passes them on), the vendor multiplies.
+A fast algorithm turns one inf into a block of NaN. Its sums can overflow where the classical product's do not, and the
+other way round. One bound excludes all three: if max|A|, max|B| and k max|A| max|B|, times the growth of the plan's
+sums (`growth_bound`), are below the largest number, every intermediate of both algorithms is finite. Otherwise, and
+for NaN and inf in the operands, the vendor multiplies.
 
-Frobenius norms bound the same sums (by Cauchy and Schwarz, without the k), and BLAS finds them in one pass on all its
-threads. They are tried first; the maxima settle what the norms, which are larger, leave in doubt.
+Frobenius norms bound the same sums by Cauchy and Schwarz, without the factor k. BLAS computes them in one pass on all
+threads, so they are tried first. They are larger than the maxima, which decide if the norms do not.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from fmm.kernels.plans.steps import Product
 from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
-ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
-SUMMED = 1 << 18  # numbers whose squares are summed at a time, so that rounding stays within SLACK
+SAFETY = 0.99  # rounding can carry a sum just below the largest number beyond it
+SUM_LENGTH = 1 << 18  # squares per dot product, so that rounding stays within SLACK
 SLACK = 1.05
-TASK = 1 << 21  # numbers that a thread sums before it asks for more
-SHORT = 1024  # rows shorter than this cost more to ask for than to sum
-PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction finds its data in cache
+TASK_LENGTH = 1 << 21  # squares per task of a thread
+SHORT_ROW = 1024  # a shorter row costs more to address than to sum
+PANEL_BYTES = 256 * 1024  # scanned at a time, so that the second reduction finds its data in cache
 
 
 def may_overflow(
@@ -44,40 +43,39 @@ def may_overflow(
     fill: Fill = "full",
     scale: float = 1.0,
 ) -> bool:
-    """True unless no intermediate of the plan or of the classical product, times `scale`, can leave the finite
-    numbers."""
+    """Return True unless all intermediates of both algorithms, times `scale`, are finite for certain."""
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
     growth = growth_bound(plan, m, k, n, op, fill) * scale
 
-    def safe(left: float, right: float, terms: int) -> bool:
+    def is_safe(left: float, right: float, terms: int) -> bool:
         largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
-        return largest * growth < limit * ROOM and left < limit and right < limit
+        return largest * growth < limit * SAFETY and left < limit and right < limit
 
     def both(bound: Callable[[Array, Threads], float]) -> tuple[float, float]:
         left = bound(a, threads)
-        return left, left if op == "gram" else bound(b, threads)  # there b is a's adjoint
+        return left, left if op == "gram" else bound(b, threads)  # b is a's adjoint
 
-    return not (safe(*both(norm_bound), 1) or safe(*both(largest_magnitude), k * parts))
+    return not (is_safe(*both(norm_bound), 1) or is_safe(*both(largest_magnitude), k * parts))
 
 
 def norm_bound(x: Array, threads: Threads) -> float:
-    """At least the Frobenius norm, and not much more; inf if BLAS cannot find it quickly or cannot hold the squares."""
+    """Return a tight upper bound of the Frobenius norm; inf if BLAS cannot compute it quickly, or squares overflow."""
     rows = x if x.strides[1] == x.itemsize else x.T
-    if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT and not rows.flags.c_contiguous):
+    if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT_ROW and not rows.flags.c_contiguous):
         return math.inf
     real = x.dtype.type(0).real.dtype
     lines = [row.view(real) for row in ([rows.reshape(-1)] if rows.flags.c_contiguous else rows)]
-    parts = [line[start : start + SUMMED] for line in lines for start in range(0, len(line), SUMMED)]
+    parts = [line[start : start + SUM_LENGTH] for line in lines for start in range(0, len(line), SUM_LENGTH)]
     found: list[float] = []
-    if real.itemsize == 4:  # OpenBLAS's own threads share a dot product of float64, but not one of float32
-        each = max(TASK // max(len(lines[0]), 1), TASK // SUMMED)
+    if real.itemsize == 4:  # OpenBLAS uses all threads for a dot product of float64, not of float32
+        each = max(TASK_LENGTH // max(len(lines[0]), 1), TASK_LENGTH // SUM_LENGTH)
         threads.run([partial(_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
     else:
         _squares(parts, found)
     total = sum(found)
-    lost = float(np.finfo(real).tiny)  # what a square that underflows can have been
+    lost = float(np.finfo(real).tiny)  # bound of a square that underflows
     return math.sqrt(total * SLACK + lost * 2 * x.size)
 
 
@@ -87,13 +85,13 @@ def _squares(parts: Sequence[Array], found: list[float]) -> None:
 
 
 def largest_magnitude(x: Array, threads: Threads) -> float:
-    """The largest absolute value (of real and imaginary parts), or NaN or inf if there is one."""
+    """Return the largest absolute value of real and imaginary parts; NaN or inf if there is one."""
     if x.size == 0:
         return 0.0
     if x.dtype.kind == "c":
         return max(largest_magnitude(x.real, threads), largest_magnitude(x.imag, threads), key=lambda v: (v != v, v))
     rows = x if abs(x.strides[0]) >= abs(x.strides[1]) else x.T
-    height = max(PANEL // max(rows.shape[1] * x.itemsize, 1), 1)
+    height = max(PANEL_BYTES // max(rows.shape[1] * x.itemsize, 1), 1)
     found: list[Any] = []
 
     def scan(start: int) -> None:
@@ -106,7 +104,7 @@ def largest_magnitude(x: Array, threads: Threads) -> float:
 
 @lru_cache(maxsize=4096)
 def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
-    """How much larger than max|A| max|B| k an intermediate can be, by the absolute coefficients of the recipes."""
+    """Return the bound of an intermediate over max|A| max|B| k, by the absolute coefficients of the recipes."""
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
@@ -121,18 +119,18 @@ def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", 
         elif isinstance(step, Mirror):
             sizes.write(step.dest, sizes.read(step.source))
         else:
-            largest = max(largest, _sum(step, sizes))
+            largest = max(largest, _sum_bound(step, sizes))
     return largest
 
 
 class _Sizes:
-    """How large the numbers of each rectangle can be; what is written replaces what was there."""
+    """Bounds of the numbers in each rectangle; a write replaces the bounds of what it covers."""
 
     def __init__(self, operands: Sequence[Place]) -> None:
         self._held: dict[str, list[tuple[Place, float]]] = {x.name: [(x, 1.0)] for x in operands}
 
     def read(self, place: Place) -> float:
-        """The largest of what is held there; 0 where nothing was written yet."""
+        """Return the largest bound within the rectangle; 0 before the first write."""
         found = 0.0
         newer: list[Place] = []
         for held, size in reversed(self._held.get(place.name, [])):
@@ -147,8 +145,8 @@ class _Sizes:
         self._held[place.name] = [*others, (place, size)]
 
 
-def _sum(step: Sum, sizes: _Sizes) -> float:
-    """The largest of a sum's reads, partial sums and writes; these are noted in `sizes`."""
+def _sum_bound(step: Sum, sizes: _Sizes) -> float:
+    """Return the largest bound of a sum's reads, partial sums and writes; record the writes in `sizes`."""
     values = [sizes.read(place) for place in step.reads]
     for terms in step.program.lines:
         values.append(sum(float(abs(c)) * values[v] for c, v in terms))

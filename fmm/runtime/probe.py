@@ -1,8 +1,8 @@
-"""The probe: how fast this processor multiplies and adds, measured once in this process, when a plan first tempts.
+"""The probe: this processor's rates of products and sums, measured once per process when the guess proposes a plan.
 
-The built-in calibration is a guess, and where it errs a plan can be slower than the vendor. So a plan that it proposes
-is chosen again with rates that were just measured, in a few tenths of a second. Every doubt speaks for the vendor:
-products count with their best time, sums with their middle one, and a margin.
+The built-in calibration is a guess; where it errs, a plan can be slower than the vendor. So the choice is repeated with
+rates measured in a few tenths of a second. The probe favours the vendor: products count with their best time, sums with
+their median, and plans need a margin.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
+SMALL, LARGE = 256, 4096  # sides of the timed products, doubled step by step ...
 LONGEST = 0.02  # ... until the next would take longer than this many seconds
 REPEATS, ROUNDS = 7, 5  # of products, of sums
-# Products of 1000 or 2000 a side run 10 to 20 % below the rate of endless ones, which is as much as a level saves. That
-# cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32). Where
-# two products run at a time, each on one thread, they lose less.
+# time = flops / rate (1 + PIPE / side). Products of 1000 or 2000 a side run 10 to 20 % below the asymptotic rate, which
+# is as much as a level saves. Measuring that takes too long; two cores with AVX-512 show 200 to 250 (float64) and 200
+# to 400 (float32). Two concurrent products, each on one thread, lose less.
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
-SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
-BESIDE = (640, 1024)  # of A's, of the product beside them: it takes longer than they do, and is not cut in halves
-# Of the sums' measured rate, where they take turns with products: the overflow check, and caches that are colder in the
-# middle of a product. Products of float32 are over sooner, and what disturbs the sums counts for more.
+SUMMED = 1536  # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
+BESIDE = (640, 1024)  # A of the concurrent product, which takes longer than the sums and is not split
+# The share of the sums' measured rate where sums and products alternate: the overflow check takes time, and caches are
+# colder inside a product. float32 products are shorter, so disturbed sums weigh more.
 MARGIN = {"float64": 0.75, "float32": 0.65}
-# That much must be predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %,
-# float32 6 to 8 %) at the beginning and end of a product, and to OpenBLAS's other thread, which spins after a product.
+# The least predicted gain. Between 4096 and 7000 a side, two cores with AVX-512 lose about as much (float64 2 to 5 %,
+# float32 6 to 8 %) at the start and end of a product, and to OpenBLAS's other thread, which spins after a product.
 LEAST_GAIN = 0.075
-# Three real products for a complex one cannot share two threads evenly, and begin while OpenBLAS's other thread still
-# spins after the caller's last product: of 27 products from 1300 to 6000 on those two cores, those predicted to gain 9
-# to 13 % lost up to 14, those predicted to gain more gained 5 to 19.
+# Three real products for a complex one do not divide evenly between two threads, and start while OpenBLAS's other
+# thread still spins. Of 27 products from 1300 to 6000 on those two cores, those with 9 to 13 % of predicted gain lost up to
+# 14 %; those with more gained 5 to 19 %.
 LEAST_COMPLEX_GAIN = 0.13
-# Where two products run at a time, leaf products with a shorter side are left alone: on those two cores, two levels
-# down to 1250 were predicted to gain 8 % and lost 1.
+# The shortest side of a leaf product where two products run concurrently. On those two cores, two levels down to 1250
+# had 8 % of predicted gain and lost 1 %.
 LEAST_SIDE = 2000.0
 
 MEASURED = "measured in this process"
@@ -60,14 +60,13 @@ _found: dict[tuple[int, bool], dict[bool, Calibration]] = {}  # by threads and p
 
 
 def probed_calibration(threads: int, dtype: str) -> Calibration:
-    """This processor's calibration with so many threads, for products of this precision; the same one for as long as
-    the process lives."""
+    """Return this processor's calibration for `threads` and the precision of `dtype`, measured once per process."""
     single = dtype in ("float32", "complex64")
     key = threads, single
     with _lock.now:
         if key not in _found:
             if paused_blas_threads():
-                return cpu_calibration(threads)  # another call has BLAS's threads: this is no moment to measure
+                return cpu_calibration(threads)  # another call uses BLAS's threads: a measurement would be disturbed
             dtypes = ("float32", "complex64") if single else ("float64", "complex128")
             try:
                 found = run_on_worker(partial(_measure, threads, dtypes))
@@ -81,7 +80,7 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu_calibration(threads), _sum_rate(threads)
     rate, least = _product_rate(np.dtype(dtypes[0]), PIPE), 0.0
     with threads_per_product(threads) as (at_a_time, _):
-        if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less
+        if at_a_time > 1:  # products on one thread are disturbed less than products on all
             least = LEAST_SIDE
             alone = _product_rate(np.dtype(dtypes[0]), SIDE_BY_SIDE)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
@@ -94,9 +93,9 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
 
 
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
-    """Flops of products without end, by the largest that there is time for: time = flops / rate (1 + pipe / side).
+    """Return the asymptotic rate in flop/s by the largest product that LONGEST permits.
 
-    Each of the three sides has a third of what short ones cost.
+    time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
     """
     side, seconds = SMALL, _product_seconds(SMALL, dtype)
     while side < LARGE and seconds * 8 < LONGEST:
@@ -112,7 +111,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sum_rate(threads: int) -> float:
-    """Bytes a second that the sums of a split move, as they do within a plan: after a product, or beside one."""
+    """Return the bytes per second of a split's sums as a plan runs them: after a product, or concurrent with one."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
     recipe = lower_level(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
@@ -131,7 +130,7 @@ def _sum_rate(threads: int) -> float:
         backend.multiply("vendor", left, right, dest)
         backend.sum(split, reads, writes)
 
-    time_steps(threads, MIN_CONCURRENT_FLOPS, steps)  # finds fresh pages
+    time_steps(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
     seconds = median(time_steps(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(ROUNDS))
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 

@@ -1,7 +1,7 @@
-"""Progress of products that take long, on stderr, where it was asked for: tqdm's bar, or without tqdm a line at times.
+"""Progress of long products on stderr, with progress=True: tqdm's bar, or without tqdm a line every ten seconds.
 
-It appears once a product is predicted to take ten seconds, or has taken them: predictions know nothing of what it takes
-to read files. A thread of its own shows it, so that no product waits for a terminal.
+It appears once a product is predicted to take ten seconds, or has taken them. (Predictions do not include reading
+memory-mapped files.) A separate thread prints, so that no product waits for a terminal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-LONG = 10.0  # seconds, predicted or gone by, from which on it is shown
+LONG = 10.0  # seconds, predicted or elapsed, before progress is shown
 LABEL = "fmm.matmul"
 BAR = "{desc} {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 BAR_EVERY, LINE_EVERY = 0.5, 10.0  # seconds
 
 
 class Progress:
-    """How many multiply-adds of a call are done; a thread shows it from `begin` on, if that is wanted."""
+    """The multiply-adds of a call that are done; with `wanted`, a thread shows them from `begin` on."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
@@ -31,13 +31,13 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def begin(self, total: int, seconds: float) -> None:
-        """So many multiply-adds begin, which are predicted to take so long; instead of those that had begun, if any."""
+        """Start the count of `total` multiply-adds, predicted to take `seconds`, in place of any earlier count."""
         self.total, self.done, self.predicted = total, 0, seconds
         if not self.wanted or self._thread is not None or sys.stderr is None:
             return
         self.began = time.monotonic()
         thread = threading.Thread(target=self._show, name="fmm-progress", daemon=True)
-        with suppress(RuntimeError):  # there is no thread to be had
+        with suppress(RuntimeError):  # no thread can be started
             thread.start()
             self._thread = thread
 
@@ -53,19 +53,19 @@ class Progress:
     def _show(self) -> None:
         if self.predicted < LONG and self._over.wait(LONG):
             return
-        with suppress(OSError, ValueError):  # of a stderr that is closed
-            shown = _shown_by(self.total)
+        with suppress(OSError, ValueError):  # stderr is closed
+            display = _new_display(self.total)
             try:
                 while True:
-                    shown.show(min(self.done, self.total), self.total, time.monotonic() - self.began)
-                    if self._over.wait(shown.every):
+                    display.show(min(self.done, self.total), self.total, time.monotonic() - self.began)
+                    if self._over.wait(display.every):
                         return
             finally:
-                shown.close()
+                display.close()
 
 
-class _Shown(Protocol):
-    """What people see."""
+class _Display(Protocol):
+    """The text on stderr."""
 
     @property
     def every(self) -> float: ...
@@ -76,7 +76,7 @@ class _Shown(Protocol):
 
 
 class _Bar:
-    """By tqdm's class."""
+    """tqdm's progress bar."""
 
     every = BAR_EVERY
 
@@ -85,7 +85,7 @@ class _Bar:
 
     def show(self, done: int, total: int, elapsed: float) -> None:
         self.bar.n, self.bar.total = done, total
-        self.bar.start_t = time.time() - elapsed  # which is not when it appeared
+        self.bar.start_t = time.time() - elapsed  # the call started before the bar appeared
         self.bar.refresh()
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class _Bar:
 
 
 class _Lines:
-    """The bar's words, now and then."""
+    """A line every ten seconds."""
 
     every = LINE_EVERY
 
@@ -104,7 +104,7 @@ class _Lines:
     def close(self) -> None: ...
 
 
-def _shown_by(total: int) -> _Shown:
+def _new_display(total: int) -> _Display:
     try:
         from tqdm import tqdm
     except ImportError:
@@ -113,7 +113,7 @@ def _shown_by(total: int) -> _Shown:
 
 
 def clock_time(seconds: float) -> str:
-    """Minutes and seconds, from an hour on with hours before them: 00:42, 1:02:03."""
+    """Return minutes and seconds, and hours if there are any: 00:42, 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
@@ -121,7 +121,7 @@ def clock_time(seconds: float) -> str:
 
 @contextmanager
 def show_progress(wanted: bool) -> Iterator[Progress]:
-    """What is told how far a call is, and shows it if that is wanted."""
+    """Yield the progress of a call; show it if `wanted`."""
     found = Progress(wanted)
     try:
         yield found
@@ -134,7 +134,7 @@ _of_plans: ContextVar[Progress | None] = ContextVar("fmm_progress", default=None
 
 @contextmanager
 def plan_progress() -> Iterator[Progress]:
-    """Plans that multiply for this caller on the host meanwhile tell how far they are, and that is shown."""
+    """Show the progress of plans that run for this caller on the host meanwhile."""
     with show_progress(True) as found:
         token = _of_plans.set(found)
         try:
@@ -144,5 +144,5 @@ def plan_progress() -> Iterator[Progress]:
 
 
 def current_progress() -> Progress | None:
-    """Who is to be told how far a plan is; nobody, if the caller did not ask for it."""
+    """Return the progress to report to; None without progress=True."""
     return _of_plans.get()

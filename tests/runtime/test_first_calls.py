@@ -119,7 +119,7 @@ def test_operands_that_are_not_there_at_all() -> None:
         (lambda: fmm.gram(rows=True), r"gram\(\) missing 1 required positional argument: 'a'$"),  # type: ignore[call-arg]
         (lambda: fmm.minplus(X), r"minplus\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
         (lambda: fmm.prepare(), r"prepare\(\) missing 1 required positional argument: 'x'$"),  # type: ignore[call-arg]
-        (lambda: fmm.explain(X), "missing a required argument: 'b'$"),  # type: ignore[call-arg]
+        (lambda: fmm.explain(X), r"explain\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
     ):
         with pytest.raises(TypeError, match=words):
             call()

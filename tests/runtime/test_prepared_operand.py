@@ -129,8 +129,8 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     assert {slot.base for slot in other.slots} == {"B" if base == "A" else "A", "W"}  # type: ignore[union-attr]
     written = {(slot.base, slot.offset) for slot in split.slots if slot.offset}  # type: ignore[union-attr]
     read = {(slot.base, slot.offset) for slot in product.slots if slot.base == base}  # type: ignore[union-attr]
-    assert read == written and F16X3.preparation.keeps is not None
-    room, more = F16X3.preparation.keeps(4, 300, 500) if order == "C" else F16X3.preparation.keeps(4, 500, 300)
+    assert read == written and F16X3.prepared_layout is not None
+    room, more = F16X3.prepared_layout(4, 300, 500) if order == "C" else F16X3.prepared_layout(4, 500, 300)
     assert min(offset for _, offset in read) == room and max(offset for _, offset in read) < room + more
 
 
@@ -177,7 +177,7 @@ def test_float64_is_kept_as_residues() -> None:
     known = datasheet_calibration("h200")
     times = [choose(Problem(2048, 8192, 8192, prepared_side=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
-    (leaf,) = (x for x in plan_leaves() if x.preparation.keeps and "float64" in x.types.below)
+    (leaf,) = (x for x in plan_leaves() if x.prepared_layout and "float64" in x.types)
     made = _preparation_launches(leaf, 0, (300, 500), "float64", "C", "B")
     assert made is not None and made.workspace == 8 * 500 * 300 + 8 * 500 * 300 % 256
     assert [x.label.split(":")[0] for x in made.launches] == ["residue_planes", "residue_planes"]
@@ -238,7 +238,7 @@ def test_componentwise_launches() -> None:
     assert [line.split(":")[0] for line in lines[:4]] == [*["f16_spread"] * 3, "gemm_f16x3"]
     assert "recompute" in lines[-1]
     level = Plan.parse("strassen.batched.pad16 > f16x3")
-    with pytest.raises(fmm.PlanError, match="entry by entry"):
+    with pytest.raises(fmm.PlanError, match="each entry"):
         prepare_query(
             ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level)
         )
@@ -246,12 +246,12 @@ def test_componentwise_launches() -> None:
 
 def test_componentwise_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     a = np.zeros((1500, 1500))
-    with pytest.raises(fmm.PlanError, match="entry by entry"):
+    with pytest.raises(fmm.PlanError, match="each entry"):
         fmm.matmul(a, a, plan="strassen > vendor", componentwise=True)
     assert not fmm.explain(a, a, componentwise=True).plan.levels
     monkeypatch.setenv("FMM_COMPONENTWISE", "1")
     assert not fmm.explain(a, a).plan.levels
-    with pytest.raises(fmm.PlanError, match="entry by entry"):
+    with pytest.raises(fmm.PlanError, match="each entry"):
         fmm.matmul(a, a, plan="strassen > vendor")
 
 
@@ -299,13 +299,13 @@ def test_copies_are_prepared_anew(copied: Any, monkeypatch: pytest.MonkeyPatch) 
     """What is kept stands behind the array in its memory, and does not come with it."""
     b = np.arange(12.0).reshape(3, 4)
     p = fmm.prepare(b, side="left")
-    made, prepared_copy = [0], prepared_operand._copied
+    made, prepared_copy = [0], prepared_operand._read_only_copy
 
     def counted(*given: Any) -> Any:
         made[0] += 1
         return prepared_copy(*given)
 
-    monkeypatch.setattr(prepared_operand, "_copied", counted)
+    monkeypatch.setattr(prepared_operand, "_read_only_copy", counted)
     q = copied(p)
     assert made == [1] and (q.side, q.shape, q.dtype, q.keeps) == (p.side, p.shape, p.dtype, "")
     assert not q._array.flags.writeable and q._array is not p._array

@@ -41,7 +41,7 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
-    monkeypatch.setattr(progress, "_shown_by", lambda total: found)
+    monkeypatch.setattr(progress, "_new_display", lambda total: found)
     return found
 
 
@@ -101,7 +101,7 @@ def test_without_tqdm_there_are_lines_with_the_same_words(
     with progress.show_progress(True) as told:
         told.begin(8, 3600.0)
     assert re.fullmatch(r"fmm\.matmul   0% 00:0\d<\?\n", capfd.readouterr().err)
-    progress._shown_by(8).show(2, 8, 5.0)
+    progress._new_display(8).show(2, 8, 5.0)
     assert capfd.readouterr().err == "fmm.matmul  25% 00:05<00:15\n"
     assert [progress.clock_time(x) for x in (42.9, 60, 3723)] == ["00:42", "01:00", "1:02:03"]
 
