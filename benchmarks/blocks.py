@@ -19,16 +19,15 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import cupy
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 
-from benchmarks.clock import elapsed
-from benchmarks.this_gpu import environment
+from benchmarks.harness import gpu_environment, gpu_seconds
 from benchmarks.tile import RIGHT, operands
 from benchmarks.tile_errors import off
 from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plain
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import TileKernel, adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileOp
-from fmm.kernels.cuda.views import Lines, Piece
 
 SQUARES = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
 EACH = 5  # shapes of every kind
@@ -77,11 +76,11 @@ def fused(s: TileSizes, case: Case) -> TileOp:
     m, k, n, _ = case
     kernel = TileKernel(s, "float32", 2, 2, adding_epilogue(2))
 
-    def diagonal(base: str, rows: int, cols: int, factor: float = 1, keep: float = 0) -> tuple[Piece, ...]:
+    def diagonal(base: str, rows: int, cols: int, factor: float = 1, keep: float = 0) -> tuple[BlockTerm, ...]:
         second = 4 * (2 * cols * rows + cols)
-        return Piece(base, 0, rows, cols, 1, keep), Piece(base, second, rows, cols, factor, keep)
+        return BlockTerm(base, 0, rows, cols, 1, keep), BlockTerm(base, second, rows, cols, factor, keep)
 
-    lines = Lines(2 * k), *[Lines(2 * n)] * 3
+    lines = BlockStrides(2 * k), *[BlockStrides(2 * n)] * 3
     return TileOp(kernel, diagonal("A", m, k), diagonal("B", k, n), diagonal("C", m, n, -1, 1), lines, m, n, k)
 
 
@@ -143,14 +142,14 @@ def _bases(a: Any, b: Any, c: Any) -> dict[str, int]:
 def timed(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float]]:
     """Seconds of every round, by name."""
     runs = {name: call.run for name, call in calls.items()}
-    once = {name: max(elapsed(run, 2, 2 * AHEAD), 1e-6) for name, run in runs.items()}
+    once = {name: max(gpu_seconds(run, 2, 2 * AHEAD), 1e-6) for name, run in runs.items()}
     repeats = {name: min(max(round(SHORTEST / t), 1), MOST) for name, t in once.items()}
     least, most = ROUNDS
     rounds = min(max(int(seconds / sum(repeats[x] * (once[x] + AHEAD) for x in runs)), least), most)
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name in random.sample(list(runs), len(runs)):
-            samples[name].append(elapsed(runs[name], repeats[name], repeats[name] * AHEAD))
+            samples[name].append(gpu_seconds(runs[name], repeats[name], repeats[name] * AHEAD))
     return samples
 
 
@@ -192,7 +191,7 @@ def main() -> None:
     began = time.perf_counter()
     random.seed(options.seed)
     compile_ahead(kernels())
-    env = {**environment(), "command": f"python -m benchmarks.blocks --seed {options.seed}"}
+    env = {**gpu_environment(), "command": f"python -m benchmarks.blocks --seed {options.seed}"}
     env |= {x: cupy.cuda.Device().attributes.get(x) for x in ATTRIBUTES}
     report: dict[str, Any] = {"environment": env, "kernels": compiled_rows(), "plain": [], "fused": []}
     names = ("cuBLAS", *(s.name for s in (*STRATEGIES, *TUNED)))

@@ -31,13 +31,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.papers.experiment import Results, has_results, read_results
+from benchmarks.papers.experiment import Results, has_results, planned_parts, read_results
 from benchmarks.papers.figures import EXPERIMENTS
-from benchmarks.papers.measuring import planned_parts
 from fmm.dtypes import STORED
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
@@ -167,7 +166,7 @@ def compile_kernel(path: Path, capability: int) -> str:
     from cupy._core import core
     from cupy.cuda import compiler
 
-    from fmm.kernels.cuda.launch.compile import code_for_architecture
+    from fmm.kernels.cuda.launch.compile import compile_for_architecture
 
     told = json.loads(path.read_text(encoding="utf-8"))
     source, options, architecture = told["source"], tuple(told["options"]), told["architecture"]
@@ -177,7 +176,7 @@ def compile_kernel(path: Path, capability: int) -> str:
     compiler.function = type("Functions", (), {"Module": _Unloaded})
     try:
         if architecture:
-            code_for_architecture(source, architecture, options)
+            compile_for_architecture(source, architecture, options)
         else:
             arch = min(str(capability), compiler._get_max_compute_capability(), key=int)
             with suppress(_OnDiskError):  # RawModule's own call, but for the device

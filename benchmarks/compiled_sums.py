@@ -21,7 +21,7 @@ import numpy as np
 import fmm
 from benchmarks.harness import write_result
 from fmm.config.certify import median_interval, paired_ratios
-from fmm.kernels.cpu.sums import compiled_sums
+from fmm.kernels.cpu import compiled_sums
 from fmm.tuner.trials.environment import device_folder, environment
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -209,8 +209,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def run(size: int) -> None:
     """Every plan once, what is compiled being so before: the profiler counts between start and stop."""
     import cupy
-
-    from fmm.runtime.running.device_backend import DeviceBackend
+    from fmm.runtime.device_backend import DeviceBackend
 
     driver, backend, rng = ctypes.CDLL("libcuda.so.1"), DeviceBackend(), cupy.random.default_rng(1)
     a, b = (rng.standard_normal((size, size), np.float32) for _ in "AB")

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import fmm
 import fmm.distributed
 from fmm.distributed.layout import Holdings
-from fmm.tuner.trials.environment import environment as host_environment
+from fmm.tuner.trials.environment import gpu_environment as host_environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs it only shows that all of it runs
 # Type, side and rounds; the largest last, which ask for GPUs of more than 80 GB.
@@ -282,9 +282,9 @@ def about(count: int) -> dict[str, Any]:
     """Where and with what it was measured."""
     if DEVICE == "cpu":
         return {**host_environment(sys.argv), "torch": torch.__version__, "processes": count}
-    from benchmarks.this_gpu import environment
+    from benchmarks.harness import gpu_environment
 
-    return {**environment(), "torch": torch.__version__, "nccl": str(torch.cuda.nccl.version()), "gpus": count}
+    return {**gpu_environment(), "torch": torch.__version__, "nccl": str(torch.cuda.nccl.version()), "gpus": count}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

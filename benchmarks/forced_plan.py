@@ -10,15 +10,15 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from fmm import dispatch
 from fmm.integrations import cupy_functions
 from fmm.integrations.on_import import after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import routes, short_way, small_half
-from fmm.runtime.calls import answer
-from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime import gram, prepare
+from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.devices import Device
 
@@ -42,13 +42,13 @@ def force(text: str) -> None:
         return Decision(plan, problem, f"{VARIABLE} is set")
 
     changes: list[tuple[Any, str, Any]] = [
-        (answer, "decide", decide),
-        *((left_to_vendor, name, 0) for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED")),
-        (left_to_vendor, "SMALLEST_SIDE", 2),
-        (routes, "SMALL_BYTES", 0),
-        (short_way, "FEW_NUMBERS", 0),
-        (small_half, "SMALL_SIDE", 0),
-        (small_half, "LONG_SIDE", 0),
+        (prepare, "decide", decide),
+        *((early_declines, name, 0) for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED")),
+        (early_declines, "SMALLEST_SIDE", 2),
+        (dispatch, "SMALL_BYTES", 0),
+        (early_declines, "FEW_NUMBERS", 0),
+        (gram, "SMALL_SIDE", 0),
+        (gram, "LONG_SIDE", 0),
         (cupy_functions, "small_enough_for_vendor", never),
     ]
     if "torch" in sys.modules:

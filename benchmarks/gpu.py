@@ -27,14 +27,14 @@ from statistics import median
 from typing import Any
 
 import cupy
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 from benchmarks.gpu_cases import CASES, S1, S2, Case, chosen, merged, one
 from benchmarks.gpu_rows import LT, Row, table
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.harness import gpu_environment, gpu_folder
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
 from fmm.tuner.devices.cuda import Operands, event_milliseconds, random_normal
 
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
@@ -50,7 +50,7 @@ class Candidate:
 
     def __init__(self, case: Case, plan: Plan, operands: Operands, graph: bool, workspace: Any) -> None:
         self.backend = DeviceBackend()
-        self.launches: LaunchList = recorded_for_device(plan, Problem(*case.size, case.dtype))
+        self.launches: LaunchList = record_for_device(plan, Problem(*case.size, case.dtype))
         self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in operands.sets]
         self.graphs = [self.backend.graph(self.launches, *p) for p in self.pointers] if graph else None
 
@@ -69,7 +69,7 @@ def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
     operands = Operands(case.size, case.dtype, SAMPLED_ROWS)
     texts = ["vendor", *(LT if prod(case.size) < LONG else LT[:3]), *case.plans]
     pool = [(Plan.parse(text), graph) for text in texts for graph in ((False, True) if case.graph else (False,))]
-    need = max(recorded_for_device(plan, Problem(*case.size, case.dtype)).workspace for plan, _ in pool)
+    need = max(record_for_device(plan, Problem(*case.size, case.dtype)).workspace for plan, _ in pool)
     workspace = cupy.empty(max(need, 1), cupy.uint8)
     rows, ready = [], []
     for plan, graph in pool:
@@ -134,7 +134,7 @@ def overhead() -> dict[str, float]:
     for plan in ("vendor", one(S1), one(S2), "strassen.pad16 > " + one(S1)):
         a = random_normal((512, 512), "float32")
         out, backend = cupy.empty_like(a), DeviceBackend()
-        launches = recorded_for_device(Plan.parse(plan), Problem(512, 512, 512, "float32"))
+        launches = record_for_device(Plan.parse(plan), Problem(512, 512, 512, "float32"))
         workspace = cupy.empty(max(launches.workspace, 1), cupy.uint8)
         samples = []
         for _ in range(60):
@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> int:
 
 
 def keep(options: argparse.Namespace, content: dict[str, Any]) -> None:
-    folder = options.output or results_folder()
+    folder = options.output or gpu_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -189,8 +189,8 @@ def measured(
 ) -> dict[str, Any]:
     """Every case, as long as there is time, and kept at once; kernels are compiled together, before."""
     began = time.perf_counter()
-    content: dict[str, Any] = {"environment": environment(), "skipped": [], "rows": []}
-    compile_for(launches for case in cases for launches in launch_lists(case))
+    content: dict[str, Any] = {"environment": gpu_environment(), "skipped": [], "rows": []}
+    compile_launch_lists(launches for case in cases for launches in launch_lists(case))
     print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
     content["environment"]["overhead_microseconds"] = overhead()
     for case in cases:
@@ -220,7 +220,7 @@ def attempt(case: Case, rounds: int, seconds: float) -> list[Row]:
 def launch_lists(case: Case) -> Iterator[LaunchList]:
     for text in case.plans:
         try:
-            yield recorded_for_device(Plan.parse(text), Problem(*case.size, case.dtype))
+            yield record_for_device(Plan.parse(text), Problem(*case.size, case.dtype))
         except PlanError:  # becomes a row when it is measured
             continue
 

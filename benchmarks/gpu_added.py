@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 import fmm
-from benchmarks.clock import elapsed
-from benchmarks.this_gpu import environment
+from benchmarks.harness import gpu_environment, gpu_seconds
 
 CASES = "float32:2048,float32:4096,float32:8192,bfloat16:8192,bfloat16:16384,float64:4096"
 LEAST = 2e-3  # seconds of a sample
@@ -52,14 +51,14 @@ def calls(dtype: str, n: int, what: str) -> dict[str, Callable[[], Any]]:
 def sampled(call: Callable[[], Any], installed: bool, repeats: int) -> float:
     with fmm.installed("torch") if installed else nullcontext():
         call()
-        return elapsed(call, repeats)
+        return gpu_seconds(call, repeats)
 
 
 def measured(dtype: str, n: int, what: str, rounds: int) -> dict[str, Any]:
     found = calls(dtype, n, what)
     with fmm.installed("torch"):
         for call in found.values():
-            elapsed(call, WARM)
+            gpu_seconds(call, WARM)
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     repeats = max(int(LEAST / sampled(found["addmm"], True, WARM)), 1)
     for _ in range(rounds):
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args(arguments)
     random.seed(1)
-    told: dict[str, Any] = {"environment": {**environment(), "torch": torch.__version__}, "rows": []}
+    told: dict[str, Any] = {"environment": {**gpu_environment(), "torch": torch.__version__}, "rows": []}
     told["environment"]["command"] = " ".join(["python -m benchmarks.gpu_added", *(arguments or sys.argv[1:])])
     for case in given.cases.split(","):
         dtype, side = case.split(":")

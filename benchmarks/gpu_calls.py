@@ -29,12 +29,11 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks.clock import elapsed
+from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from benchmarks.held_out import IEEE, OWN, Size, paired
-from benchmarks.this_gpu import environment, results_folder
 from benchmarks.timed_machines import Gpu
 from benchmarks.tried_plans import element_type
-from fmm.runtime.decisions.limits import LIFETIME, SHARE
+from fmm.runtime.decisions.limits import FREE_MEMORY_SECONDS, WORKSPACE_SHARE
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
 LEAST = 5e-3  # seconds of a sample: shorter calls are repeated
@@ -126,12 +125,12 @@ def others_take(share: float) -> Iterator[None]:
     cupy.get_default_memory_pool().free_all_blocks()
     block = cupy.cuda.runtime.malloc(int(share * cupy.cuda.runtime.memGetInfo()[0]))
     try:
-        time.sleep(1.1 * LIFETIME)
+        time.sleep(1.1 * FREE_MEMORY_SECONDS)
         yield
     finally:
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.cuda.runtime.free(block)
-        time.sleep(1.1 * LIFETIME)
+        time.sleep(1.1 * FREE_MEMORY_SECONDS)
 
 
 # ---- errors
@@ -171,10 +170,10 @@ def measured(case: Case) -> list[Row]:
             a, b, vendor = machine.operands(case.size, case.dtypes[0])
             a, b = (lying(x, order) for x, order in zip((a, b), case.lie, strict=True))
             made: list[Any] = []
-            first = elapsed(lambda: made.append(vendor(a, b)), 1)
+            first = gpu_seconds(lambda: made.append(vendor(a, b)), 1)
             c = made.pop()
             if first < LONG:  # a library's very first product is loaded as well
-                first = elapsed(lambda: vendor(a, b), 1)
+                first = gpu_seconds(lambda: vendor(a, b), 1)
             base = error(a, b, c)
         for row in rows:
             _prepare(machine, row, (a, b, c), base)
@@ -205,10 +204,10 @@ def _prepare(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None
 def warmed(call: Callable[[], object]) -> float:
     """Seconds of a call, once it has been made often and for long enough."""
     until = time.monotonic() + WARM_SECONDS
-    elapsed(call, WARM)
+    gpu_seconds(call, WARM)
     while time.monotonic() < until:
-        elapsed(call, WARM)
-    return elapsed(call, WARM)
+        gpu_seconds(call, WARM)
+    return gpu_seconds(call, WARM)
 
 
 def _sample(
@@ -232,12 +231,12 @@ def _sample(
         for taken in random.sample([None, *takes], 1 + len(takes)):
             if taken is None:
                 with machine.as_type(case.dtypes[0]):
-                    sample = known.pop() if known else elapsed(theirs, repeats)
+                    sample = known.pop() if known else gpu_seconds(theirs, repeats)
                 continue
             with others_take(taken):
                 for row in (r for r in right if r.taken == taken):
                     with machine.as_type(row.dtype):
-                        row.seconds.append(elapsed(ours, repeats))
+                        row.seconds.append(gpu_seconds(ours, repeats))
         for row in right:
             row.vendor_seconds.append(sample)
 
@@ -251,7 +250,7 @@ def make_ready(cases: Sequence[Case]) -> None:
             m, k, n = case.size
             beside = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
             for taken in case.taken:
-                room = int(SHARE * (1 - taken) * max(beside, 0))
+                room = int(WORKSPACE_SHARE * (1 - taken) * max(beside, 0))
                 with Gpu().as_type(dtype):
                     found = fmm.plan(*case.size, dtype=element_type(dtype), device=0, workspace=room)
                 wanted.append((element_type(dtype), found.plan, case.size))
@@ -274,7 +273,7 @@ def main(arguments: list[str]) -> int:
     wanted = set(options.dtype or chain.from_iterable(x.dtypes for x in every))
     known = [replace(x, dtypes=tuple(t for t in x.dtypes if t in wanted)) for x in every]
     cases = [replace(x, rounds=options.rounds or x.rounds) for x in known if x.dtypes]
-    folder = options.output or results_folder()
+    folder = options.output or gpu_folder()
     folder.mkdir(parents=True, exist_ok=True)
     make_ready(cases)
     for case in cases:
@@ -282,7 +281,7 @@ def main(arguments: list[str]) -> int:
             break
         rows += measured(case)
         print(*rows[-len(case.dtypes) * len(case.taken) :], sep="\n", flush=True)
-        content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+        content = {"environment": gpu_environment(), "rows": [asdict(row) for row in rows]}
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     return int(any(row.failure for row in rows))
 

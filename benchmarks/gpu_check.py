@@ -164,11 +164,11 @@ def arguments_of(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str
 
 
 def main(arguments: list[str]) -> int:
-    from benchmarks.this_gpu import device_count, environment, results_folder
+    from benchmarks.harness import gpu_count, gpu_environment, gpu_folder
 
     options, others = arguments_of(arguments)
     os.environ.update(with_cache(os.environ))
-    folder, count = results_folder(), options.gpus or device_count()
+    folder, count = gpu_folder(), options.gpus or gpu_count()
     code = code_digest()
     places = Places(folder, NOTES / code)
     several = places._replace(results=folder.with_name(f"{folder.name}-x{count}"))
@@ -182,7 +182,7 @@ def main(arguments: list[str]) -> int:
     for each in (folder, several.results) if count > 1 else (folder,):
         each.mkdir(parents=True, exist_ok=True)
     path = (several if options.gpus else places).results / "checks.json"
-    checks = Checks(path, environment(), code, [step.name for step in all_steps], places.notes, options.copy_to)
+    checks = Checks(path, gpu_environment(), code, [step.name for step in all_steps], places.notes, options.copy_to)
     if options.anew or "tests" in names:
         places.ended_tests.unlink(missing_ok=True)
     wanted = chosen(planned, names, options.anew, checks)

@@ -23,8 +23,7 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks.clock import elapsed
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 
 ROUNDS, QUICK_ROUNDS = 11, 5
 LEAST = 10.0  # milliseconds of a sample
@@ -68,12 +67,12 @@ def random_normal(side: int, dtype: str) -> Any:
 def paired_samples(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Milliseconds of every call in every round, the calls of a round in random order."""
     for call in calls.values():
-        elapsed(call, 2)
-    repeats = {name: max(int(LEAST / max(1e3 * elapsed(call, 1), 1e-3)), 1) for name, call in calls.items()}
+        gpu_seconds(call, 2)
+    repeats = {name: max(int(LEAST / max(1e3 * gpu_seconds(call, 1), 1e-3)), 1) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
-            samples[name].append(1e3 * elapsed(calls[name], repeats[name]))
+            samples[name].append(1e3 * gpu_seconds(calls[name], repeats[name]))
     return samples
 
 
@@ -185,13 +184,13 @@ def main(arguments: list[str]) -> int:
         asked = [x for x in CASES if any(text in f"{x.dtype} {x.side} " for text in options.only.split(","))]
         found = [case for case in asked if case.quick or not options.quick]
         tasks = [partial(measured_product, case, rounds, not options.chosen) for case in found]
-    folder = options.output or results_folder()
+    folder = options.output or gpu_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ("update.json" if options.update else "complex.json")
     for task in tasks:
         rows.append(task())
         print(printed(rows[-1]), flush=True)
-        path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"environment": gpu_environment(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
         cupy.get_default_memory_pool().free_all_blocks()
     return 0
 

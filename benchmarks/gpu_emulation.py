@@ -27,14 +27,13 @@ from typing import Any
 
 import cupy
 import numpy as np
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 import fmm
 from benchmarks import gemmul8, gpu_random
-from benchmarks.clock import elapsed
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 LEAST = 5.0  # milliseconds of a sample: shorter calls are repeated
 SAMPLED_ROWS = 64
@@ -175,7 +174,7 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     tried = CANDIDATES if work < LONG else CANDIDATES // 2 if work < HUGE else 1
     candidates = [call for number in range(tried) if (call := recorded(a, b, c, f"lt{number}"))]
     if candidates:
-        found["cublasLt"] = min(candidates, key=lambda call: elapsed(call, 1)) if tried > 1 else candidates[0]
+        found["cublasLt"] = min(candidates, key=lambda call: gpu_seconds(call, 1)) if tried > 1 else candidates[0]
     tf32 = recorded(a, b, c, "vendor", "tf32")
     assert tf32 is not None
     found["TF32"] = tf32
@@ -203,7 +202,7 @@ def recorded(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", beta: fl
     """A plan's launches alone; None where it cannot run."""
     (m, k), n = a.shape, b.shape[1]
     try:
-        launches = recorded_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
+        launches = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
         workspace = cupy.empty(launches.workspace, cupy.uint8)
         run = partial(DeviceBackend().run, launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
         run()
@@ -279,10 +278,10 @@ def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, li
     for name, call in calls.items() if work < HUGE else ():
         for _ in range(8 if work < 1e11 else 1):
             call()
-        repeats[name] = min(max(round(LEAST / max(1e3 * elapsed(call, 1), 1e-3)), 1), 200)
+        repeats[name] = min(max(round(LEAST / max(1e3 * gpu_seconds(call, 1), 1e-3)), 1), 200)
     for _ in range(rounds if work < LONG else min(rounds, 5) if work < HUGE else 2):
         for name in random.sample(list(calls), len(calls)):
-            found[name].append(elapsed(calls[name], repeats[name]))
+            found[name].append(gpu_seconds(calls[name], repeats[name]))
     return found
 
 
@@ -313,9 +312,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--file", default="emulation.json", help="its name in the folder")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    folder, rows, began = options.output or results_folder(), list[Row](), time.perf_counter()
+    folder, rows, began = options.output or gpu_folder(), list[Row](), time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"environment": environment()}
+    content: dict[str, Any] = {"environment": gpu_environment()}
     others = partial(planned_calls, options.plans) if options.plans else None if options.quick else peer_calls
 
     def write() -> None:

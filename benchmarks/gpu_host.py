@@ -29,15 +29,14 @@ import torch
 from cupy import cublas
 
 import fmm
-from benchmarks.clock import elapsed, spin
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.clock import spin
+from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
-from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.launch.graphs import REPEATS
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime.calls import answer
+from fmm.runtime import prepare, run_device
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.running import device_run
 
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
 SMALL = (1, 16, 127, 128, 256, 512, 1024)
@@ -81,7 +80,7 @@ def decided(plan: str) -> Iterator[None]:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     forget()
-    with patch.object(answer, "decide", decide):
+    with patch.object(prepare, "decide", decide):
         yield
     forget()
 
@@ -94,12 +93,12 @@ def forget() -> None:
 @contextmanager
 def replays(wanted: bool) -> Iterator[None]:
     """Calls that recur as graphs, or never."""
-    device_run.GRAPHS.clear()
-    device_run.GRAPHS.repeats = REPEATS if wanted else NEVER
+    run_device.GRAPHS.clear()
+    run_device.GRAPHS.repeats = REPEATS if wanted else NEVER
     try:
         yield
     finally:
-        device_run.GRAPHS.clear()
+        run_device.GRAPHS.clear()
 
 
 # ---- the host's time up to the last launch
@@ -152,7 +151,7 @@ def product(library: str) -> Callable[..., Any]:
 
 def run(call: Callable[[], Any], repeats: int) -> float:
     """Microseconds a call of so many, one after the other."""
-    return 1e6 * elapsed(call, repeats)
+    return 1e6 * gpu_seconds(call, repeats)
 
 
 def paired(calls: Mapping[str, Callable[[], Any]], rounds: int, repeats: int) -> dict[str, list[float]]:
@@ -324,12 +323,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    env = {**environment(), "torch": torch.__version__}
+    env = {**gpu_environment(), "torch": torch.__version__}
     env["command"] = " ".join(["python -m benchmarks.gpu_host", *arguments])
     random.seed(1)
     np.random.seed(1)
     rows = [row for name in options.tables for row in TABLES[name](options.rounds)]
-    folder = options.output or results_folder()
+    folder = options.output or gpu_folder()
     folder.mkdir(parents=True, exist_ok=True)
     name = "host" if options.tables == list(TABLES) else "-".join(["host", *options.tables])
     (folder / f"{name}.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")

@@ -22,8 +22,7 @@ from typing import Any
 import cupy
 
 import fmm
-from benchmarks.clock import elapsed
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 LARGEST, ASPECT = 20000, 64
@@ -76,14 +75,14 @@ def paired_samples(
     """Milliseconds of both in shuffled rounds, after both have run."""
     calls = {"vendor": vendor, "fmm": own}
     for call in calls.values():
-        elapsed(call, 2)
-    single = max(1e3 * elapsed(vendor, 1), 1e-3)
+        gpu_seconds(call, 2)
+    single = max(1e3 * gpu_seconds(vendor, 1), 1e-3)
     repeats = max(int(LEAST / single), 1)
     rounds = max(min(15, int(1000 * seconds / (2 * single * repeats))), 5)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), 2):
-            samples[name].append(1e3 * elapsed(calls[name], repeats))
+            samples[name].append(1e3 * gpu_seconds(calls[name], repeats))
     return samples
 
 
@@ -102,11 +101,11 @@ def in_digits(value: Any, digits: int = 5) -> Any:
     return {name: in_digits(x, digits) for name, x in value.items()} if isinstance(value, dict) else value
 
 
-def write_rows(path: Path, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, gpu_environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """A line for each row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(in_digits(row)) for row in rows)
-    path.write_text(f'{{"environment": {json.dumps(environment)},\n"rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    path.write_text(f'{{"environment": {json.dumps(gpu_environment)},\n"rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
@@ -119,7 +118,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--time-limit", type=float, default=100, help="seconds after which no shape is begun")
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    env = {**environment(), "command": " ".join(["python -m benchmarks.gpu_random", *arguments])}
+    env = {**gpu_environment(), "command": " ".join(["python -m benchmarks.gpu_random", *arguments])}
     began, rows = time.perf_counter(), []
     limits = {} if options.workspace is None else {"workspace": options.workspace}
     for size in options.sizes or shapes(options.count, options.seed):
@@ -134,7 +133,7 @@ def main(arguments: list[str]) -> int:
                 cupy._core.set_compute_type(cupy.float32, 1)
         cupy.get_default_memory_pool().free_all_blocks()
     name = "workspace.json" if limits else "random.json"
-    write_rows((options.output or results_folder()) / name, env, rows)
+    write_rows((options.output or gpu_folder()) / name, env, rows)
     for row in sorted(rows, key=lambda r: r["ratio"])[:30]:
         shape, took = " x ".join(map(str, row["size"])), f"{median(row['vendor']):9.4f} ms"
         print(f"{row['dtype']:9}{shape:24}{row['ratio']:7.3f} {took}  {row['plan']}  ({row['step']})")

@@ -21,19 +21,18 @@ from typing import Any
 
 import cupy
 import numpy as np
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 import fmm
 from benchmarks import gemmul8
-from benchmarks.clock import elapsed
 from benchmarks.gpu_complex import paired_samples, speedup
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from fmm.kernels.cuda.launch.player import Addresses
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.plans.levels.residue_room import PRODUCTS
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 SIDES, QUICK_SIDES = (4096, 8192, 16384, 24576), (4096, 8192)
 USUAL = {
@@ -82,7 +81,7 @@ def stages(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, float]:
     """Milliseconds of each launch of a plan, each repeated by itself."""
     a, b = (numbers("normal", dtype, side, seed) for seed in (1, 2))
     c = cupy.empty_like(a)
-    found = recorded_for_device(Plan.parse(leaf), Problem(side, side, side, dtype))
+    found = record_for_device(Plan.parse(leaf), Problem(side, side, side, dtype))
     work = cupy.empty(found.workspace, cupy.uint8)
     addresses = Addresses(a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
     player = DeviceBackend().player(found, addresses)
@@ -92,9 +91,9 @@ def stages(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, float]:
     launches = [step for step in found.steps if isinstance(step, Launch)]
     times: dict[str, float] = {}
     for launch, call in zip(launches, calls, strict=True):
-        elapsed(call, 1)
+        gpu_seconds(call, 1)
         name = launch.label.split(",")[0]
-        times[name] = times.get(name, 0.0) + 1e3 * median(elapsed(call, 1) for _ in range(repeats))
+        times[name] = times.get(name, 0.0) + 1e3 * median(gpu_seconds(call, 1) for _ in range(repeats))
     give_back()
     return times
 
@@ -124,7 +123,7 @@ def long_samples(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
-            samples[name].append(1e3 * elapsed(calls[name], 1))
+            samples[name].append(1e3 * gpu_seconds(calls[name], 1))
     return samples
 
 
@@ -205,12 +204,12 @@ def main(arguments: list[str]) -> int:
     rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
     kinds, modes = (tuple(filter(None, x.split(","))) for x in (given.kinds, given.modes))
     wanted = Wanted(given.dtype, plans, rounds, kinds, modes, given.alone, given.whole)
-    rows, out = [], given.out or results_folder() / "residues.json"
+    rows, out = [], given.out or gpu_folder() / "residues.json"
     for side in sides:
         rows.append(measured(side, wanted))
         cupy.get_default_memory_pool().free_all_blocks()
         print(table(rows[-1]), flush=True)
-        out.write_text(json.dumps({"environment": environment(), "cases": rows}) + "\n", encoding="utf-8")
+        out.write_text(json.dumps({"environment": gpu_environment(), "cases": rows}) + "\n", encoding="utf-8")
     return 0
 
 

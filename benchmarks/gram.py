@@ -26,7 +26,7 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks.this_gpu import environment, results_folder
+from benchmarks.harness import gpu_environment, gpu_folder
 from fmm.tuner.devices.cuda import event_milliseconds
 
 Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]
@@ -245,7 +245,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     began, rows = time.perf_counter(), []
-    folder = options.output or results_folder()
+    folder = options.output or gpu_folder()
     for case in sorted(CASES, key=lambda case: case.rows**2 * case.cols):  # what a time limit cuts off are the longest
         named = any(x in f"{case.name} " for x in options.only.split(","))
         if not named or (options.quick and not case.quick):
@@ -256,7 +256,7 @@ def main(arguments: list[str]) -> int:
         rounds, seconds = (7, min(options.seconds, 1.0)) if options.quick else (options.rounds, options.seconds)
         rows.append(measured(case, rounds, seconds))
         print(list(table(rows[-1:]))[-1], flush=True)
-        content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+        content = {"environment": gpu_environment(), "rows": [asdict(row) for row in rows]}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "gram.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     print("\n".join(table(rows)))

@@ -19,13 +19,13 @@ from typing import Any
 
 import cupy
 import numpy as np
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
-from benchmarks.clock import elapsed
-from fmm.kernels.cuda.launch_list import LaunchList, Turn
+from benchmarks.harness import gpu_seconds
+from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")
@@ -37,7 +37,7 @@ HOST = 1e-4  # seconds: more than what any of these calls takes the host, which 
 
 def only_recomputing(launches: LaunchList) -> LaunchList:
     """The part of a list that follows the plan's own launches."""
-    steps = tuple(x for x in launches.steps if not isinstance(x, Turn) and x.does == "recompute")
+    steps = tuple(x for x in launches.steps if not isinstance(x, StreamSync) and x.does == "recompute")
     return replace(launches, steps=steps, lanes=(0,) * len(steps))
 
 
@@ -58,13 +58,13 @@ class Case:
         return self.a.data.ptr, self.b.data.ptr, self.c.data.ptr
 
     def plan(self, text: str, guarded: bool) -> Callable[[], None]:
-        launches = recorded_for_device(Plan.parse(text), self.problem, flagged=guarded)
+        launches = record_for_device(Plan.parse(text), self.problem, flagged=guarded)
         workspace = cupy.empty(max(launches.workspace, 1), cupy.uint8)
         told = (self.place.address, self.place.count_address) if guarded else (0, 0)
         return lambda: self.backend.run(launches, *self.bases, workspace.data.ptr, None, *told)
 
     def rescue(self, up: bool) -> Callable[[], None]:
-        launches = only_recomputing(recorded_for_device(Plan.parse(FUSED), self.problem, flagged=True))
+        launches = only_recomputing(record_for_device(Plan.parse(FUSED), self.problem, flagged=True))
         told = self.place.address, self.place.count_address
 
         def call() -> None:
@@ -101,13 +101,13 @@ def measured(case: Case, rounds: int) -> dict[str, list[float]]:
     calls = case.calls()
     for call in calls.values():
         call()
-    repeats = {name: min(max(1, round(SHORTEST / elapsed(call, 3))), MOST) for name, call in calls.items()}
+    repeats = {name: min(max(1, round(SHORTEST / gpu_seconds(call, 3))), MOST) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            samples[name].append(elapsed(calls[name], repeats[name], HOST * repeats[name]))
+            samples[name].append(gpu_seconds(calls[name], repeats[name], HOST * repeats[name]))
     return samples
 
 

@@ -180,7 +180,7 @@ def main() -> int:
     else:
         from benchmarks import this_gpu
 
-        where, folder = this_gpu.environment(), this_gpu.results_folder()
+        where, folder = this_gpu.gpu_environment(), this_gpu.gpu_folder()
     folder = given.output or folder
     folder.mkdir(parents=True, exist_ok=True)
     rows = []

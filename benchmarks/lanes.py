@@ -20,16 +20,16 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from fmm.kernels.cpu.compiled_sums import compiler_found
+from fmm.kernels.cpu.host_arrays import Arena, Array, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.worker_threads import run_on_worker
 
 from benchmarks.harness import write_result
 from fmm.config.certify import median_interval, paired_ratios
-from fmm.kernels.cpu import side_by_side
-from fmm.kernels.cpu.arena import Arena, Array, aligned_block
+from fmm.kernels.cpu import parallel_products
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.sums.compiled_sums import compiler_found
-from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Sum
@@ -104,10 +104,10 @@ def row(plan: Plan, size: tuple[int, ...], dtype: str, rounds: int) -> dict[str,
         execute_plan(plan, a, b, c, backend, Arena(memory, a.dtype))
 
     def two(products: bool, sums: bool) -> None:
-        call_apart(partial(two_at_a_time, products, sums))
+        run_on_worker(partial(two_at_a_time, products, sums))
 
     def two_at_a_time(products: bool, sums: bool) -> None:
-        with side_by_side.backend_for(blas_threads(), 2 * m * k * n) as backend:
+        with parallel_products.backend_for(blas_threads(), 2 * m * k * n) as backend:
             execute_plan(plan, a, b, c, Part(backend, products, sums), Arena(memory, a.dtype))
 
     calls: dict[str, Callable[[], object]] = {"numpy": partial(np.matmul, a, b, out=c)}

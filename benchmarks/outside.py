@@ -118,12 +118,12 @@ def command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more
 
 
 def run(
-    suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str], wishes: Mapping[str, str]
+    suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str], constraints: Mapping[str, str]
 ) -> dict[str, str]:
     """How the tests ended; an exception if they did not even begin. `wishes`: what fmm is told in the environment."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: plan if fmm else ""}
-    env |= wishes if fmm else {}
+    env |= constraints if fmm else {}
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
         done = subprocess.run(command(suite, folder, report, fmm, plan, more), cwd=folder / suite.start, env=env)
@@ -155,13 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (given.folder / suite.start).is_dir():
         parser.error(f"{given.folder} has no folder {suite.start}")
     plan = str(Plan.parse(given.plan)) if given.plan else ""
-    wishes = {"FMM_COMPONENTWISE": "1"} if given.componentwise else {}
+    constraints = {"FMM_COMPONENTWISE": "1"} if given.componentwise else {}
     with ThreadPoolExecutor(2) as both:
         without, with_fmm = both.map(
-            lambda fmm: run(suite, given.folder.resolve(), fmm, plan, given.pytest, wishes), (False, True)
+            lambda fmm: run(suite, given.folder.resolve(), fmm, plan, given.pytest, constraints), (False, True)
         )
     found = compared(without, with_fmm)
-    told = {"suite": given.suite, "plan": plan, "wishes": wishes, "versions": versions(), **found}
+    told = {"suite": given.suite, "plan": plan, "wishes": constraints, "versions": versions(), **found}
     told["environment"] = environment(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
     given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")

@@ -212,15 +212,15 @@ def _write(file: Any, what: Mapping[str, Any]) -> None:
 def _folder(processor: str) -> Path:
     if processor == "cpu":
         return ROOT / "results" / device_folder()
-    from benchmarks.this_gpu import results_folder
+    from benchmarks.harness import gpu_folder
 
-    return results_folder()
+    return gpu_folder()
 
 
 def _environment(processor: str) -> Mapping[str, Any]:
     if processor == "cpu":
         return environment(["python -m benchmarks.regret", *sys.argv[1:]])
-    from benchmarks.this_gpu import environment as of_gpu
+    from benchmarks.harness import gpu_environment as of_gpu
 
     return of_gpu()
 

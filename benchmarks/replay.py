@@ -41,10 +41,10 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, default_error_growth, rank_candidates
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
-from fmm.runtime.devices import Device, described_gpu
+from fmm.runtime.devices import Device, gpu_from_description
 
 ROOT = Path(__file__).parents[1]
-H200 = described_gpu("NVIDIA H200", "9.0", 132)
+H200 = gpu_from_description("NVIDIA H200", "9.0", 132)
 ROOM = 64 << 30  # bytes of workspace
 
 
@@ -78,7 +78,7 @@ def tuned_model(config: Path, dtype: str, device: Device = H200) -> Calibration:
 def measured_device(runs: Sequence[Run]) -> Device:
     """The GPU on which the last of these was measured."""
     about = runs[-1].environment
-    return described_gpu(about["device"], about["compute_capability"], about["multiprocessors"])
+    return gpu_from_description(about["device"], about["compute_capability"], about["multiprocessors"])
 
 
 def problem_of(row: Row) -> Problem:

@@ -23,9 +23,9 @@ from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
 
-from benchmarks.block_model import read_shapes
 from benchmarks.held_out import FILE, OWN, recorded_rows
 from benchmarks.replay import replayed
+from benchmarks.shipped import recorded_blocks
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED
 from fmm.config.identity import gpu_key
@@ -187,13 +187,13 @@ def section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, R
         "error": {name: e.fields for name, e in model.error.items()},
         "thresholds": todays_thresholds(calibration, dtype, intervals, seen).fields,
         "noise": noise,
-        "doubts": list(model.doubts),
+        "doubts": list(model.diagnostics),
     }
 
 
 def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
     """The section with the tiles of our own kernel that are launched there, and the model that chooses them."""
-    found = judged_blocks(read_shapes(BLOCKS), card.chip)
+    found = judged_blocks(recorded_blocks(BLOCKS), card.chip)
     tiles = chosen_strategies(dtype, card.chip, found)
     own = found.fields if dtype == DTYPE else None
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}

@@ -254,7 +254,7 @@ def main(arguments: list[str]) -> int:
     else:
         from benchmarks import this_gpu
 
-        where, folder = this_gpu.environment(), this_gpu.results_folder().name
+        where, folder = this_gpu.gpu_environment(), this_gpu.gpu_folder().name
         made = device_rows(options.quick, options.only, options.sizes or (), options.rounds or 11)
     output = options.output or ROOT / "results" / folder
     output.mkdir(parents=True, exist_ok=True)

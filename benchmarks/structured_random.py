@@ -21,8 +21,8 @@ from cupy import cublas
 
 import fmm
 from benchmarks.gpu_random import LARGEST, SECONDS, compared, operands, paired_samples, write_rows
+from benchmarks.harness import gpu_environment, gpu_folder
 from benchmarks.structured_shapes import COUNT, QUICK_COUNT, random_sides, summary
-from benchmarks.this_gpu import environment, results_folder
 
 HALVES, COMPLEX = ("float32", "float64", "bfloat16"), {"complex64": "float32", "complex128": "float64"}
 KINDS = (*(f"half {t}" for t in HALVES), *(f"x @ x.T {t}" for t in HALVES), *COMPLEX)
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--time-limit", type=float, default=200, help="seconds after which no shape is begun")
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    env = {**environment(), "command": " ".join(["python -m benchmarks.structured_random", *arguments])}
+    env = {**gpu_environment(), "command": " ".join(["python -m benchmarks.structured_random", *arguments])}
     began, rows = time.perf_counter(), []
     count = QUICK_COUNT if options.quick else COUNT
     for pair, triple in zip(
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
         for kind in (kind for kind in KINDS if options.only in kind):
             if time.perf_counter() - began < options.time_limit:
                 rows.append(measured(kind, triple if kind in COMPLEX else pair, options.seconds))
-    write_rows((options.output or results_folder()) / "structured.json", env, rows)
+    write_rows((options.output or gpu_folder()) / "structured.json", env, rows)
     print("\n".join(summary(rows, KINDS)))
     return int(any("failure" in row for row in rows))
 

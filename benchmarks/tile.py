@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
-from benchmarks.clock import elapsed
-from benchmarks.this_gpu import environment
+from benchmarks.harness import gpu_environment, gpu_seconds
 from benchmarks.tile_errors import checked, off
 from benchmarks.tile_launch import Case, compile_ahead, compiled, launcher, plain
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
@@ -34,7 +34,6 @@ from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 BATCHED = tuple(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile"))
@@ -114,7 +113,7 @@ def operands(case: Case, dtype: str = "float32") -> tuple[Any, Any, Any]:
 
 def replayed(plan: str, case: Case, bases: dict[str, int], dtype: str) -> Callable[[], None]:
     """A plan as a CUDA graph, so that launches cost what the device takes."""
-    launches = recorded_for_device(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
+    launches = record_for_device(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
     workspace = cupy.empty(launches.workspace, cupy.uint8)
     graph = DeviceBackend().graph(launches, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
 
@@ -159,12 +158,12 @@ def measured(case: Case, strategies: Iterable[TileSizes], rounds: int, dtype: st
         errors[name] = off(a, b, c)
         if not errors[name] < RIGHT * np.finfo(dtype).eps / np.finfo(np.float32).eps:
             print(f"{case} {name}: WRONG, relative error {errors[name]:.1e}")
-    once = elapsed(calls["cuBLAS"], 3)
+    once = gpu_seconds(calls["cuBLAS"], 3)
     order = list(calls)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            samples[name].append(elapsed(calls[name], max(1, round(SHORTEST / once))))
+            samples[name].append(gpu_seconds(calls[name], max(1, round(SHORTEST / once))))
     return Found(samples, errors)
 
 
@@ -204,7 +203,7 @@ def main() -> None:
         local = f", {made.local_size_bytes} bytes of local memory" if made.local_size_bytes else ""
         print(f"{s.name}: {made.num_regs} registers{local}, error {worst:.1f} roundoffs", flush=True)
         good += [s] if worst < MUCH else []
-    report: dict[str, Any] = {"environment": environment(), "dtype": dtype, "seconds": {}, "errors": {}}
+    report: dict[str, Any] = {"environment": gpu_environment(), "dtype": dtype, "seconds": {}, "errors": {}}
     for case in (case for case in cases if str(case) in (options.sizes or map(str, cases))):
         found = measured(case, good, options.rounds, dtype, plans)
         report["seconds"][str(case)], report["errors"][str(case)] = found

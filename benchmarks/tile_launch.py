@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, simt_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words
-from fmm.kernels.cuda.views import Lines, Piece
 
 PROCESSES = 16  # that compile
 
@@ -61,9 +61,9 @@ def plain(s: TileSizes, case: Case, scale: Scale = PLAIN, spread: Spread = DENSE
     """C = alpha A B + beta C, row by row."""
     (m, k, n, count), (gap, shift) = case, spread
     first = shift * np.dtype(dtype).itemsize
-    lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
-    a, b = (Piece(x, first, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
-    c = Piece("C", first, m, n, *scale)
+    lines = tuple(BlockStrides(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
+    a, b = (BlockTerm(x, first, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
+    c = BlockTerm("C", first, m, n, *scale)
     return TileOp(TileKernel(s, dtype), (a,), (b,), (c,), lines, m, n, k, count)
 
 

@@ -17,7 +17,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import cuda_device
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
@@ -122,16 +122,16 @@ class Gpu:
         return {}
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
-        from benchmarks.clock import elapsed
+        from benchmarks.harness import gpu_seconds
 
-        return elapsed(call, repeats)
+        return gpu_seconds(call, repeats)
 
     def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
         calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)
         for dtype, _, size in wanted[:AHEAD]:
             limits = Limits(ROOM, device.error_growth, emulation=not dtype.endswith(OWN))
             with self.as_type(dtype):
-                decision = decide(Problem(*size, element_type(dtype)), limits, device)
+                decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
             tried = tried_plans("cuda", size, dtype, decision, whole)
             calls += [(element_type(dtype), plan, size) for plan in tried]
         with working_ahead(0, list(call_jobs(calls))) as ahead:
@@ -139,8 +139,7 @@ class Gpu:
 
     def forget(self) -> None:
         import cupy
-
-        from fmm.runtime.running.device_run import GRAPHS
+        from fmm.runtime.run_device import GRAPHS
 
         GRAPHS.clear()  # a program that calls so many plans would no longer replay those of the last shapes
         cupy.get_default_memory_pool().free_all_blocks()

@@ -7,20 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.kinds import type_name
+from fmm import dispatch
+from fmm.arrays.detect import type_name
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
-from fmm.runtime import routes
-from fmm.runtime.arguments.gemm import checked_gemm
-from fmm.runtime.arguments.gram import checked_gram
-from fmm.runtime.arguments.numbers import checked_flag, checked_progress, checked_side
-from fmm.runtime.arguments.operands_by_position import with_operands_by_position
-from fmm.runtime.arguments.same_arguments import asked_like, some_of
-from fmm.runtime.arguments.wishes import checked_wishes, given_options
+from fmm.request import (
+    asked_like,
+    check_constraints,
+    check_flag,
+    check_gemm,
+    check_gram,
+    check_progress,
+    check_side,
+    matmul_options,
+    some_of,
+    with_operands_by_position,
+)
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.gram import Half
+from fmm.runtime.decisions.early_declines import with_short_half, with_short_update, with_short_way
+from fmm.runtime.gram import Triangle
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
-from fmm.runtime.short_way import with_short_half, with_short_update, with_short_way
 from fmm.semirings.path_request import Method, PathRequest
 
 WISHED = "plan", "max_error_growth", "workspace"
@@ -68,12 +74,12 @@ def matmul(
         True: show on stderr how far the product is, once it has taken ten seconds or is predicted to. Of NumPy's arrays
         alone: streamed through a device, or multiplied by a plan of several products (the library's own says nothing).
     """
-    wishes = checked_wishes(plan, max_error_growth, workspace, componentwise)
-    options = given_options(casting, order, dtype, more)
-    shown = progress is not False and checked_progress(progress)
+    constraints = check_constraints(plan, max_error_growth, workspace, componentwise)
+    options = matmul_options(casting, order, dtype, more)
+    shown = progress is not False and check_progress(progress)
     if device is None and not shown:
-        return routes.any_product(a, b, out, options, wishes)
-    return routes.product_on(device, a, b, out, options, wishes, shown)
+        return dispatch.any_product(a, b, out, options, constraints)
+    return dispatch.product_on(device, a, b, out, options, constraints, shown)
 
 
 @with_operands_by_position
@@ -123,14 +129,14 @@ def gram(
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
     wished = plan, max_error_growth, workspace
-    return routes.half_product(checked_gram(a, b, out, (rows, fill, alpha, beta), wished))
+    return dispatch.half_product(check_gram(a, b, out, (rows, fill, alpha, beta), wished))
 
 
 @asked_like(gram)
 def explain_gram(asked: Mapping[str, Any]) -> Decision:
     """What fmm.gram would do with this call, and why. Nothing is multiplied."""
     a, b, out = some_of(asked, "a", "b", "out")
-    return routes.half_product_explained(checked_gram(a, b, out, some_of(asked, *OF_GRAM), some_of(asked, *WISHED)))
+    return dispatch.half_product_explained(check_gram(a, b, out, some_of(asked, *OF_GRAM), some_of(asked, *WISHED)))
 
 
 @with_short_update
@@ -170,15 +176,15 @@ def gemm(
         in the workspace too.
     """
     wished = plan, max_error_growth, workspace
-    return routes.updated_product(checked_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished))
+    return dispatch.updated_product(check_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished))
 
 
 @asked_like(gemm)
 def explain_gemm(asked: Mapping[str, Any]) -> Decision:
     """What fmm.gemm would do with this call, and why. Nothing is computed."""
     a, b, c, out = some_of(asked, "a", "b", "c", "out")
-    known = checked_gemm(a, b, c, out, some_of(asked, *OF_GEMM), some_of(asked, *WISHED))
-    return routes.updated_product_explained(known)
+    known = check_gemm(a, b, c, out, some_of(asked, *OF_GEMM), some_of(asked, *WISHED))
+    return dispatch.updated_product_explained(known)
 
 
 @with_operands_by_position
@@ -198,7 +204,7 @@ def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin
         Return the pair of the result and, in int32, of the k that each number comes from: of several the first, as the
         sums are before they are saturated, and -1 where no sum is better than "none".
     """
-    return routes.minplus_product(a, b, out, checked_flag("maximum", maximum), checked_flag("argmin", argmin))
+    return dispatch.minplus_product(a, b, out, check_flag("maximum", maximum), check_flag("argmin", argmin))
 
 
 def shortest_paths(
@@ -228,23 +234,23 @@ def shortest_paths(
     NegativeCycleError, if there is a cycle of negative length.
     """
     request = PathRequest(
-        checked_flag("directed", directed),
-        checked_flag("return_predecessors", return_predecessors),
-        checked_flag("unweighted", unweighted),
-        checked_flag("overwrite", overwrite),
+        check_flag("directed", directed),
+        check_flag("return_predecessors", return_predecessors),
+        check_flag("unweighted", unweighted),
+        check_flag("overwrite", overwrite),
         method,
     )
-    return routes.all_shortest_paths(d, out, request)
+    return dispatch.all_shortest_paths(d, out, request)
 
 
 @asked_like(matmul)
 def explain(asked: Mapping[str, Any]) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
-    wishes = checked_wishes(*some_of(asked, *WISHED, "componentwise"))
-    options = given_options(*some_of(asked, "casting", "order", "dtype", "more"))
-    checked_progress(asked["progress"])
+    constraints = check_constraints(*some_of(asked, *WISHED, "componentwise"))
+    options = matmul_options(*some_of(asked, "casting", "order", "dtype", "more"))
+    check_progress(asked["progress"])
     device, a, b, out = some_of(asked, "device", "a", "b", "out")
-    return routes.product_explained(device, a, b, out, options, wishes)
+    return dispatch.product_explained(device, a, b, out, options, constraints)
 
 
 def plan(
@@ -265,6 +271,6 @@ def plan(
 
     `op`: "product"; "gram" for what fmm.gram does with one matrix, "symmetric" with two (m and n are then equal).
     """
-    sides = checked_side("m", m), checked_side("k", k), checked_side("n", n)
-    wishes = checked_wishes(plan, max_error_growth, workspace)
-    return routes.planned_product(sides, type_name(dtype), op, device, wishes)
+    sides = check_side("m", m), check_side("k", k), check_side("n", n)
+    constraints = check_constraints(plan, max_error_growth, workspace)
+    return dispatch.planned_product(sides, type_name(dtype), op, device, constraints)

@@ -62,11 +62,11 @@ class Problem:
             raise ValueError(f"unknown dtype {self.dtype!r}; valid: {', '.join(DTYPES)}")
         if self.op not in OPERATIONS:
             raise ValueError(f"unknown operation {self.op!r}; valid: {', '.join(OPERATIONS)}")
-        if self.fill not in FILLS or (self.fill != "full" and not self.halved):
+        if self.fill not in FILLS or (self.fill != "full" and not self.writes_triangle):
             raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
-        if self.added is not None and (self.halved or not self.beta):
+        if self.added is not None and (self.writes_triangle or not self.beta):
             raise ValueError("only what a whole product is added to can lie elsewhere")
-        if self.halved and self.m != self.n:
+        if self.writes_triangle and self.m != self.n:
             raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
         for name, side in zip("mkn", self.size, strict=True):
             if side < 0:
@@ -88,7 +88,7 @@ class Problem:
         return self.alpha != 1 or self.beta != 0
 
     @property
-    def halved(self) -> bool:
+    def writes_triangle(self) -> bool:
         """Is C its own adjoint, so that half of it is enough?"""
         return self.op != "product"
 

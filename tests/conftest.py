@@ -15,9 +15,8 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
-from fmm.runtime import devices, short_way
-from fmm.runtime.decisions import left_to_vendor
-from fmm.runtime.running import host_run
+from fmm.runtime import devices, run_host
+from fmm.runtime.decisions import early_declines
 from tests.support import ROOT
 from tests.support.cuda_device import no_device
 from tests.support.torch_plans import DEVICES, plans_for_all, usable
@@ -103,8 +102,8 @@ FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), strea
 @pytest.fixture
 def small_by_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product is so small that nobody looks for a plan."""
-    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
-    monkeypatch.setattr(short_way, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(early_declines, "SMALLEST_SIDE", 1)
+    monkeypatch.setattr(early_declines, "FEW_NUMBERS", 0)
 
 
 @pytest.fixture
@@ -116,14 +115,14 @@ def eager(small_by_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def host_plans(eager: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans that have run on the host, where products from a side of 32 on run by plans."""
     plans: list[Plan] = []
-    own = host_run.run_call
+    own = run_host.run_call
 
     def run_call(library: Any, call: Any, *rest: Any) -> Any:
         plans.append(call.plan)
         return own(library, call, *rest)
 
-    monkeypatch.setattr(host_run, "run_call", run_call)
-    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 32)
+    monkeypatch.setattr(run_host, "run_call", run_call)
+    monkeypatch.setattr(early_declines, "SMALLEST_SIDE", 32)
     return plans
 
 

@@ -17,20 +17,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.benches.by_name import bench_of
-from benchmarks.papers.experiment import DamagedSamplesError, Results, has_results, read_results
-from benchmarks.papers.figure import Figure, draw_figure, figure_table
-from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from benchmarks.papers.measuring import (
+from benchmarks.papers.bench import Bench, bench_of
+from benchmarks.papers.experiment import (
+    DamagedSamplesError,
     Outcome,
     Progress,
+    Results,
     TimeLimit,
     by_worth,
     experiment_progress,
+    has_results,
     measured_parts,
     missing_of,
+    read_results,
 )
+from benchmarks.papers.figure import Figure, draw_figure, figure_table
+from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from fmm.perfmodel.papers.inventory import inventory
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.paper import TABLES, UnknownTableError, computed_table, formatted, table_name

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.bench import Bench
 from fmm.config.store import replace_file
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem

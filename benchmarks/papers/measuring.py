@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.benches.bench import Bench, PlannedBench
+from benchmarks.papers.bench import Bench, PlannedBench
 from benchmarks.papers.experiment import Experiment, Part, Results, Row, has_results, read_results, write_results
 
 OURS = "error-"  # how the names of our own experiments begin; all others are figures of papers

@@ -10,9 +10,9 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays import cupy_gemm
-from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
-from fmm.arrays.kinds import kind_of, two_devices
+from fmm.arrays import cupy_library
+from fmm.arrays.cupy_library import BF16, FP16, PEDANTIC, TF32, get_compute_type
+from fmm.arrays.detect import device_mismatch_error, kind_of
 from fmm.arrays.library import (
     CopiedOperands,
     Operand,
@@ -22,7 +22,7 @@ from fmm.arrays.library import (
     occupied_bytes,
     product_shape,
 )
-from fmm.arrays.numpy_like import NumpyLike
+from fmm.arrays.numpy_library import NumpyLike
 from fmm.dtypes import INTEGERS, STORED
 
 try:  # cupy.matmul, also where somebody has put another in its place: `cupy.matmul = fmm.matmul`
@@ -56,11 +56,11 @@ class CupyLibrary(NumpyLike):
         return type(self)(options) if options else self
 
     def quick_vendor(self, a: Any, b: Any) -> Any:
-        found = cupy_gemm.cublas_product(a, b)
+        found = cupy_library.cublas_product(a, b)
         if found is not None:
             return found
         if a.data.device_id != b.data.device_id:
-            raise two_devices(a, b)
+            raise device_mismatch_error(a, b)
         return matmul(a, b)
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
@@ -68,7 +68,7 @@ class CupyLibrary(NumpyLike):
             return matmul(a, b, out=out, **self.options)
         return self.quick_vendor(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
 
-    def adopted(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+    def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
             return None
         if not any(kind_of(x) == "other" for x in (a, b, out)):
@@ -76,7 +76,7 @@ class CupyLibrary(NumpyLike):
         x, y, z = (as_cupy(v) if kind_of(v) == "other" else v for v in (a, b, out))
         return x, y, z
 
-    def given_back(self, c: Any, a: Any, b: Any) -> Any:
+    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
         like = next((x for x in (a, b) if kind_of(x) == "other"), None)
         give = None if like is None else _GIVERS.get(type(like).__module__.partition(".")[0])
         return give(c) if give else c
@@ -98,7 +98,7 @@ class CupyLibrary(NumpyLike):
         where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
-    def kind_key(self, a: Any, b: Any) -> Hashable:
+    def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, left = a.dtype, a.data
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
         # A product with its own transpose may be another plan's.
@@ -112,7 +112,7 @@ class CupyLibrary(NumpyLike):
         if any(type(x) is not ndarray for x in arrays):
             return Setting(current, refusal="these are not all plain CuPy arrays")
         if len({x.data.device_id for x in arrays}) > 1:
-            raise two_devices(a, b, out)
+            raise device_mismatch_error(a, b, out)
         if any(x.data.device_id != current for x in arrays):
             return Setting(current, refusal=f"the arrays are not on the current device, cuda:{current}")
         dtype = np.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
@@ -141,7 +141,7 @@ class CupyLibrary(NumpyLike):
     def pointer(self, x: Any) -> int:
         return int(x.data.ptr)
 
-    def accepts(self, a: Any, b: Any) -> bool:
+    def accepts_operands(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(a.shape, b.shape)
             return shape is not None and 0 not in shape and _common_type(a, b) is not None
@@ -157,7 +157,7 @@ class CupyLibrary(NumpyLike):
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
 
-    def with_room_behind(self, x: Any, order: str, room: int) -> Any:
+    def copy_with_scratch_tail(self, x: Any, order: str, room: int) -> Any:
         found = ndarray(x.shape, x.dtype, alloc(room), order=order)
         found[...] = x
         return found

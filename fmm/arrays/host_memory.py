@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fmm.kernels.cpu.arena import Array, aligned_block
+from fmm.kernels.cpu.host_arrays import Array, aligned_block
 
 GROUPS, PROCESS_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 UNLIMITED = 1 << 60  # from here on a limit means none: control groups of version 1 then say a number near 2^63

@@ -41,12 +41,12 @@ class Setting(NamedTuple):
     dtype: str | None = None  # of the product; None where the library rejects the pair, or has a rule of its own
     math: Literal["ieee", "tf32"] = "ieee"
     refusal: str = ""  # why only the library can compute it
-    even_with_plan: bool = False  # it does so even if a plan is given, which is then not an error
-    vendor_better: str = ""  # why its own product of these very arrays beats any plan; a plan that is given runs
+    refuses_plans: bool = False  # it does so even if a plan is given, which is then not an error
+    vendor_advantage: str = ""  # why its own product of these very arrays beats any plan; a plan that is given runs
     adjoint: bool = False  # is b a's transpose, in the same memory?
     mirrors: bool = False  # then: is one half of its own product the mirror of the other, bit for bit?
-    casts_result: bool = False  # `out` may have another type, to which the result is then cast
-    folds_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
+    casts_out: bool = False  # `out` may have another type, to which the result is then cast
+    flattens_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
     lacking: bool = False  # it has no product of these types itself: any plan that can, computes it
     emulation: bool = True  # may products in another type make it? Not where the library was told which one to use
 
@@ -141,14 +141,14 @@ class Library(Protocol):
         """The library for a call with these of numpy.matmul's options; TypeError if it takes none."""
         ...
 
-    def adopted(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+    def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         """Arrays of libraries that fmm does not know, as arrays of this one on the same memory; None: there are none.
 
         Asked at every call.
         """
         ...
 
-    def given_back(self, c: Any, a: Any, b: Any) -> Any:
+    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
         """The product of adopted arrays as an array of the library that they are from."""
         ...
 
@@ -159,7 +159,7 @@ class Library(Protocol):
         """
         ...
 
-    def kind_key(self, a: Any, b: Any) -> Hashable:
+    def type_key(self, a: Any, b: Any) -> Hashable:
         """The little of it, besides sizes, by which a product of two matrices is known again that is left to the
         library."""
         ...
@@ -195,7 +195,7 @@ class Library(Protocol):
 
     def is_complex(self, x: Any) -> bool: ...
 
-    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+    def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
         """Operands and what is added to their product (or None) as arrays of one type, if the library has such a
         rule."""
         ...
@@ -204,7 +204,7 @@ class Library(Protocol):
         """A new array of this shape, and of the type of `like`, that holds x, broadcast."""
         ...
 
-    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+    def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         """The array, broadcast to this shape in its own memory; None if its numbers are not all there is to it."""
         ...
 
@@ -217,11 +217,11 @@ class Library(Protocol):
         """alpha a b + beta c by its own functions, in c, or as a new array where c is None."""
         ...
 
-    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+    def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
         ...
 
-    def accepts(self, a: Any, b: Any) -> bool:
+    def accepts_operands(self, a: Any, b: Any) -> bool:
         """Would the library multiply these at all? Found without multiplying. If not, its own error says it best."""
         ...
 
@@ -268,7 +268,7 @@ class DeviceLibrary(Library, Protocol):
         """
         ...
 
-    def with_room_behind(self, x: Any, order: str, room: int) -> Any:
+    def copy_with_scratch_tail(self, x: Any, order: str, room: int) -> Any:
         """A copy of a matrix without gaps, rows (`C`) or columns (`F`) contiguous, at the beginning of a block of
         memory of its own of so many bytes."""
         ...

@@ -10,11 +10,10 @@ import numpy as np
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied_bytes
-from fmm.arrays.numpy_like import NumpyLike
+from fmm.arrays.numpy_library import NumpyLike
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import dot, matmul
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.host_arrays import Array, dot, matmul
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
 INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # that NumPy multiplies in loops of its own
@@ -64,10 +63,10 @@ class NumpyLibrary(NumpyLike):
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(matmul, a, b, out=out, **self.options)
 
-    def adopted(self, a: Any, b: Any, out: Any) -> None:
+    def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """NumPy itself reads what is no array of its own."""
 
-    def given_back(self, c: Any, a: Any, b: Any) -> Any:
+    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
         return c
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
@@ -82,7 +81,7 @@ class NumpyLibrary(NumpyLike):
             return None
         return *options, *_laid_out(a), *_laid_out(b), *_laid_out(out), out.flags.writeable
 
-    def kind_key(self, a: Any, b: Any) -> Hashable:
+    def type_key(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -92,20 +91,20 @@ class NumpyLibrary(NumpyLike):
         if type(a) is not ndarray or type(b) is not ndarray:
             what = f"operands are {type(a).__name__} and {type(b).__name__}"
             return Setting(number, refusal=f"{what}, not plain arrays")
-        dtype, refusal, even_with_plan = self._common_type(a, b)
+        dtype, refusal, refuses_plans = self._common_type(a, b)
         if not refusal and (refusal := self._refused_out(out, dtype)):
-            even_with_plan = True
+            refuses_plans = True
         adjoint = dtype in BLAS_TYPES and same_memory_transposed(a, b)
         return Setting(
             number,
             NAMES.get(dtype),
             refusal=refusal,
-            even_with_plan=even_with_plan,
-            vendor_better=SYRK if adjoint and read_in_place(a) else "",
+            refuses_plans=refuses_plans,
+            vendor_advantage=SYRK if adjoint and read_in_place(a) else "",
             adjoint=adjoint,
             mirrors=adjoint and read_in_place(a),
-            casts_result=True,
-            folds_stacks=False,
+            casts_out=True,
+            flattens_stacks=False,
         )
 
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
@@ -168,7 +167,7 @@ class NumpyLibrary(NumpyLike):
             strides[axis], step = step, step * shape[axis]
         return Operand(shape, tuple(strides), dtype)
 
-    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+    def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         return np.broadcast_to(x, shape) if type(x) in PLAIN else None
 
     def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
@@ -181,10 +180,10 @@ class NumpyLibrary(NumpyLike):
     def pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
 
-    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        return super().promoted(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
+    def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+        return super().promote_operands(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
-    def accepts(self, a: Any, b: Any) -> bool:
+    def accepts_operands(self, a: Any, b: Any) -> bool:
         """Asked of the operands without a's rows and b's columns: NumPy takes or rejects them alike."""
         a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a

@@ -42,7 +42,7 @@ class NumpyLike(ABC):
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return self.module.zeros(shape, like.dtype)
 
-    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+    def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         return self.module.broadcast_to(x, shape)
 
     def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
@@ -50,7 +50,7 @@ class NumpyLike(ABC):
         made[...] = x
         return made
 
-    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+    def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
         """In the type that holds them all; what has it already stays as it is."""
         if c is None:
             return a, b, c
@@ -71,7 +71,7 @@ class NumpyLike(ABC):
         self.module.copyto(c, value)
         return c
 
-    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+    def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint. TypeError
         where out's type cannot hold that."""
         module = self.module

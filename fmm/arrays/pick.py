@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.kinds import array_in_words, kind_of, may_be_kept, mixed_kinds
+from fmm.arrays.detect import describe_array, kind_of, may_cache_type, mixed_arrays_error
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
@@ -24,7 +24,7 @@ def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
     if known is not None and type(b) is cls and (out is None or type(out) is cls):
         return known
     found = _judged(a, b, out, third)
-    if found is not NUMPY and type(b) is cls and (kind := kind_of(a)) in ("cupy", "torch") and may_be_kept(kind):
+    if found is not NUMPY and type(b) is cls and (kind := kind_of(a)) in ("cupy", "torch") and may_cache_type(kind):
         _known[cls] = found
     return found
 
@@ -38,7 +38,7 @@ def _judged(a: Any, b: Any, out: Any, third: str) -> Library:
         return NUMPY
     # (Lists and the like are whatever the library takes them for.)
     if any(isinstance(x, np.ndarray) for x in given) or ("torch" in kinds and kinds - {"torch", "host"}):
-        raise mixed_kinds(a=a, b=b, **{third: out})
+        raise mixed_arrays_error(a=a, b=b, **{third: out})
     return _torch() if "torch" in kinds else _cupy_for(a, b)
 
 
@@ -46,7 +46,7 @@ def _cupy_for(a: Any, b: Any) -> Library:
     try:
         return cupy_library()
     except ImportError as error:
-        words = f"a is {array_in_words(a)}, b is {array_in_words(b)}"
+        words = f"a is {describe_array(a)}, b is {describe_array(b)}"
         raise TypeError(f"{words}: fmm.matmul needs CuPy to read them") from error
 
 
@@ -62,6 +62,6 @@ def _torch() -> Library:
     from fmm.arrays.torch_calls import PLAIN
     from fmm.arrays.torch_library import TORCH
 
-    if may_be_kept("torch"):
+    if may_cache_type("torch"):
         PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
     return TORCH

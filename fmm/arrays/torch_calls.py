@@ -50,7 +50,7 @@ def plain_bits(keys: int) -> bool:
     return not keys & ~_PLAIN_OR_MARKED
 
 
-def calls_are_watched() -> bool:
+def is_observed() -> bool:
     """Does somebody see the calls of torch's functions, to record or change them? Then he is to see torch.matmul, not
     what fmm asks of the tensors before it.
 
@@ -60,12 +60,12 @@ def calls_are_watched() -> bool:
     return is_compiling() or tracing_state() is not None or (function_modes() > 0 and _modes_but_devices())
 
 
-def calls_are_seen() -> bool:
+def is_tracing() -> bool:
     """The same for those who ask nothing of a tensor but its bytes, of which torch.jit.trace takes no note."""
     return is_compiled() or (bool(function_mode()) and _modes_but_devices())
 
 
-def calls_are_recorded() -> bool:
+def is_recording() -> bool:
     """The same, but for compilers: while one works, products of real numbers are computed as ever."""
     return tracing_state() is not None or (function_modes() > 0 and _modes_but_devices())
 
@@ -80,7 +80,7 @@ def torchs_own(a: Any, b: Any, out: Any = None) -> str:
 
 
 def _what_is_not_plain(a: Any, b: Any, out: Any) -> str:
-    if calls_are_watched():
+    if is_observed():
         return "somebody records torch's calls, or compiles them"
     given = {"a": a, "b": b} | ({} if out is None else {"out": out})
     for name, x in given.items():
@@ -102,7 +102,7 @@ def _what_is_not_plain(a: Any, b: Any, out: Any) -> str:
 def plain_call(a: Any, b: Any, out: Any) -> bool:
     """Plain tensors on one device, and nothing that torch does to them behind the call: no transform of functions, no
     forward gradients, no mode that changes what a product is or forbids that its last digits differ."""
-    if calls_are_watched() or type(a) not in PLAIN:
+    if is_observed() or type(a) not in PLAIN:
         return False
     keys = dispatch_keys(a).raw_repr()
     if b is not a:

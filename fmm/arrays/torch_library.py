@@ -16,13 +16,12 @@ import torch
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
-from fmm.arrays.numpy_library import tensor_on_host
-from fmm.arrays.numpy_like import whole_factor
-from fmm.arrays.torch_calls import MATMUL, calls_are_seen, calls_are_watched
-from fmm.arrays.torch_products import as_taken, check_whole, product_into, torch_update
+from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
+from fmm.arrays.torch_calls import MATMUL, is_observed, is_tracing
+from fmm.arrays.torch_library import as_torch_factor, check_integer_factors, matmul_into, torch_gemm
 from fmm.dtypes import DTYPES, INTEGERS, STORED
-from fmm.kernels.cpu.half_product import IN_PLACE, mirror_tasks
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
 
 # Older versions have no unsigned types but that of bytes.
 NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
@@ -66,7 +65,7 @@ class _TorchTensors:
 
     def __init__(self) -> None:
         self.calls = {}
-        self.quick_vendor, self.watched, self.quickly_watched = MATMUL, calls_are_watched, calls_are_seen
+        self.quick_vendor, self.watched, self.quickly_watched = MATMUL, is_observed, is_tracing
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
@@ -74,15 +73,15 @@ class _TorchTensors:
         return self
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return self.quick_vendor(a, b) if out is None else product_into(self.quick_vendor, a, b, out)
+        return self.quick_vendor(a, b) if out is None else matmul_into(self.quick_vendor, a, b, out)
 
     def lacks(self, x: Any) -> bool:
         return False
 
-    def adopted(self, a: Any, b: Any, out: Any) -> None:
+    def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """torch reads no arrays but tensors."""
 
-    def given_back(self, c: Any, a: Any, b: Any) -> Any:
+    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
         return c
 
     def operand(self, x: Any) -> Operand:
@@ -109,25 +108,25 @@ class _TorchTensors:
     def is_complex(self, x: Any) -> bool:
         return bool(x.is_complex())
 
-    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+    def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
         return a, b, c  # torch rejects tensors of different types
 
     def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_empty(shape).copy_(x)
 
-    def expanded(self, x: Any, shape: tuple[int, ...]) -> Any:
+    def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         return x.expand(shape)
 
     def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        return torch_update(a, b, c, alpha, beta, c)
+        return torch_gemm(a, b, c, alpha, beta, c)
 
-    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+    def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         if out.dtype is not product.dtype:  # torch casts no product
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
         if not (product.is_floating_point() or product.is_complex()):
-            alpha, beta = whole_factor(alpha), whole_factor(beta)
-            check_whole(product, alpha, beta)
-        alpha, beta = (as_taken(product, factor) for factor in (alpha, beta))
+            alpha, beta = as_integer_factor(alpha), as_integer_factor(beta)
+            check_integer_factors(product, alpha, beta)
+        alpha, beta = (as_torch_factor(product, factor) for factor in (alpha, beta))
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value
         if value.is_complex():
@@ -137,7 +136,7 @@ class _TorchTensors:
         else:
             out.copy_(torch.where(torch.ones_like(out, dtype=torch.bool).tril(), value, out))
 
-    def accepts(self, a: Any, b: Any) -> bool:
+    def accepts_operands(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(tuple(a.shape), tuple(b.shape))
             return shape is not None and 0 not in shape and bool(a.dtype == b.dtype)
@@ -166,7 +165,7 @@ class TorchLibrary(_TorchTensors):
         where = a.get_device(), _begin_alike(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
-    def kind_key(self, a: Any, b: Any) -> Hashable:
+    def type_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
         try:  # a product with its own transpose may be another plan's
             alike = a.data_ptr() == b.data_ptr()
@@ -207,7 +206,7 @@ class TorchLibrary(_TorchTensors):
         at = 0 if memory is None else memory.data_ptr()
         return a.data_ptr(), b.data_ptr(), c.data_ptr(), at, c, (a, b, memory)
 
-    def with_room_behind(self, x: Any, order: str, room: int) -> Any:
+    def copy_with_scratch_tail(self, x: Any, order: str, room: int) -> Any:
         block = torch.empty(room, dtype=torch.uint8, device=x.device)
         lines, length = x.shape if order == "C" else x.mT.shape
         found = block[: x.numel() * x.element_size()].view(x.dtype).view(lines, length)
@@ -236,7 +235,7 @@ class TorchHostLibrary(_TorchTensors):
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
 
-    def kind_key(self, a: Any, b: Any) -> Hashable:
+    def type_key(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -251,7 +250,7 @@ class TorchHostLibrary(_TorchTensors):
         better = ""
         if _same_memory_transposed(a, b):
             better = "b is a transposed in place, of which its own product may make use"
-        return Setting(number, NAMES[a.dtype], vendor_better=better, adjoint=bool(better))
+        return Setting(number, NAMES[a.dtype], vendor_advantage=better, adjoint=bool(better))
 
     def device_number(self, x: Any) -> int:
         return blas_threads()
@@ -260,7 +259,7 @@ class TorchHostLibrary(_TorchTensors):
         return host_memory.available_bytes()
 
     def as_numpy(self, x: Any) -> Any:
-        return tensor_on_host(x)
+        return tensor_as_numpy(x)
 
     def new_array(self, result: Operand) -> Any:
         return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
@@ -269,16 +268,16 @@ class TorchHostLibrary(_TorchTensors):
         return c
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(product_into, MATMUL, a, b, out)
+        return partial(matmul_into, MATMUL, a, b, out)
 
-    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+    def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """A whole product with nothing to be added is mirrored where it stands, tile by tile, without temporaries."""
         if fill != "full" or (alpha, beta) != (1, 0) or not out.dtype == product.dtype in HOST_TYPES:
-            super().finish_half(product, out, alpha, beta, fill)
+            super().write_triangle(product, out, alpha, beta, fill)
             return
         view = self.as_numpy(product)
         for index in np.ndindex(*view.shape[:-2]):
-            for task in mirror_tasks(IN_PLACE, view[index], view[index]):
+            for task in mirror_tasks(MIRROR_IN_PLACE, view[index], view[index]):
                 task()
         if out is not product:
             out.copy_(product)

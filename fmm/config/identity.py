@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fmm.config.reader import Raw
-from fmm.kernels.cpu.sums.compiled_sums import compiler_installed
+from fmm.kernels.cpu.compiled_sums import compiler_installed
 
 
 @dataclass(frozen=True)

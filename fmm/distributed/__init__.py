@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fmm.distributed.decide_sharing import Asked, SharedDecision, decide_sharing
+from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.layout import Layout
 from fmm.distributed.quadrants import level_above
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device as datasheet_row
 from fmm.hardware.links import Network, link, network_of
-from fmm.runtime.devices import described_gpu
+from fmm.runtime.devices import gpu_from_description
 
 __all__ = ["SharedDecision", "explain", "matmul", "plan"]
 
@@ -84,10 +84,10 @@ def _who_answers(a: Any, b: Any, wanted: tuple[Any, ...], laid: tuple[Any, ...])
     asked."""
     from fmm.distributed import array_parts, sharded_tensors
 
-    wishes, layout = sharded_tensors.Wanted(*wanted), array_parts.ArrayLayout(*laid)
+    constraints, layout = sharded_tensors.SharingOptions(*wanted), array_parts.ArrayLayout(*laid)
     if array_parts.are_told_of(a, b, layout):
-        return array_parts, (a, b, layout, wishes)
-    return sharded_tensors, (a, b, wishes)
+        return array_parts, (a, b, layout, constraints)
+    return sharded_tensors, (a, b, constraints)
 
 
 def plan(
@@ -118,10 +118,10 @@ def plan(
     network = network_of(row.capability, together)
     if links is not None:
         network = Network(link(links[0]), link(links[1]), together)
-    gpu = described_gpu(f"NVIDIA {row.name}", row.capability, row.sms)
+    gpu = gpu_from_description(f"NVIDIA {row.name}", row.capability, row.sms)
     cuts = tuple(range(len(sides)))
     layout = Layout(m, k, n, sides, cuts, cuts, cuts)
     own = sum(layout.holdings[operand].box(0).size for operand in layout.holdings)
     room = row.memory_gb * 1e9 - (own + m * n / layout.ranks) * DTYPES[dtype].itemsize
-    asked = Asked(max(room, 0.0), max_error_growth, None if plan is None else level_above(plan))
+    asked = ShardingQuery(max(room, 0.0), max_error_growth, None if plan is None else level_above(plan))
     return decide_sharing(layout, dtype, gpu, network, asked)

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fmm.arrays.kinds import array_in_words, kind_of, mixed_kinds, two_devices
+from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, mixed_arrays_error
 from fmm.distributed import sharded_tensors
 from fmm.distributed.decide_sharing import SharedDecision
-from fmm.distributed.sharded_tensors import OPERAND, RESULT, Wanted, checked_placements
+from fmm.distributed.sharded_tensors import OPERAND, RESULT, SharingOptions, checked_placements
 from fmm.dtypes import STORED
 
 MESH_OF = {"host": "cpu", "cupy": "cuda"}  # the kind of mesh whose processes hold such arrays
@@ -40,7 +40,7 @@ def are_told_of(a: Any, b: Any, laid: ArrayLayout) -> bool:
     return laid != ArrayLayout() or not kind_of(a) == kind_of(b) == "torch"
 
 
-def matmul(a: Any, b: Any, laid: ArrayLayout, wanted: Wanted) -> Any:
+def matmul(a: Any, b: Any, laid: ArrayLayout, wanted: SharingOptions) -> Any:
     """This process's part of the product, an array of the same library."""
     _check_parts(a, b)
     mesh = _mesh(laid.mesh, a)
@@ -52,7 +52,7 @@ def matmul(a: Any, b: Any, laid: ArrayLayout, wanted: Wanted) -> Any:
         return _array_of(found, kind_of(a))
 
 
-def explained(a: Any, b: Any, laid: ArrayLayout, wanted: Wanted) -> SharedDecision:
+def explained(a: Any, b: Any, laid: ArrayLayout, wanted: SharingOptions) -> SharedDecision:
     """How it would be shared, as far as this process can tell."""
     _check_parts(a, b)
     mesh = _mesh(laid.mesh, a)
@@ -66,7 +66,7 @@ def explained(a: Any, b: Any, laid: ArrayLayout, wanted: Wanted) -> SharedDecisi
 def _check_parts(a: Any, b: Any) -> None:
     """Errors for what are no two matrices of one type, library and device."""
     if kind_of(a) != kind_of(b):
-        raise mixed_kinds(a=a, b=b)
+        raise mixed_arrays_error(a=a, b=b)
     for x in (a, b):
         plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_OF
         if not plain:
@@ -77,11 +77,11 @@ def _check_parts(a: Any, b: Any) -> None:
         types = f"{a.dtype.name} and {b.dtype.name}"
         raise TypeError(f"fmm.distributed.matmul takes arrays of one type, floating-point or complex, not {types}")
     if kind_of(a) == "cupy" and a.device != b.device:
-        raise two_devices(a, b)
+        raise device_mismatch_error(a, b)
 
 
 def _in_words(x: Any) -> str:
-    return f"a {type(x).__name__}" if isinstance(x, np.ndarray) else array_in_words(x)
+    return f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
 
 
 def _mesh(given: Any, a: Any) -> Any:
@@ -90,10 +90,10 @@ def _mesh(given: Any, a: Any) -> Any:
     if isinstance(given, dist.ProcessGroup):
         given = DeviceMesh.from_group(given, kind)
     if not isinstance(given, DeviceMesh):
-        what = f"a is {array_in_words(a)}, a part of a matrix"
+        what = f"a is {describe_array(a)}, a part of a matrix"
         raise TypeError(f"{what}: mesh= is to be the DeviceMesh or the group of the processes that hold all of it")
     if given.device_type != kind:
-        raise ValueError(f"a is {array_in_words(a)}: its mesh is one of {kind}, not of {given.device_type}")
+        raise ValueError(f"a is {describe_array(a)}: its mesh is one of {kind}, not of {given.device_type}")
     if given.get_coordinate() is None:
         raise ValueError(f"this process is none of the mesh {given}")
     return given

@@ -217,16 +217,16 @@ def multiplied_chunks(
     read once.
     """
     check_unmasked((*lefts, *rights))
-    wishes: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
+    constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
     pairs = [_matching(left, right) for left, right in zip(lefts, rights, strict=True)]
     others = [] if before is None else [before.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
     (left, right), rest = pairs[0], pairs[1:]
     whole = (left.shape[0], right.shape[1]) == shape
     if before is not None and whole:
-        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, **wishes)
+        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, **constraints)
     elif before is None and whole:
-        total = matmul(left, right, **wishes)
+        total = matmul(left, right, **constraints)
         total = total if alpha == 1 else total * total.dtype.type(alpha)
     else:
         dtype = np.result_type(left, right)
@@ -236,7 +236,7 @@ def multiplied_chunks(
         rest = pairs
     for left, right in rest:
         part = total[: left.shape[0], : right.shape[1]]
-        gemm(left, right, part, alpha=alpha, beta=1, out=part, **wishes)
+        gemm(left, right, part, alpha=alpha, beta=1, out=part, **constraints)
     return total
 
 

@@ -24,7 +24,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from fmm.api import plan as decided
-from fmm.arrays.kinds import kind_of
+from fmm.arrays.detect import kind_of
 from fmm.arrays.numpy_library import PLAIN
 from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
 from fmm.distributed.dask_choice import ChunkCosts, Way, chosen_way, usual_together
@@ -35,8 +35,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.runtime.arguments.numbers import checked_growth
-from fmm.runtime.devices import device_of
+from fmm.request import check_error_growth
+from fmm.runtime.devices import get_device
 
 da: Any = dask.array  # which has annotations here and there
 
@@ -67,7 +67,7 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's; so are
     those whose chunks are no plain arrays of NumPy's or CuPy's (masked ones, say). Of these nothing can be wished.
     """
-    growth = None if max_error_growth is None else checked_growth(max_error_growth)
+    growth = None if max_error_growth is None else check_error_growth(max_error_growth)
     x, y = da.asanyarray(x), da.asanyarray(y)
     dtype = np.result_type(x.dtype, y.dtype)
     unknown = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
@@ -117,7 +117,7 @@ def _chosen_way(x: Any, y: Any, asked: str | None, on_device: bool, limit: float
     """The levels over the grid, those that are asked for or those that save most, and how many products are a task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = workers_there()
-    rates = device_of("cpu", 1).guess  # of one thread of BLAS, with which Dask starts a worker
+    rates = get_device("cpu", 1).guess  # of one thread of BLAS, with which Dask starts a worker
     rate = rates.find_rate(x.dtype.name) if rates else None
     plans = [_grid_plan(text) for text in (GRID_PLANS if asked is None else (asked,))]
     if on_device or rates is None or rate is None:

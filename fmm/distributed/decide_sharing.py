@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fmm.config.environment import is_emulation_allowed
 from fmm.distributed.layout import Layout
-from fmm.distributed.predict_sharing import Devices, Sharing, chosen_sharing, ranked_sharings
+from fmm.distributed.predict_sharing import Devices, Sharing, choose_sharing, rank_sharings
 from fmm.dtypes import DTYPES
 from fmm.hardware.links import Network
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -16,7 +16,7 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
-from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 
 SHOWN = 8  # ways to share a product that are printed
@@ -92,9 +92,9 @@ def decide_sharing(layout: Layout, dtype: str, device: Device, network: Network,
     known = single.rates(Problem(layout.m, layout.k, layout.n, dtype))
     stream = known.stream if known is not None else SUMS
     devices = Devices(single.seconds, stream, network, DTYPES[dtype].itemsize)
-    considered = ranked_sharings(layout, devices, None if asked.above is None else (asked.above,))
+    considered = rank_sharings(layout, devices, None if asked.above is None else (asked.above,))
     allowed = [way for way in considered if asked.above is not None or growth_of(way, dtype) <= max(growth, 1.0)]
-    best = chosen_sharing(allowed, asked.room)
+    best = choose_sharing(allowed, asked.room)
     share, pieces = best.layout.share(0), best.layout.pieces
     local = single.plan(share.rows.size, -(-share.inner.size // pieces), share.cols.size)
     alone = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED)).seconds(layout.m, layout.k, layout.n)
@@ -120,7 +120,7 @@ class _OneDevice:
 
     def plan(self, m: int, k: int, n: int) -> Plan:
         problem = Problem(m, k, n, self.dtype)
-        return VENDOR if self.rates(problem) is None else decide(problem, self.limits, self.device).plan
+        return VENDOR if self.rates(problem) is None else decide_plan(problem, self.limits, self.device).plan
 
     def seconds(self, m: int, k: int, n: int) -> float:
         found = self._known.get((m, k, n))

@@ -21,22 +21,22 @@ from fmm.arrays.torch_calls import MATMUL, is_compiling
 from fmm.arrays.torch_library import NAMES, torch_library_of
 from fmm.config.environment import is_disabled, is_emulation_allowed, tuning_mode
 from fmm.config.identity import gpu_parts
-from fmm.distributed.decide_sharing import Asked, SharedDecision, decide_sharing, growth_of
+from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing, sharing_error_growth
 from fmm.distributed.exchange import (
-    BegunProduct,
     Processes,
-    block_of_a_row,
-    everybody_knows,
-    finite_everywhere,
-    told_of_loss,
+    ProductInProgress,
+    all_have_cached,
+    is_finite_everywhere,
+    redistribute_to_row,
+    reports_loss,
 )
-from fmm.distributed.layout import Cuts, Holdings, K, Layout, M, N, kept_layout
-from fmm.distributed.level_over_blocks import product_of_blocks
+from fmm.distributed.layout import Cuts, Holdings, K, Layout, M, N, interned_layout
+from fmm.distributed.level_over_blocks import multiply_blocks
 from fmm.distributed.quadrants import level_above, quadrants
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.runtime.devices import Device, described_gpu, device_of
+from fmm.runtime.devices import Device, get_device, gpu_from_description
 
 NO_LEVEL = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
 KEPT = 256  # decisions for each mesh
@@ -144,7 +144,7 @@ def _gradients_of(a: Any, b: Any) -> tuple[bool, bool]:
 
 def _product(a: Any, b: Any, wanted: Wanted, way: Way) -> Any:
     processes = processes_of(a.device_mesh)
-    with told_of_loss(processes, "parts of A and B are added up"):
+    with reports_loss(processes, "parts of A and B are added up"):
         a, b = _added_up(a), _added_up(b)
     found = product_by(way, a, b)
     return _placed(found, wanted.placements, processes)
@@ -152,26 +152,26 @@ def _product(a: Any, b: Any, wanted: Wanted, way: Way) -> Any:
 
 def product_by(way: Way, a: Any, b: Any) -> Any:
     """The product, shared in this way, and placed as it comes."""
-    mesh, above, layout = a.device_mesh, Plan.parse(way.above), kept_layout(way.layout)
+    mesh, above, layout = a.device_mesh, Plan.parse(way.above), interned_layout(way.layout)
     processes, local = processes_of(mesh), partial(_multiplied, way.rest)
-    with told_of_loss(processes, "A and B are brought to their places"):
+    with reports_loss(processes, "A and B are brought to their places"):
         a, b = _held(a, layout.a[: mesh.ndim]), _held(b, layout.b[: mesh.ndim])
 
-    def begin(block: Layout, left: Any, right: Any) -> BegunProduct:
-        return BegunProduct(processes, kept_layout(block), left, right)
+    def begin(block: Layout, left: Any, right: Any) -> ProductInProgress:
+        return ProductInProgress(processes, interned_layout(block), left, right)
 
-    def finish(begun: BegunProduct) -> Any:
+    def finish(begun: ProductInProgress) -> Any:
         return begun.finish(local)
 
     with torch.no_grad(), torch.autocast(mesh.device_type, enabled=False):  # in the type that the operands have
         c = None
         if above != VENDOR:
-            c = product_of_blocks(quadrants(layout, above), above, processes.place, a, b, begin, finish)
-            c = c if finite_everywhere(c, processes) else None  # sums of blocks moved inf or NaN, or overflowed
+            c = multiply_blocks(quadrants(layout, above), above, processes.place, a, b, begin, finish)
+            c = c if is_finite_everywhere(c, processes) else None  # sums of blocks moved inf or NaN, or overflowed
         if c is None:
             c = finish(begin(layout, a, b))
         if len(layout.mesh) > mesh.ndim:  # its processes multiplied as a rectangle
-            c = block_of_a_row(c, layout, processes)
+            c = redistribute_to_row(c, layout, processes)
     placed = [PLACED[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
     shape = torch.Size((layout.m, layout.n))
     return DTensor.from_local(c, mesh, placed, run_check=False, shape=shape, stride=(layout.n, 1))
@@ -205,7 +205,7 @@ def _placed(found: Any, placements: Sequence[Any] | None, processes: Processes) 
         placements = added_up_as(Shard(0), found.placements)
     if tuple(placements) == tuple(found.placements):
         return found
-    with told_of_loss(processes, "the result is brought to its places"):
+    with reports_loss(processes, "the result is brought to its places"):
         return found.redistribute(placements=placements)
 
 
@@ -253,7 +253,7 @@ def _agreed(a: Any, b: Any, wanted: Wanted) -> Way | None:
     if on_gpu and question in known:
         return known[question]
     device = torch.device("cuda", a.to_local().get_device()) if on_gpu else None
-    answered = everybody_knows(processes, question, question in known, device)
+    answered = all_have_cached(processes, question, question in known, device)
     if complaint is not None:
         raise complaint
     if not answered:
@@ -301,7 +301,7 @@ def _told_way(question: str, a: Any, b: Any, wanted: Wanted, processes: Processe
     told: list[Any] = [None]
     if processes.place == 0:
         told[0] = _first_answer(question, a, b, wanted)
-    with told_of_loss(processes, "how to share the product"):
+    with reports_loss(processes, "how to share the product"):
         dist.broadcast_object_list(told, processes.numbers[0], processes.group, device)
     if isinstance(told[0], Exception):
         raise told[0]
@@ -316,7 +316,7 @@ def _first_answer(question: str, a: Any, b: Any, wanted: Wanted) -> Way | Except
     except Exception as error:
         return error
     usual = wanted.error_growth if wanted.error_growth is not None else _device(a).error_growth
-    rest = usual / growth_of(found.best, found.dtype)
+    rest = usual / sharing_error_growth(found.best, found.dtype)
     return Way(question, found.best.layout, str(found.best.above), rest)
 
 
@@ -328,7 +328,7 @@ def _decided(a: Any, b: Any, above: Plan | None, growth: float | None) -> Shared
     local = a.to_local()
     library = torch_library_of(local)
     room = library.free_bytes(library.device_number(local)) - layout.m * layout.n / layout.ranks * local.element_size()
-    asked = Asked(max(room * ROOM, 0.0), growth, above)
+    asked = ShardingQuery(max(room * ROOM, 0.0), growth, above)
     return decide_sharing(layout, NAMES[a.dtype], device, _network(mesh, device), asked)
 
 
@@ -336,10 +336,10 @@ def _device(x: Any) -> Device:
     local = x.to_local()
     library = torch_library_of(local)
     try:
-        return device_of(library.processor, library.device_number(local))
+        return get_device(library.processor, library.device_number(local))
     except ImportError:  # without CuPy the processes' products are torch's own, and shared all the same
         facts = torch.cuda.get_device_properties(local.get_device())
-        return described_gpu(facts.name, f"{facts.major}.{facts.minor}", facts.multi_processor_count)
+        return gpu_from_description(facts.name, f"{facts.major}.{facts.minor}", facts.multi_processor_count)
 
 
 def _network(mesh: Any, device: Device) -> Network:

@@ -18,7 +18,7 @@ from fmm.integrations.product_functions import (
     names_of,
     put,
 )
-from fmm.runtime.decisions.left_to_vendor import small_enough_for_vendor
+from fmm.runtime.decisions.early_declines import is_small_on_device
 
 
 def install() -> Callable[[], None]:
@@ -107,7 +107,7 @@ class CupyFunctions:
 
     def small(self, a: Any, size: tuple[int, int, int]) -> bool:
         """Is it CuPy's product for certain, by its own way?"""
-        return a.dtype.kind not in "fcV" or small_enough_for_vendor(*size, a.itemsize)
+        return a.dtype.kind not in "fcV" or is_small_on_device(*size, a.itemsize)
 
 
 HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of Python's types

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fmm.config.environment import log_once
 from fmm.integrations.on_import import after_import, is_loaded
-from fmm.kernels.cpu.threads.fork_safe import Lock
+from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -56,7 +56,7 @@ PLACES = {
     "numpy": Place("numpy", "fmm.integrations.numpy_functions"),
 }
 USUAL = "torch", "cupy", "numpy"
-_lock = Lock(threading.RLock)  # entered again by imports of what is installed
+_lock = ForkSafeLock(threading.RLock)  # entered again by imports of what is installed
 
 
 def install(*names: str) -> tuple[str, ...]:

@@ -16,12 +16,12 @@ from fmm.api import matmul
 from fmm.arrays.numpy_library import NAMES, NUMPY_DOT
 from fmm.integrations.product_functions import Replaced, array_product, as_matmul_takes, dot_operands, names_of, put
 from fmm.integrations.report import reporting
-from fmm.kernels.cpu.numpy_products import dot as numpy_dot
-from fmm.kernels.cpu.numpy_products import inner as numpy_inner
-from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
-from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
-from fmm.runtime.decisions.limits import NO_WISHES
-from fmm.runtime.matmul import product
+from fmm.kernels.cpu.host_arrays import dot as numpy_dot
+from fmm.kernels.cpu.host_arrays import inner as numpy_inner
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
+from fmm.runtime.decisions.early_declines import is_small_on_host, was_declined
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
 # Functions of NumPy that call the three by names of the modules that they are in; each stands for its module, which has
@@ -84,9 +84,9 @@ def inner_answer(*operands: Any, **options: Any) -> Any:
 
 def _dot_product(a: Any, b: Any, /, out: Any = None) -> Any:
     """By a plan where one pays, else by numpy.dot, which NumPy's own inner calls too."""
-    if just_left_to_vendor(NUMPY_DOT, a, b):
+    if was_declined(NUMPY_DOT, a, b):
         return numpy_dot(a, b, out)
-    return product(NUMPY_DOT, a, b, out, NO_WISHES)
+    return run_matmul(NUMPY_DOT, a, b, out, NO_CONSTRAINTS)
 
 
 def _inner_of_transposed(a: Any, b: Any) -> Any:
@@ -95,7 +95,7 @@ def _inner_of_transposed(a: Any, b: Any) -> Any:
 
 def _may_be_ours(a: Any, b: Any) -> bool:
     """Two matrices that match, and are not so small that NumPy's product is the faster one for certain."""
-    return not small_enough_for_numpy(a, b) and _are_matrices(a, b) and a.shape[1] == b.shape[0]
+    return not is_small_on_host(a, b) and _are_matrices(a, b) and a.shape[1] == b.shape[0]
 
 
 def _are_matrices(a: Any, b: Any) -> bool:

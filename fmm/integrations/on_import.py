@@ -9,13 +9,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from fmm.kernels.cpu.threads.fork_safe import Lock
+from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
 Act = Callable[[str], None]  # told the module's name
 
 _waiting: dict[str, list[Act]] = {}
 _told: set[str] = set()  # modules whose loading we have seen, and told of
-_lock = Lock()  # of these two; nothing is imported under it
+_lock = ForkSafeLock()  # of these two; nothing is imported under it
 
 
 def is_loaded(module: str) -> bool:

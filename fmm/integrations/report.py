@@ -24,11 +24,11 @@ from fmm.integrations.report_value import (
     outcome_of,
     unseen_products,
 )
-from fmm.kernels.cpu.threads.fork_safe import Lock, in_child
-from fmm.runtime.answered import COUNTING, Answer, forget_answer, latest_answer
+from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child
+from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 from fmm.runtime.decisions.decide import Decision
 
-_lock = Lock()  # of all counts
+_lock = ForkSafeLock()  # of all counts
 
 
 @dataclass
@@ -70,7 +70,7 @@ def end_report() -> None:
 
 
 def _tell_watchers() -> None:
-    COUNTING.on = reporting()
+    RECORDING.on = reporting()
     for told in tuple(_watchers):
         told()
 
@@ -100,7 +100,7 @@ def _begin_anew() -> None:
         begin_report()
 
 
-in_child(_begin_anew)
+after_fork_in_child(_begin_anew)
 
 
 # ---- one product
@@ -108,13 +108,13 @@ in_child(_begin_anew)
 
 def counted(kind: Kind, product: Callable[[], Any], decided: Callable[[], Decision]) -> Any:
     """The product, counted by what answered it. `decided`: what would, where nothing was noted."""
-    forget_answer()
+    clear_record()
     try:
         c = product()
     except Exception as error:  # a call that the library rejects
         count(kind, Outcome("", str(error)))
         raise
-    answer = latest_answer()
+    answer = last_record()
     if answer is None:
         count(kind, _at_once(kind, decided))
     else:
@@ -127,7 +127,7 @@ def count(kind: Kind, outcome: Outcome) -> None:
         counts.note(kind, outcome)
 
 
-def count_answer(kind: Kind, answer: Answer) -> None:
+def count_answer(kind: Kind, answer: CallRecord) -> None:
     """By what was noted of the product; a decision knows its type better than the operands do (TF32, say)."""
     problem = answer.decision.problem
     count(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of(answer))
@@ -202,4 +202,4 @@ def _wait_for_its_end() -> None:
         util.register_after_fork(_write_all, lambda write: util.Finalize(None, write, exitpriority=LAST))
 
 
-in_child(_wait_for_its_end)
+after_fork_in_child(_wait_for_its_end)

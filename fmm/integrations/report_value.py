@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from fmm.kernels.plans.plan import VENDOR
-from fmm.runtime.answered import Answer
+from fmm.runtime.call_record import CallRecord
 from fmm.runtime.decisions.decide import Decision
 
 LINES = 30  # of the table, the products with the most arithmetic first
@@ -126,7 +126,7 @@ def unseen_products(places: Collection[str]) -> str:
 # ---- outcomes
 
 
-def outcome_of(answer: Answer) -> Outcome:
+def outcome_of(answer: CallRecord) -> Outcome:
     """Of a product of which it was noted what answered it."""
     decision, plan, why = answer
     if plan is not None and plan != VENDOR:

@@ -8,11 +8,11 @@ from typing import Any
 
 from fmm.arrays.torch_calls import (
     PLAIN,
-    calls_are_recorded,
     deterministic,
     dispatch_keys,
-    plain_bits,
-    without_marks,
+    has_plain_keys,
+    is_recording,
+    resolve_marks,
     writable,
 )
 from fmm.integrations.report import count, count_answer, counted, reporting
@@ -20,14 +20,14 @@ from fmm.integrations.report_value import Kind, Outcome
 from fmm.integrations.torch_kernels import Hooked, Operator, own_kernels_answer, passing
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
-from fmm.runtime.answered import Answer
-from fmm.runtime.calls.prepare import prepared
-from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
-from fmm.runtime.decisions.left_to_vendor import small_enough_for_vendor as small_enough
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes
-from fmm.runtime.gemm import Update, gemm_product, update_wishes
+from fmm.runtime.call_record import CallRecord
+from fmm.runtime.decisions.early_declines import is_small_on_device as small_enough
+from fmm.runtime.decisions.early_declines import remember_decline, was_declined
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
+from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
+from fmm.runtime.prepare import prepare_call
 
-PRODUCT = Update()
+PRODUCT = BlasGemmParams()
 # Why products are left to torch that no decision is about.
 RECORDED = "torch answers: somebody records its calls"
 NOT_ADDED = (
@@ -63,7 +63,7 @@ class Answers:
         if not (can_be_added(added, a, b) and are_factors(alpha, beta, a)):
             _left(where, a, b, NOT_ADDED)
             return None
-        return self._answer(a, b, out, where, Update(alpha, beta), added if beta else None)
+        return self._answer(a, b, out, where, BlasGemmParams(alpha, beta), added if beta else None)
 
     def sum_in_place(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """The same in the place of what is added."""
@@ -73,7 +73,7 @@ class Answers:
         """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls? Then it is not
         remembered as declined."""
         own = getattr(passing, "on", False)
-        declined = own or calls_are_recorded()
+        declined = own or is_recording()
         if self.hook is not None and (declined or reporting()):  # a report counts each product
             self.hook.only_now()
         if declined and not own:
@@ -88,32 +88,34 @@ class Answers:
             if reporting():
                 _left(where, a, b, why_torchs(a, b, out))
             return None
-        a, b = without_marks(a, b)
+        a, b = resolve_marks(a, b)
         if added is not None and added is not out:
-            added = without_marks(added, added)[0]
-        wishes = update_wishes(self.library, a, b, added, out, update) if update != PRODUCT else NO_WISHES
-        ready = prepared(self.library, a, b, out, wishes)
+            added = resolve_marks(added, added)[0]
+        constraints = gemm_constraints(self.library, a, b, added, out, update) if update != PRODUCT else NO_CONSTRAINTS
+        ready = prepare_call(self.library, a, b, out, constraints)
         if ready.plan is None or (ready.plan == VENDOR and ready.decision.trial is None):
             if update == PRODUCT:
-                remember_vendor(self.library, a, b, ready.decision)
+                remember_decline(self.library, a, b, ready.decision)
             if reporting():
-                count_answer(kind_of_product(where, a, b), Answer(ready.decision, None))
+                count_answer(kind_of_product(where, a, b), CallRecord(ready.decision, None))
             return None
         if not reporting():
-            return self._multiplied(a, b, out, update, added, wishes)
-        product = partial(self._multiplied, a, b, out, update, added, wishes)
+            return self._multiplied(a, b, out, update, added, constraints)
+        product = partial(self._multiplied, a, b, out, update, added, constraints)
         return counted(kind_of_product(where, a, b), product, lambda: ready.decision)
 
-    def _multiplied(self, a: Any, b: Any, out: Any, update: Update, added: Any, wishes: Wishes) -> Any:
+    def _multiplied(
+        self, a: Any, b: Any, out: Any, update: BlasGemmParams, added: Any, constraints: PlanConstraints
+    ) -> Any:
         if update == PRODUCT:
-            return matmul.product(self.library, a, b, out, wishes)
+            return matmul.run_matmul(self.library, a, b, out, constraints)
         with own_kernels_answer():  # whatever torch is asked for meanwhile
-            return gemm_product(self.library, a, b, added, out, update, NO_WISHES)
+            return run_gemm(self.library, a, b, added, out, update, NO_CONSTRAINTS)
 
     def _quick_no(self, a: Any, b: Any) -> bool:
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         small = small_enough(m, k, n, a.element_size())
-        return small or (a.dim() == 2 and just_left_to_vendor(self.library, a, b))
+        return small or (a.dim() == 2 and was_declined(self.library, a, b))
 
 
 def _left(where: str, a: Any, b: Any, why: str) -> None:
@@ -128,7 +130,7 @@ def plain_operands(a: Any, b: Any) -> bool:
         type(a) in PLAIN
         and type(b) in PLAIN
         and a.dtype is b.dtype
-        and plain_bits(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
+        and has_plain_keys(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
         and a.dim() == b.dim()
         and a.shape[-1] == b.shape[-2]
         and a.shape[:-2] == b.shape[:-2]
@@ -148,7 +150,7 @@ def _what_is_not_plain(a: Any, b: Any, out: Any) -> str:
     for name, x in (("the left operand", a), ("the right operand", b)):
         if type(x) not in PLAIN:
             return f"{name} is a {type(x).__name__}, not a plain tensor"
-        if not plain_bits(dispatch_keys(x).raw_repr()):
+        if not has_plain_keys(dispatch_keys(x).raw_repr()):
             return f"{name} is not a plain tensor, or in the midst of a transform"
     if plain_operands(a, b):
         assert out is not None
@@ -168,7 +170,7 @@ def can_be_added(added: Any, a: Any, b: Any) -> bool:
         type(added) in PLAIN
         and added.dtype is a.dtype
         and added.get_device() == a.get_device()
-        and plain_bits(dispatch_keys(added).raw_repr())
+        and has_plain_keys(dispatch_keys(added).raw_repr())
         and added.dim() <= len(shape)
         and all(x in (1, y) for x, y in zip(reversed(added.shape), reversed(shape), strict=False))
     )

@@ -13,14 +13,14 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from fmm.arrays.torch_calls import without_marks
+from fmm.arrays.torch_calls import resolve_marks
 from fmm.arrays.torch_library import torch_library_of
 from fmm.integrations.report import count, counted, reporting
 from fmm.integrations.report_value import Outcome
 from fmm.integrations.torch_answers import kind_of_product, plain_operands, takes, why_torchs
 from fmm.integrations.torch_kernels import own_product
 from fmm.runtime import matmul
-from fmm.runtime.decisions.limits import NO_WISHES
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 
 WHERE = "torch.compile, mm"
 
@@ -32,10 +32,10 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
         if counts:
             count(kind_of_product(WHERE, a, b), Outcome("", why_torchs(a, b, out)))
         return own_product(a, b, out)
-    asked = torch_library_of(a), *without_marks(a, b), out, NO_WISHES
+    asked = torch_library_of(a), *resolve_marks(a, b), out, NO_CONSTRAINTS
     if not counts:
-        return matmul.product(*asked)
-    product, decided = partial(matmul.product, *asked), partial(matmul.explained, *asked)
+        return matmul.run_matmul(*asked)
+    product, decided = partial(matmul.run_matmul, *asked), partial(matmul.explain_matmul, *asked)
     return counted(kind_of_product(WHERE, a, b), product, decided)
 
 

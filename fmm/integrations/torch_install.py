@@ -29,7 +29,7 @@ from fmm.integrations.torch_kernels import (
     own_kernels,
     with_vendor_passing,
 )
-from fmm.runtime.decisions.left_to_vendor import SMALL, SMALL_HALF, SMALL_UNALIGNED
+from fmm.runtime.decisions.early_declines import SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED
 
 
 def install_on_cuda() -> Undo:
@@ -82,7 +82,7 @@ def install_compiled(answers: Answers, key: str) -> Undo:
 
 def _set_least_work(hook: CompiledHook) -> None:
     """From how many multiply-adds on Python is asked; of all products, where somebody counts them."""
-    hook.least_work(*((0, 0, 0) if reporting() else (SMALL, SMALL_HALF, SMALL_UNALIGNED)))
+    hook.least_work(*((0, 0, 0) if reporting() else (SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED)))
 
 
 def _define_questions(key: str) -> None:

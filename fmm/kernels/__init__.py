@@ -4,7 +4,7 @@ from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan i
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.step_table import StepError, StepTable, step_table, step_table_names
-from fmm.kernels.cpu.symbolic_proof import proved_fringe
+from fmm.kernels.cpu.symbolic_proof import prove_fringe
 from fmm.kernels.plans import levels  # noqa: F401  (registers their kinds, before any plan's text is read)
 from fmm.kernels.plans.levels.balanced import Balanced
 from fmm.kernels.plans.levels.scheme_level import Level
@@ -12,7 +12,7 @@ from fmm.kernels.plans.levels.scheme_options import FRINGE_PROOFS
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 
-FRINGE_PROOFS.append(proved_fringe)
+FRINGE_PROOFS.append(prove_fringe)
 
 __all__ = [
     "VENDOR",

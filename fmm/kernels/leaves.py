@@ -19,7 +19,7 @@ from __future__ import annotations
 from math import sqrt
 
 from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RINGS
-from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
+from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
     FUSED_SIZES,
@@ -138,7 +138,7 @@ DIGITS = Leaf(
     "integers exactly, by BLAS's products of planes of digits",
     ("cpu",),
     LeafTypes(RINGS, alone=("bool",), in_blocks=("bool",)),
-    call=LeafCall("products of digits", starts=8, scratch=exact_scratch),
+    call=LeafCall("products of digits", starts=8, scratch=exact_workspace),
     host=LeafOnHost(multiply_inside=exact_product),
     candidacy=LeafCandidacy(forms=("alone", "nested"), unprobed=("alone", "nested")),
     time=LeafTime(DIGITS_RATE),

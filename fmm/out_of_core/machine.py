@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from fmm.arrays.pick import cupy_library
+from fmm.arrays.detect import cupy_library
 from fmm.out_of_core.schedule import Rates
 from fmm.out_of_core.transfers import Engine, Transfers, measure_rates
 from fmm.runtime import matmul
-from fmm.runtime.card_sharers import processes_on
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions.limits import PlanConstraints, count_gpu_processes
 from fmm.runtime.devices import Device, cuda_device
-from fmm.runtime.gemm import Update, gemm_product
+from fmm.runtime.gemm import BlasGemmParams, run_gemm
 
 
 class Machine(Protocol):
@@ -29,7 +28,7 @@ class Machine(Protocol):
 
     def free_bytes(self) -> int: ...
 
-    def engine(self, constraints: Wishes) -> AbstractContextManager[Engine]: ...
+    def engine(self, constraints: PlanConstraints) -> AbstractContextManager[Engine]: ...
 
     @property
     def out_of_memory(self) -> type[BaseException]: ...
@@ -54,9 +53,9 @@ class CudaMachine:
         return cupy_library().out_of_memory
 
     def free_bytes(self) -> int:
-        return cupy_library().free_bytes(self.number) // processes_on(self.number)
+        return cupy_library().free_bytes(self.number) // count_gpu_processes(self.number)
 
-    def engine(self, constraints: Wishes) -> AbstractContextManager[Engine]:
+    def engine(self, constraints: PlanConstraints) -> AbstractContextManager[Engine]:
         from fmm.out_of_core import cuda_engine  # loads CuPy
 
         product = partial(_multiply_tiles, cupy_library(), constraints)
@@ -64,18 +63,20 @@ class CudaMachine:
         return engine  # type: ignore[no-any-return]
 
 
-def _multiply_tiles(library: Any, constraints: Wishes, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> None:
+def _multiply_tiles(
+    library: Any, constraints: PlanConstraints, a: Any, b: Any, c: Any, adds: bool, workspace: int
+) -> None:
     """Compute C = A B, or C = A B + C, of device arrays."""
     limited = constraints._replace(workspace=workspace)
     if adds:
-        gemm_product(library, a, b, c, c, Update(1, 1), limited)
+        run_gemm(library, a, b, c, c, BlasGemmParams(1, 1), limited)
     else:
-        matmul.product(library, a, b, c, limited)
+        matmul.run_matmul(library, a, b, c, limited)
 
 
 @lru_cache(maxsize=16)
 def _cuda_rates(number: int) -> Rates:
-    with CudaMachine(number).engine(Wishes()) as engine:
+    with CudaMachine(number).engine(PlanConstraints()) as engine:
         transfers = Transfers(engine)
         try:
             return measure_rates(engine, transfers, time.perf_counter)

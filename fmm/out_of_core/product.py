@@ -21,7 +21,7 @@ from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.config.environment import is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.side_by_side import share_elements
+from fmm.kernels.cpu.parallel_products import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.out_of_core.choose_schedule import DoesNotFitError, choose_schedule
 from fmm.out_of_core.machine import Machine
@@ -31,11 +31,10 @@ from fmm.out_of_core.transfers import Array, Transfers
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import matmul
-from fmm.runtime.decisions.decide import Decision, decide
-from fmm.runtime.decisions.expected_time import expected_seconds
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions.decide import Decision, decide_plan, expected_seconds
+from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
-from fmm.runtime.progress import Progress, shown_progress
+from fmm.runtime.progress import Progress, show_progress
 
 MEMORY_SHARE = 0.9  # of the device's free memory
 SPARED_BYTES = 64 << 20  # of free memory that stay free in any case
@@ -49,7 +48,13 @@ ATTEMPTS = 4
 
 
 def streamed_matmul(
-    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, constraints: Wishes, progress: bool = False
+    library: NumpyLibrary,
+    a: Any,
+    b: Any,
+    out: Any,
+    machine: Machine,
+    constraints: PlanConstraints,
+    progress: bool = False,
 ) -> Any:
     """Return or raise what NumPy's matmul does, multiplied on the device."""
     a, b = _as_ndarray(a), _as_ndarray(b)
@@ -59,7 +64,7 @@ def streamed_matmul(
     target = _as_ndarray(out)
     if out is None or any(share_elements(x, target) for x in (a, b)):
         target = library.new_array(library.result_operand(a, b, shape, dtype))
-    with shown_progress(progress) as shown:
+    with show_progress(progress) as shown:
         if progress:
             # Every product of a stack is expected to take as long as the first.
             x, y, z = _row_major(*next(matrices(a, b, target)))
@@ -76,7 +81,7 @@ def streamed_matmul(
 
 
 def explain_streamed_matmul(
-    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, constraints: Wishes
+    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, constraints: PlanConstraints
 ) -> Decision:
     """Return the decision that `streamed_matmul` would take: the plan of its largest tile product, and the schedule."""
     a, b = _as_ndarray(a), _as_ndarray(b)
@@ -91,7 +96,7 @@ def explain_streamed_matmul(
         (size for step in streaming.schedule.products for size in streaming.launch_sizes(step.size)), key=prod
     )
     limits = _tile_limits(constraints, streaming.workspace, machine.device)
-    decision = matmul.planned(Problem(*largest, dtype), limits, machine.device, constraints.plan)
+    decision = matmul.decide_without_arrays(Problem(*largest, dtype), limits, machine.device, constraints.plan)
     memory = streaming.schedule.memory + _most_workspace(streaming, machine.device, constraints)
     lines = list(_describe(streaming, machine.rates, memory))
     if len(stack) > 1:
@@ -181,13 +186,13 @@ def _rounded_down(nbytes: int) -> int:
     return max(nbytes, 0) // step * step
 
 
-def _plan_streaming(size: Shape, dtype: str, machine: Machine, constraints: Wishes, limit: int) -> Streaming:
+def _plan_streaming(size: Shape, dtype: str, machine: Machine, constraints: PlanConstraints, limit: int) -> Streaming:
     return _cached_streaming(size, dtype, limit, machine.rates, machine.device, constraints, current_settings())
 
 
 @lru_cache(maxsize=256)
 def _cached_streaming(
-    size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: Wishes, settings: Hashable
+    size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints, settings: Hashable
 ) -> Streaming:
     """Return the fastest streaming within `limit` bytes; `settings` are the other inputs of plan choices.
 
@@ -203,7 +208,7 @@ def _cached_streaming(
 
 
 def _fastest_streaming(
-    tile_limit: int, size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: Wishes
+    tile_limit: int, size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints
 ) -> Streaming:
     """Return the fastest streaming with at most `tile_limit` of the `limit` bytes for tiles."""
     first_limits = _tile_limits(constraints, limit // 2, device)
@@ -237,34 +242,34 @@ def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[
     shapes = {
         tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True)) for shares in SAMPLE_TILES
     }
-    return {decide(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
+    return {decide_plan(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
 
 
-def _tile_workspace(constraints: Wishes, free_bytes: int) -> int:
+def _tile_workspace(constraints: PlanConstraints, free_bytes: int) -> int:
     """Return the workspace limit of a tile product, in bytes."""
     return _rounded_down(free_bytes) if constraints.workspace is None else min(constraints.workspace, free_bytes)
 
 
-def _tile_limits(constraints: Wishes, free_bytes: int, device: Device) -> Limits:
+def _tile_limits(constraints: PlanConstraints, free_bytes: int, device: Device) -> Limits:
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
     workspace = _tile_workspace(constraints, free_bytes)
     return Limits(workspace, growth, is_emulation_allowed(), constraints.componentwise)
 
 
-def _most_workspace(streaming: Streaming, device: Device, constraints: Wishes) -> int:
+def _most_workspace(streaming: Streaming, device: Device, constraints: PlanConstraints) -> int:
     """Return the workspace bytes of the tile product that needs most."""
     limits = _tile_limits(constraints, streaming.workspace, device)
     steps = streaming.schedule.products
     sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.size)}
     problems = (Problem(*size, streaming.dtype, beta=adds) for size, adds in sizes)
-    return max(matmul.call_bytes(problem, limits, device, constraints.plan) for problem in problems)
+    return max(matmul.planned_call_bytes(problem, limits, device, constraints.plan) for problem in problems)
 
 
 # ---- running it
 
 
 def _stream(
-    a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: Wishes, progress: Progress
+    a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: PlanConstraints, progress: Progress
 ) -> None:
     """Multiply two matrices on the device; retry with less memory if the device runs out of memory."""
     a, b, c = _row_major(a, b, c)
@@ -283,7 +288,13 @@ def _stream(
 
 
 def _run(
-    streaming: Streaming, a: Array, b: Array, c: Array, machine: Machine, constraints: Wishes, progress: Progress
+    streaming: Streaming,
+    a: Array,
+    b: Array,
+    c: Array,
+    machine: Machine,
+    constraints: PlanConstraints,
+    progress: Progress,
 ) -> None:
     with machine.engine(constraints) as engine:
         transfers = Transfers(engine)

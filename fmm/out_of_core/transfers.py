@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fmm.kernels.cpu.threads.thread_pool import usable_processors
+from fmm.kernels.cpu.thread_pool import usable_processors
 from fmm.out_of_core.schedule import Rates
 
 Array = np.ndarray[Any, np.dtype[Any]]

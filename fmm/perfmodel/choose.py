@@ -106,7 +106,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     """Return the candidate with the least predicted time within the limits; the vendor unless one beats it clearly."""
     candidates = all_candidates(problem, calibration, limits)
     winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
-    if winners and not winners[0].fits(limits.workspace) and problem.flops < LARGE and not problem.halved:
+    if winners and not winners[0].fits(limits.workspace) and problem.flops < LARGE and not problem.writes_triangle:
         candidates = _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
         winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
     vendor = next(c for c in candidates if c.plan == VENDOR)
@@ -117,7 +117,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """Return all candidates, the fastest first; of large products compositions of levels too."""
     candidates = rank_candidates(problem, calibration)
-    if problem.halved or problem.flops < LARGE:
+    if problem.writes_triangle or problem.flops < LARGE:
         return candidates
     return _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
 
@@ -132,7 +132,12 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
     A column-major B stays so if a GPU has a leaf that is slow on it.
     """
     plain = without_layouts(problem)
-    if not gpu or problem.halved or not is_b_column_major(problem) or problem.dtype not in _types_slow_on_columns():
+    if (
+        not gpu
+        or problem.writes_triangle
+        or not is_b_column_major(problem)
+        or problem.dtype not in _types_slow_on_columns()
+    ):
         return plain
     _, k, n = problem.size
     return replace(plain, layouts=(Layout("C", max(k, 1)), Layout("F", max(k, 1)), Layout("C", max(n, 1))))
@@ -158,7 +163,7 @@ class EligiblePlan(NamedTuple):
     longest: float  # the longest side allowed
     parts: tuple[int, int, int] | None  # into how many parts all levels together cut m, k and n; None: no cut
 
-    def accepts(self, problem: Problem) -> bool:
+    def accepts_operands(self, problem: Problem) -> bool:
         """Return True if the problem's rows are aligned and its sides short enough for the plan."""
         aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
         return aligned and (self.longest == inf or max(problem.size) <= self.longest)
@@ -174,28 +179,28 @@ class EligiblePlan(NamedTuple):
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
     """Yield the candidates (or those of `plans`) that may be chosen for the problem on this device."""
     for x in _eligible_among(plans, problem, calibration) if plans else _eligible_plans(problem, calibration):
-        if x.accepts(problem) and not x.cuts_too_small(problem, calibration.least):
+        if x.accepts_operands(problem) and not x.cuts_too_small(problem, calibration.least):
             yield x.plan
 
 
 def _eligible_plans(problem: Problem, calibration: Calibration) -> tuple[EligiblePlan, ...]:
-    return _eligible_for_type(problem.dtype, problem.halved, calibration)
+    return _eligible_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
 @depends_on_rows
 @lru_cache(maxsize=256)
-def _eligible_for_type(dtype: str, halved: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
-    plans = compared_plans(calibration.batches, halved)
-    return tuple(x for plan in plans if (x := _eligible(plan, dtype, halved, calibration)))
+def _eligible_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
+    plans = compared_plans(calibration.batches, writes_triangle)
+    return tuple(x for plan in plans if (x := _eligible(plan, dtype, writes_triangle, calibration)))
 
 
 def _eligible_among(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
     for plan in plans:
-        if (found := _eligible(plan, problem.dtype, problem.halved, calibration)) is not None:
+        if (found := _eligible(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
             yield found
 
 
-def _eligible(plan: Plan, dtype: str, halved: bool, calibration: Calibration) -> EligiblePlan | None:
+def _eligible(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> EligiblePlan | None:
     """Return the plan with its requirements; None if it may not be chosen for the type on this device.
 
     A leaf may be chosen only for the types it names as a candidate, and only if the calibration has its rate. The tiled
@@ -206,13 +211,13 @@ def _eligible(plan: Plan, dtype: str, halved: bool, calibration: Calibration) ->
         cuts = [level.cut.parts for level in plan.levels if level.cut]
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
-    if halved and not plan.levels and plan != VENDOR:  # a leaf that computes one triangle alone
+    if writes_triangle and not plan.levels and plan != VENDOR:  # a leaf that computes one triangle alone
         rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.time.rate else calibration.find_rate(dtype)
         supported = dtype in (*leaf.halves.by_kernel, *leaf.halves.loose)
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
         return EligiblePlan(plan, leaf.candidacy.alignment, leaf.candidacy.longest or inf, parts)
-    if not plan.considered_for(dtype) or (halved and not _transposes_where_it_pays(plan, dtype)):
+    if not plan.considered_for(dtype) or (writes_triangle and not _transposes_where_it_pays(plan, dtype)):
         return None
     rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.timed_by_tiles
     inside = plan.leaf_type(dtype) in leaf.types.inside
@@ -266,7 +271,7 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
     """Return the best plans with further levels above candidates that are within the limits."""
     if not (levels := outer_levels("cuda" if calibration.batches else "cpu")):
         return ()
-    eligible = [x for x in _eligible_plans(problem, calibration) if x.accepts(problem)]
+    eligible = [x for x in _eligible_plans(problem, calibration) if x.accepts_operands(problem)]
     inner = [x.plan for x in eligible if limits.allow(x.plan, 1)]
     outer = [level for level in levels if _takes_type_above(level, inner, problem.dtype)]
     plans = compose_levels(problem, calibration, limits.workspace, limits.error_growth, outer, inner)
@@ -296,7 +301,7 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
     """
     if plan.levels or plan.leaf_use.leaf.call.starts > 1:
         return calibration.call
-    if plan == VENDOR and not problem.halved:
+    if plan == VENDOR and not problem.writes_triangle:
         return calibration.call_of_library
     return calibration.call_of_small if plan.leaf_use.leaf.candidacy.longest else calibration.call_of_leaf
 
@@ -340,7 +345,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     margin = calibration.tiled_margin if tiled or leaf.time.rate else calibration.margin
     if not plan.levels and (tiled or leaf.candidacy.longest > 0):
         margin = 0.0
-    cuts_triangle = problem.halved and bool(plan.levels) and calibration.batches
+    cuts_triangle = problem.writes_triangle and bool(plan.levels) and calibration.batches
     of_cut = TRIANGLE_CUT if cuts_triangle and not any(use.order for use in _diagonal_leaves(plan)) else 0.0
     return margin + of_cut + _small_product_margin(plan, problem, calibration)
 
@@ -350,7 +355,7 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.candidacy.longest:
         return 0.0
-    if plan.splits or problem.halved:
+    if plan.splits or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)
     if plan.leaf_type(problem.dtype) != problem.dtype:
         return OTHER_TYPE * few_tiles_margin(problem, calibration)
@@ -363,7 +368,7 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     A complex number counts as two real ones, and only half of the tiles are computed for one triangle.
     """
     rate, entries = calibration.rate(problem.dtype), float(problem.m * problem.n)
-    entries *= (1 + problem.type.is_complex) / (1 + problem.halved)
+    entries *= (1 + problem.type.is_complex) / (1 + problem.writes_triangle)
     share, side = KNOWN_ROUNDS if rate.sms else 1.0, max(rate.tile, COMPLEX_TILE * problem.type.is_complex)
     return share * FEW_TILES * side**2 / entries if rate.tile > 1 and entries else 0.0
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
-from fmm.kernels.cpu.threads.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE

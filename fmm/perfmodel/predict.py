@@ -29,7 +29,7 @@ from functools import lru_cache
 from math import ceil, log2, sqrt
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
+from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, TMA_FUSED_SIZES
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
@@ -100,7 +100,7 @@ def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
 def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Return the prediction for counts that are there already: T = P + S + L + E - H."""
     m, k, n = problem.size
-    lanes = calibration.lanes if plan.levels and 2 * m * k * n >= LEAST_FLOPS else 1
+    lanes = calibration.lanes if plan.levels and 2 * m * k * n >= MIN_CONCURRENT_FLOPS else 1
     products, calls, starts = _products(plan, problem, work, calibration, lanes)
     sums = _sums(plan, problem, work, calibration, lanes)
     hidden = hidden_share(plan, problem.dtype, calibration) * min(products, sums * work.overlapped)
@@ -218,7 +218,7 @@ def _rate_prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
 def is_b_column_major(problem: Problem) -> bool:
     """Return True if B is column-major. (Products that are their own adjoints count as x x^T.)"""
     orders = [layout.order for layout in problem.layouts]
-    return problem.halved or orders[1] == "F"
+    return problem.writes_triangle or orders[1] == "F"
 
 
 def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.cpu.sums.elementwise import elementwise_calls
+from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
@@ -101,7 +101,7 @@ class _Walk:
     ) -> list[_Value]:
         """The outputs of a program, by the very calls that the NumPy backend makes."""
         count = len(program.outputs)
-        plan = elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
+        plan = schedule_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_Value({})] * (count + plan.scratch)]
         for call in plan.calls:
             first = slots[call.first]

@@ -98,12 +98,12 @@ class Work:
 
 def estimated_work(plan: Plan, problem: Problem) -> Work:
     """Return the work as if unequal blocks were all alike, where all levels of the plan have a footprint."""
-    return _gram_work(plan, problem) if problem.halved else _product_work(plan, problem)
+    return _gram_work(plan, problem) if problem.writes_triangle else _product_work(plan, problem)
 
 
 def counted_work(plan: Plan, problem: Problem) -> Work:
     """Return the exact work, counted from the plan's steps; the shares are the estimate's."""
-    if problem.halved:
+    if problem.writes_triangle:
         return _gram_work(plan, problem)
     leaves, traffic, passes = _exact_counts(plan, problem)
     return replace(_product_work(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
@@ -111,7 +111,7 @@ def counted_work(plan: Plan, problem: Problem) -> Work:
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Return the bytes of temporaries without the padding of rows: enough to tell most plans that fit from others."""
-    if problem.halved:
+    if problem.writes_triangle:
         parts = _gram_parts(plan, problem)
         below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in parts.products)
         return parts.held * problem.itemsize + max(below, default=0.0)

@@ -16,13 +16,12 @@ from fmm.arrays.library import Library, product_shape
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
-from fmm.runtime.calls.operands import byte_span, spans_meet
-from fmm.runtime.calls.prepare import prepare, prepared, writes_there
-from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes
-from fmm.runtime.matmul import by_plan, kernel_lines
+from fmm.runtime.decisions.early_declines import is_small_on_host
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
+from fmm.runtime.matmul import describe_kernels, run_with_fallback
+from fmm.runtime.operands import byte_span, spans_meet
+from fmm.runtime.prepare import PreparedCall, plan_call, prepare_call, writes_there
 
 # What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1
@@ -53,36 +52,40 @@ class Operands(NamedTuple):
     added: Any = None
 
 
-def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
+def gemm_product(
+    library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, constraints: PlanConstraints
+) -> Any:
     """alpha op(a) op(b) + beta c, in `out` if it is given."""
-    a, b, c = library.promoted(a, b, c if update.beta else None)
+    a, b, c = library.promote_operands(a, b, c if update.beta else None)
     found = _operands(library, a, b, c, out, update)
-    small = wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(found.a, found.b)
+    small = constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(found.a, found.b)
     compute = _by_library if small else _computed
-    result = compute(library, found, _with_update(library, found, update, wishes))
+    result = compute(library, found, _with_update(library, found, update, constraints))
     if out is None or result is out:
         return result
     library.copy(result, out)
     return out
 
 
-def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
+def gemm_explained(
+    library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, constraints: PlanConstraints
+) -> Decision:
     """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
-    a, b, c = library.promoted(a, b, c if update.beta else None)
+    a, b, c = library.promote_operands(a, b, c if update.beta else None)
     found = _explained_operands(library, a, b, c, out, update)
     if _nothing_to_multiply(found, update.alpha) and product_shape(tuple(found.a.shape), tuple(found.b.shape)):
         why = f"{library.name} answers: there is nothing to multiply"
         return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
-    wishes = _with_update(library, found, update, wishes)
-    call = prepare(library, found.a, found.b, found.target, wishes)
+    constraints = _with_update(library, found, update, constraints)
+    call = plan_call(library, found.a, found.b, found.target, constraints)
     if any(found.conjugated):
         plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
         found = found if plan is not None else _conjugated_copies(library, found)
-        wishes = wishes if plan is None else wishes._replace(plan=plan, replaceable=True)
-        call = prepare(library, found.a, found.b, found.target, wishes)
+        constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
+        call = plan_call(library, found.a, found.b, found.target, constraints)
     own = library.gemm_name if call.decision.plan == VENDOR else ""
     return replace(
-        call.decision, kernels=(own,) if own else kernel_lines(library, call, found.a, found.b, found.target)
+        call.decision, kernels=(own,) if own else describe_kernels(library, call, found.a, found.b, found.target)
     )
 
 
@@ -133,7 +136,7 @@ def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, .
         return None
     if library.processor == "cuda" and (library.pointer(c) % READABLE or not _on_one_device(library, a, c)):
         return None
-    found = library.expanded(c, shape)
+    found = library.broadcast_view(c, shape)
     return found if found is not None and library.operand(found).strides is not None else None
 
 
@@ -150,15 +153,15 @@ def added_strides(library: Library, added: Any) -> tuple[int, ...] | None:
     return tuple(0 if n == 1 else step for n, step in zip(added.shape, strides, strict=True))
 
 
-def update_wishes(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Wishes:
+def update_wishes(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> PlanConstraints:
     """What `gemm_product` asks a prepared call for, if the caller asks for nothing else."""
     found = _explained_operands(library, a, b, c, out, update)
-    return _with_update(library, found, update, NO_WISHES)
+    return _with_update(library, found, update, NO_CONSTRAINTS)
 
 
-def _with_update(library: Library, found: Operands, update: Update, wishes: Wishes) -> Wishes:
+def _with_update(library: Library, found: Operands, update: Update, constraints: PlanConstraints) -> PlanConstraints:
     """The wishes, with alpha, beta and where what is added lies."""
-    return wishes._replace(asked=update.asked, added=added_strides(library, found.added))
+    return constraints._replace(asked=update.asked, added=added_strides(library, found.added))
 
 
 def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Operands:
@@ -167,7 +170,7 @@ def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, upda
     shape = product_shape(tuple(found.a.shape), tuple(found.b.shape))
     if not update.beta or c is None or shape is None or (out is not None and _same_array(library, c, out)):
         return found
-    if library.expanded(c, shape) is None:  # it is copied, and its copy is where the product goes
+    if library.broadcast_view(c, shape) is None:  # it is copied, and its copy is where the product goes
         return found._replace(target=c)
     return found._replace(added=readable_there(library, found.a, found.b, c, shape))
 
@@ -191,25 +194,25 @@ def _same_array(library: Library, x: Any, y: Any) -> bool:
 # ---- computing it
 
 
-def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
+def _computed(library: Library, found: Operands, constraints: PlanConstraints) -> Any:
     """C, in the target if that can be and it has one; else in new memory, where it can."""
-    if _nothing_to_multiply(found, wishes.asked.alpha):
-        return _by_library(library, found, wishes)
-    call = prepared(library, found.a, found.b, found.target, wishes)
-    if call.refused_plan:
+    if _nothing_to_multiply(found, constraints.asked.alpha):
+        return _by_library(library, found, constraints)
+    call = prepare_call(library, found.a, found.b, found.target, constraints)
+    if call.plan_refusal:
         library.vendor(found.a, found.b)
-        raise PlanError(call.refused_plan)
+        raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        return _by_library(library, found, wishes)
+        return _by_library(library, found, constraints)
     there = found.target is None or writes_there(library, call, found.a, found.b, found.target)
     if not there:
-        old = found.target if wishes.asked.beta and found.added is None else None
+        old = found.target if constraints.asked.beta and found.added is None else None
         old = library.copied(old, tuple(old.shape), found.a) if old is not None else None
-        return _computed(library, found._replace(target=old), wishes)
+        return _computed(library, found._replace(target=old), constraints)
     if any(found.conjugated):
-        return _of_conjugates(library, call, found, wishes)
-    c = by_plan(library, call, found.a, found.b, found.target, wishes, found.added)
-    return _by_library(library, found, wishes) if c is None else c
+        return _of_conjugates(library, call, found, constraints)
+    c = run_with_fallback(library, call, found.a, found.b, found.target, constraints, found.added)
+    return _by_library(library, found, constraints) if c is None else c
 
 
 def _nothing_to_multiply(found: Operands, alpha: Coefficient) -> bool:
@@ -217,7 +220,7 @@ def _nothing_to_multiply(found: Operands, alpha: Coefficient) -> bool:
     return alpha == 0 or 0 in found.a.shape
 
 
-def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes) -> Any:
+def _of_conjugates(library: Library, call: PreparedCall, found: Operands, constraints: PlanConstraints) -> Any:
     """The same where operands are to be conjugated: by the call's plan if it can do so on its way, else of copies.
 
     No other plan may take the place of one that conjugates: it would multiply the operands as they lie in memory.
@@ -225,16 +228,16 @@ def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes
     assert call.plan is not None
     plan = call.plan.conjugating(*found.conjugated)
     if plan is None:
-        return _computed(library, _conjugated_copies(library, found), wishes)
-    own = wishes._replace(plan=plan, replaceable=False)
+        return _computed(library, _conjugated_copies(library, found), constraints)
+    own = constraints._replace(plan=plan, replaceable=False)
     try:
-        ready = prepared(library, found.a, found.b, found.target, own)
-        c = by_plan(library, ready, found.a, found.b, found.target, own, found.added)
+        ready = prepare_call(library, found.a, found.b, found.target, own)
+        c = run_with_fallback(library, ready, found.a, found.b, found.target, own, found.added)
     except (library.out_of_memory, PlanError):
-        if wishes.insists:
+        if constraints.plan_required:
             raise
         c = None
-    return _by_library(library, found, wishes) if c is None else c
+    return _by_library(library, found, constraints) if c is None else c
 
 
 def _holding(library: Library, found: Operands) -> Operands:
@@ -253,9 +256,9 @@ def _conjugated_copies(library: Library, found: Operands) -> Operands:
     return found._replace(a=a, b=b, conjugated=(False, False))
 
 
-def _by_library(library: Library, found: Operands, wishes: Wishes) -> Any:
+def _by_library(library: Library, found: Operands, constraints: PlanConstraints) -> Any:
     """By the library's own functions, in the target if there is one."""
-    alpha, beta = wishes.asked.alpha, wishes.asked.beta
+    alpha, beta = constraints.asked.alpha, constraints.asked.beta
     found = _conjugated_copies(library, _holding(library, found))
     a, b = found.a, found.b
     if alpha == 0:

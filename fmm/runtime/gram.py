@@ -13,17 +13,16 @@ import numpy as np
 
 from fmm.arrays.library import Library, Setting
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
+from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
-from fmm.runtime.calls.operands import spans_meet
-from fmm.runtime.calls.prepare import Ask, prepare, prepared, writes_there
-from fmm.runtime.calls.question import Call
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import NO_WISHES, HalfWishes, Wishes
-from fmm.runtime.matmul import by_known_half, by_plan, kernel_lines
-from fmm.runtime.small_half import small_half_kernel
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
+from fmm.runtime.gram import describe_small_gram
+from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
+from fmm.runtime.operands import spans_meet
+from fmm.runtime.prepare import Ask, PreparedCall, plan_call, prepare_call, writes_there
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")
@@ -48,10 +47,10 @@ class Operands(NamedTuple):
     turned: bool
 
 
-def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
+def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramRequest, constraints: PlanConstraints) -> Any:
     """alpha a^H a + beta out (of `rows` a a^H, with b the product a b)."""
     found = _operands(library, a, b, out, request)
-    c = _computed(library, found, wishes)
+    c = _computed(library, found, constraints)
     return out if out is not None else library.transposed(c) if found.turned else c
 
 
@@ -60,54 +59,56 @@ def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> An
     question is asked but whether memory is shared. None: the usual way."""
     if library.processor == "cpu":
         return None
-    call = prepared(library, a, None, out, KNOWN[rows, fill], _prepare_alone)
+    call = prepare_call(library, a, None, out, KNOWN[rows, fill], _prepare_alone)
     if call.plan is None:
         return None
     if out is not None and not _writes_beside(call, library.pointer(a), library.pointer(out)):
         return None
     try:
-        return by_known_half(library, call, a, out)
+        return run_cached_gram(library, call, a, out)
     except Exception:  # a launch has failed: what the others wrote is written over, if the device still can
         if out is not None:
             with suppress(Exception):
                 turned = library.transposed(a)
                 whole = library.vendor(a, turned) if rows else library.vendor(turned, a)
                 target, kept = (library.transposed(out), "lower") if fill == "upper" else (out, fill)
-                library.finish_half(whole, target, 1.0, 0.0, kept)
+                library.write_triangle(whole, target, 1.0, 0.0, kept)
         raise
 
 
-def _writes_beside(call: Call, a: int, out: int) -> bool:
+def _writes_beside(call: PreparedCall, a: int, out: int) -> bool:
     """Can its plan write into `out` there, which begins at this address? Both factors are in a's memory."""
     return call.direct and not spans_meet(a, call.spans[0], out, call.spans[2])
 
 
-KNOWN = {(rows, fill): HalfWishes(rows, fill) for rows in (False, True) for fill in HALVES}
+KNOWN = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fill in HALVES}
 
 
-def _prepare_alone(library: Library, a: Any, b: None, out: Any, wishes: HalfWishes) -> Call:
+def _prepare_alone(library: Library, a: Any, b: None, out: Any, constraints: GramKey) -> PreparedCall:
     """The call that does all that is asked; one without a plan where the usual way must see it."""
-    if not library.is_complex(a) and (out is not None or wishes.fill == "full"):
-        found = _operands(library, a, b, out, GramRequest(wishes.rows, wishes.fill))
-        call, chosen = _chosen(library, found, NO_WISHES, prepared)
+    if not library.is_complex(a) and (out is not None or constraints.fill == "full"):
+        found = _operands(library, a, b, out, GramRequest(constraints.rows, constraints.fill))
+        call, chosen = _chosen(library, found, NO_CONSTRAINTS, prepare_call)
         if chosen is found and call.plan is not None and not call.copies and call.decision.trial is None:
             return call
-    return Call(Decision(VENDOR, None, "the usual way"), Setting(0))
+    return PreparedCall(Decision(VENDOR, None, "the usual way"), Setting(0))
 
 
-def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
+def gram_explained(
+    library: Library, a: Any, b: Any, out: Any, request: GramRequest, constraints: PlanConstraints
+) -> Decision:
     """What `gram_product` would do, and why."""
     found = _operands(library, a, b, out, request)
-    call, chosen = _chosen(library, found, wishes, prepare)
-    alone = b is None and wishes == NO_WISHES and request == GramRequest(request.rows)
-    if alone and (kernel := small_half_kernel(a, request.rows, out)):
+    call, chosen = _chosen(library, found, constraints, plan_call)
+    alone = b is None and constraints == NO_CONSTRAINTS and request == GramRequest(request.rows)
+    if alone and (kernel := describe_small_gram(a, request.rows, out)):
         return replace(call.decision, kernels=(kernel,))
     if call.plan is None and _is_librarys_own(call, found):
         return replace(call.decision, kernels=(f"{library.vendor_name}: BLAS's syrk, one half, and NumPy's mirror",))
-    if _is_own_gemm(library, call, found, wishes) or (call.plan is None and call.setting.adjoint):
+    if _is_own_gemm(library, call, found, constraints) or (call.plan is None and call.setting.adjoint):
         own = library.gemm_name if call.plan is not None and found.asked.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{own}: a whole product, of which one half is mirrored",))
-    decision = replace(call.decision, kernels=kernel_lines(library, call, chosen.left, chosen.right, chosen.out))
+    decision = replace(call.decision, kernels=describe_kernels(library, call, chosen.left, chosen.right, chosen.out))
     if chosen is found:
         return decision
     return replace(decision, reason=f"{decision.reason}; in an array of its own, from which what was asked is copied")
@@ -143,18 +144,18 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
     return (*stack, left.shape[-2], left.shape[-2])
 
 
-def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
+def _computed(library: Library, found: Operands, constraints: PlanConstraints) -> Any:
     """C, in `out` if that is given."""
-    call, chosen = _chosen(library, found, wishes, prepared)
+    call, chosen = _chosen(library, found, constraints, prepare_call)
     left, right = chosen.left, chosen.right
-    if call.refused_plan:
+    if call.plan_refusal:
         library.vendor(left, right)
-        raise PlanError(call.refused_plan)
+        raise PlanError(call.plan_refusal)
     c = None
-    if _is_own_gemm(library, call, found, wishes):
+    if _is_own_gemm(library, call, found, constraints):
         return _by_own_gemm(library, found)
     if call.plan is not None:
-        c = by_plan(library, call, left, right, chosen.out, wishes._replace(asked=chosen.asked))
+        c = run_with_fallback(library, call, left, right, chosen.out, constraints._replace(asked=chosen.asked))
     if c is not None and chosen is found:
         return c
     if c is None and _is_librarys_own(call, found):
@@ -162,20 +163,20 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
     return _finished(library, found, library.vendor(left, right) if c is None else c)
 
 
-def _chosen(library: Library, found: Operands, wishes: Wishes, ask: Ask) -> tuple[Call, Operands]:
+def _chosen(library: Library, found: Operands, constraints: PlanConstraints, ask: Ask) -> tuple[PreparedCall, Operands]:
     """The call that is made, and what it is asked: all, or where no plan can do that in `out`, the whole product and
     nothing besides as a new array."""
     left, right, out = found[:3]
-    own = wishes._replace(asked=found.asked)
+    own = constraints._replace(asked=found.asked)
     call = ask(library, left, right, out, own)
-    if out is None or call.refused_plan or _can_write_there(library, call, found):
+    if out is None or call.plan_refusal or _can_write_there(library, call, found):
         return call, found
-    if wishes.plan is None and _predicted_time(call) > WORTH_A_COPY:
+    if constraints.plan is None and _predicted_time(call) > WORTH_A_COPY:
         vendors = ask(library, left, right, out, own._replace(plan=VENDOR))
         if _can_write_there(library, vendors, found):
             return vendors, found
     whole = found._replace(out=None, asked=_whole(found.asked))
-    return ask(library, left, right, None, wishes._replace(asked=whole.asked)), whole
+    return ask(library, left, right, None, constraints._replace(asked=whole.asked)), whole
 
 
 # A plan that cannot write into `out` needs another array and another pass; this share of the vendor's time leaves room
@@ -183,33 +184,33 @@ def _chosen(library: Library, found: Operands, wishes: Wishes, ask: Ask) -> tupl
 WORTH_A_COPY = 0.8
 
 
-def _predicted_time(call: Call) -> float:
+def _predicted_time(call: PreparedCall) -> float:
     """Of the call's plan, the vendor's being 1; 0 where a measurement says that it is faster."""
     return next((c.time for c in call.decision.considered if c.plan == call.plan), 0.0)
 
 
-def _can_write_there(library: Library, call: Call, found: Operands) -> bool:
+def _can_write_there(library: Library, call: PreparedCall, found: Operands) -> bool:
     """Can a plan do all that is asked in `out` itself? Not where inf or NaN, or on the host an exception, could make it
     begin anew: the old numbers would be gone."""
     if call.plan is None:
         return False
     problem = call.decision.problem
-    updates = problem is None or not can_compute_again(problem)
-    again = library.processor == "cpu" or (may_differ(call.plan) and updates)
+    updates = problem is None or not can_recompute(problem)
+    again = library.processor == "cpu" or (may_create_nonfinite(call.plan) and updates)
     kept = found.asked == _whole(found.asked) or not again
     return kept and writes_there(library, call, found.left, found.right, found.out)
 
 
-def _is_librarys_own(call: Call, found: Operands) -> bool:
+def _is_librarys_own(call: PreparedCall, found: Operands) -> bool:
     """Does the library's own product compute one half, and mirror it, where it is wanted? NumPy's of a real matrix and
     its transpose in place does."""
     return found.asked == _whole(found.asked) and call.setting.mirrors
 
 
-def _is_own_gemm(library: Library, call: Call, found: Operands, wishes: Wishes) -> bool:
+def _is_own_gemm(library: Library, call: PreparedCall, found: Operands, constraints: PlanConstraints) -> bool:
     """Is a product of two matrices, for whose half BLAS has no function, one of a library's on the host that has a BLAS
     of its own, which adds as it goes?"""
-    own = library.processor == "cpu" and bool(library.gemm_name) and wishes.plan is None
+    own = library.processor == "cpu" and bool(library.gemm_name) and constraints.plan is None
     return own and call.plan == VENDOR and found.asked.op == "symmetric"
 
 
@@ -232,7 +233,7 @@ def _finished(library: Library, found: Operands, product: Any) -> Any:
     """What else is asked, done to a whole product."""
     asked = found.asked
     out = product if found.out is None else found.out
-    library.finish_half(product, out, _real(asked.alpha), _real(asked.beta), asked.fill)
+    library.write_triangle(product, out, _real(asked.alpha), _real(asked.beta), asked.fill)
     library.written(out)
     return out
 

@@ -15,44 +15,50 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.answered import COUNTING, left_because, note_answer, note_measured
-from fmm.runtime.calls.answer import answer_question, launches_at, launches_on
-from fmm.runtime.calls.prepare import prepare, prepared, writes_there
-from fmm.runtime.calls.question import Call, Question
-from fmm.runtime.decisions.decide import Decision, decide
-from fmm.runtime.decisions.left_to_vendor import remember_vendor
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes
-from fmm.runtime.decisions.other_plans import leaner_plans, other_plans
+from fmm.runtime import run_host
+from fmm.runtime.call_record import RECORDING, record_call, record_fallback, record_measured_call
+from fmm.runtime.decisions.decide import Decision, decide_plan, next_plans, smaller_plans
+from fmm.runtime.decisions.early_declines import remember_decline
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.devices import Device
-from fmm.runtime.running import host_run
+from fmm.runtime.prepare import (
+    PreparedCall,
+    ProblemQuery,
+    launches_at,
+    launches_on,
+    plan_call,
+    prepare_call,
+    prepare_query,
+    writes_there,
+)
 
 
-def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def product_of_any(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """The same, where some arrays may be of other libraries, which this one can read in place."""
-    own = library.adopted(a, b, out)
+    own = library.adopt_arrays(a, b, out)
     if own is None:
-        return product(library, a, b, out, wishes)
-    c = product(library, *own, wishes)
-    return library.given_back(c, a, b) if out is None else out
+        return product(library, a, b, out, constraints)
+    c = product(library, *own, constraints)
+    return library.to_callers_library(c, a, b) if out is None else out
 
 
-def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def product(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """What the library's own matmul returns or raises, faster where a plan pays."""
-    call = prepared(library, a, b, out, wishes)
+    call = prepare_call(library, a, b, out, constraints)
     if call.plan is None:
-        return _left_to_library(library, call, a, b, out, wishes)
+        return _left_to_library(library, call, a, b, out, constraints)
     if call.decision.trial is not None:
         c = _runner(library.processor).measured_product(
-            library, call, lambda plan: product(library, a, b, out, wishes._replace(plan=plan, replaceable=True))
+            library, call, lambda plan: product(library, a, b, out, constraints._replace(plan=plan, replaceable=True))
         )
-        if COUNTING.on:
-            note_measured(call.decision)
+        if RECORDING.on:
+            record_measured_call(call.decision)
         return c
     there = out is not None and writes_there(library, call, a, b, out)
     if call.direct and not there:  # `out` overlaps an operand
-        call = prepared(library, a, b, None, wishes)
+        call = prepare_call(library, a, b, None, constraints)
     target = out if there else None
-    c = by_plan(library, call, a, b, target, wishes)
+    c = by_plan(library, call, a, b, target, constraints)
     if c is None:
         return library.vendor(a, b, out)
     if target is None and out is not None:
@@ -61,22 +67,24 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     return c
 
 
-def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: Wishes, added: Any = None) -> Any:
+def by_plan(
+    library: Library, call: PreparedCall, a: Any, b: Any, target: Any, constraints: PlanConstraints, added: Any = None
+) -> Any:
     """C by a call's plan or another one, in `target` if that is given; None if the library must multiply.
 
     `added`: what is added, of C's shape, where C does not hold it (then `wishes.added` are its strides).
     """
-    c = _attempt(library, call, a, b, target, wishes, added)
+    c = _attempt(library, call, a, b, target, constraints, added)
     if isinstance(c, Failure):  # what the failed attempt had allocated is given back now that the exception is gone
         failed = c
-        c = _product_instead(library, call, a, b, target, wishes, failed, added)
-        if c is None and COUNTING.on:
-            left_because(failed.why)
-            note_answer(call.decision, None)
+        c = _product_instead(library, call, a, b, target, constraints, failed, added)
+        if c is None and RECORDING.on:
+            record_fallback(failed.why)
+            record_call(call.decision, None)
     return c
 
 
-def by_known_half(library: Library, call: Call, a: Any, out: Any) -> Any:
+def by_known_half(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
     """Of a matrix and its transpose in place, by a call that copies neither and so asks for their address alone (to
     make a transposed view takes a microsecond); None: the usual way."""
     try:
@@ -93,30 +101,39 @@ class Failure:
     why: str = "no plan could run"
 
 
-OUT_OF_MEMORY = Failure(leaner_plans, "memory ran out")
-CANNOT_RUN = Failure(other_plans, "no plan can run on arrays that lie like these")
+OUT_OF_MEMORY = Failure(smaller_plans, "memory ran out")
+CANNOT_RUN = Failure(next_plans, "no plan can run on arrays that lie like these")
 
 
-def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes, added: Any) -> Any:
+def _attempt(
+    library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, added: Any
+) -> Any:
     """C by the call's plan, None if the library must multiply, or a Failure, unless the caller insists on the plan."""
     more = () if added is None else (added,)
     try:
-        c = _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None, *more)
+        c = _runner(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *more)
     except library.out_of_memory:
-        if wishes.insists:
+        if constraints.plan_required:
             raise
         return OUT_OF_MEMORY
     except PlanError:  # nothing is computed before it is raised
-        if wishes.insists:
+        if constraints.plan_required:
             raise
         return CANNOT_RUN
-    if COUNTING.on:
-        note_answer(call.decision, None if c is None else call.plan)
+    if RECORDING.on:
+        record_call(call.decision, None if c is None else call.plan)
     return c
 
 
 def _product_instead(
-    library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes, failed: Failure, added: Any
+    library: Library,
+    call: PreparedCall,
+    a: Any,
+    b: Any,
+    out: Any,
+    constraints: PlanConstraints,
+    failed: Failure,
+    added: Any,
 ) -> Any:
     """C by other plans of the model's; None if the library must multiply."""
     problem = call.decision.problem
@@ -124,8 +141,8 @@ def _product_instead(
     asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
     try:
         for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
-            own = wishes._replace(plan=plan, replaceable=True, asked=asked)
-            other = prepared(library, a, b, out, own)
+            own = constraints._replace(plan=plan, replaceable=True, asked=asked)
+            other = prepare_call(library, a, b, out, own)
             c = failed if other.plan is None else _attempt(library, other, a, b, out, own, added)
             if not isinstance(c, Failure):
                 return c
@@ -134,15 +151,19 @@ def _product_instead(
     return None
 
 
-def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def _left_to_library(
+    library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
+) -> Any:
     """The library's own product; PlanError if another plan was given, and the library does not reject the call."""
-    if call.refused_plan:
+    if call.plan_refusal:
         library.vendor(a, b)
-        raise PlanError(call.refused_plan)
-    if COUNTING.on:
-        note_answer(call.decision, None)
-    if wishes is NO_WISHES and (out is None or call.decision.problem is not None):  # not because `out` is no usual one
-        remember_vendor(library, a, b, call.decision)
+        raise PlanError(call.plan_refusal)
+    if RECORDING.on:
+        record_call(call.decision, None)
+    if constraints is NO_CONSTRAINTS and (
+        out is None or call.decision.problem is not None
+    ):  # not because `out` is no usual one
+        remember_decline(library, a, b, call.decision)
     return library.vendor(a, b, out)
 
 
@@ -150,32 +171,32 @@ def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wis
 def _runner(processor: Processor) -> Any:
     """The module that runs plans there; the one for devices loads CuPy."""
     if processor == "cpu":
-        return host_run
-    from fmm.runtime.running import device_run
+        return run_host
+    from fmm.runtime import run_device
 
-    return device_run
+    return run_device
 
 
 # ---- explaining
 
 
-def explained(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
+def explained(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """What `product` would do, and why; nothing is computed."""
-    own = library.adopted(a, b, out) or (a, b, out)
-    call = prepare(library, *own, wishes)
+    own = library.adopt_arrays(a, b, out) or (a, b, out)
+    call = plan_call(library, *own, constraints)
     return replace(call.decision, kernels=kernel_lines(library, call, *own))
 
 
 def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
     """What would be done with arrays that lie row by row: by the plan that was given, if one was."""
     if given is None or 0 in problem.size:
-        decision = decide(problem, limits, device)
+        decision = decide_plan(problem, limits, device)
         launches = launches_on(decision.plan, problem, device, False)
     else:
-        call = answer_question(_question(problem, limits, device, given, None))
+        call = prepare_query(_question(problem, limits, device, given, None))
         decision, launches = call.decision, call.launches
     if device.threads:
-        return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))
+        return replace(decision, kernels=run_host.products_described(decision.plan, problem, device.threads))
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 
@@ -183,24 +204,26 @@ def call_bytes(problem: Problem, limits: Limits, device: Device, given: Plan | N
     """Bytes that a call takes beside A, B and C, which lie row by row: its plan's workspace, and what it is captured
     and computed again with."""
     out = contiguous(problem.shapes[2], problem.stored)
-    return answer_question(_question(problem, limits, device, given, out)).workspace
+    return prepare_query(_question(problem, limits, device, given, out)).workspace
 
 
-def _question(problem: Problem, limits: Limits, device: Device, given: Plan | None, out: Operand | None) -> Question:
+def _question(
+    problem: Problem, limits: Limits, device: Device, given: Plan | None, out: Operand | None
+) -> ProblemQuery:
     a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
     setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
     asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-    return Question(a, b, out, setting, device, limits, given, asked=asked)
+    return ProblemQuery(a, b, out, setting, device, limits, given, asked=asked)
 
 
-def kernel_lines(library: Library, call: Call, a: Any, b: Any, out: Any) -> tuple[str, ...]:
+def kernel_lines(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
     """What runs, a line each."""
     if call.launches is not None:
         a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
         return launches_at(call, a, b, library.pointer(out) if call.direct and out is not None else None).describe()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
-        return host_run.products_described(call.plan, problem, call.device.threads)
-    on_threads = f" on {host_run.counted_words(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
+        return run_host.products_described(call.plan, problem, call.device.threads)
+    on_threads = f" on {run_host.counted_words(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
     reads = "" if call.decision.plan == VENDOR else ", since the plan's kernels cannot read arrays that lie like these"
     return (f"{library.vendor_name}{on_threads}{reads}",)

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fmm.arrays.kinds import check_dense, kind_of, on_device
+from fmm.arrays.detect import check_dense, describe_value, kind_of, library_of, on_device
 from fmm.arrays.library import DeviceLibrary, Library
 from fmm.arrays.numpy_library import NUMPY
-from fmm.arrays.pick import library_of
 from fmm.config.environment import is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
@@ -23,10 +22,9 @@ from fmm.kernels.plans.leaf import Leaf, ending_rows
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
-from fmm.runtime.arguments.numbers import in_words
-from fmm.runtime.calls.operands import matrix_layout
-from fmm.runtime.decisions.limits import Kept, Wishes
+from fmm.runtime.decisions.limits import PlanConstraints, PreparedSide
 from fmm.runtime.devices import cuda_device
+from fmm.runtime.operands import matrix_layout
 
 Side = Literal["left", "right"]
 LEAST_SIDE = 64  # of a matrix of which it is worth while to keep anything
@@ -42,7 +40,7 @@ class PreparedOperand:
     nbytes: int  # that it takes, all in all
     keeps: str  # the leaf for which something is kept; empty: nothing is
     _array: Any = field(repr=False)
-    _kept: Kept | None = field(repr=False)
+    _kept: PreparedSide | None = field(repr=False)
 
     @property
     def ndim(self) -> int:
@@ -64,21 +62,21 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
         raise ValueError("a prepared operand gets no gradients: prepare x.detach()")
     check_dense("fmm.prepare", x)
     library = library_of(x, x)
-    own = library.adopted(x, x, None)
+    own = library.adopt_arrays(x, x, None)
     x = own[0] if own else x
     found = _on_device(library, x, side) if on_device(x) else None
     if found is not None:
         return found
     copy = _copied(library, x)
     if not copy.ndim:
-        raise ValueError(f"fmm.prepare wants a matrix, not {in_words(x)}")
+        raise ValueError(f"fmm.prepare wants a matrix, not {describe_value(x)}")
     return PreparedOperand(side, tuple(copy.shape), _type_name(copy), _bytes_of(copy), "", copy, None)
 
 
-def unwrapped(a: Any, b: Any, wishes: Wishes) -> tuple[Any, Any, Wishes]:
+def unwrapped(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, Any, PlanConstraints]:
     """The arrays of prepared operands, and what is kept of one of them."""
     if not isinstance(a, PreparedOperand) and not isinstance(b, PreparedOperand):
-        return a, b, wishes
+        return a, b, constraints
     arrays, kept = [], None
     for x, side, other in ((a, "left", b), (b, "right", a)):
         if isinstance(x, PreparedOperand):
@@ -87,7 +85,7 @@ def unwrapped(a: Any, b: Any, wishes: Wishes) -> tuple[Any, Any, Wishes]:
                 kept = x._kept or kept
             x = x._array
         arrays.append(x)
-    return arrays[0], arrays[1], wishes if kept is None else wishes._replace(kept=kept)
+    return arrays[0], arrays[1], constraints if kept is None else constraints._replace(kept=kept)
 
 
 def side_note(a: Any, b: Any) -> str:
@@ -150,11 +148,11 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
         if launches is not None and leaf.preparation.keeps is not None:
             lines, length = described.shape if order == "C" else described.shape[::-1]
             room, more = leaf.preparation.keeps(DTYPES[described.dtype].itemsize, lines, length)
-            copy = library.with_room_behind(x, order, room + more)
+            copy = library.copy_with_scratch_tail(x, order, room + more)
             _run(library, launches, library.pointer(copy), setting.device)
             layout = launches.problem.layouts["AB".index(_base(side))]
             rows, cols = described.shape
-            kept = Kept(_base(side), rows, cols, layout)
+            kept = PreparedSide(_base(side), rows, cols, layout)
             return PreparedOperand(side, tuple(x.shape), described.dtype, room + more, leaf.name, copy, kept)
     return None
 
@@ -176,13 +174,13 @@ def _launches(
         problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), kept="B")
     else:
         problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), kept="A")
-    from fmm.kernels.cuda.record import record_kept
+    from fmm.kernels.cuda.record import record_preparation
 
-    return record_kept(Plan(leaf=leaf.name), problem, chip_target(chip))
+    return record_preparation(Plan(leaf=leaf.name), problem, chip_target(chip))
 
 
 def _run(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
     """And wait for it: other streams may read it at once."""
-    from fmm.runtime.running import device_run
+    from fmm.runtime import run_device
 
-    device_run.run_to_the_end(library, launches, pointer, device)
+    run_device.run_to_the_end(library, launches, pointer, device)

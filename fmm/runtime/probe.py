@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.arena import Arena, Array, aligned_block
+from fmm.kernels.cpu.host_arrays import Arena, Array, aligned_block, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, threads_per_product
-from fmm.kernels.cpu.step_timer import time_steps
-from fmm.kernels.cpu.threads.fork_safe import Lock
-from fmm.kernels.cpu.threads.helper_threads import NoThreadError, call_apart
-from fmm.kernels.cpu.threads.openblas import threads_given_up
+from fmm.kernels.cpu.openblas import paused_blas_threads
+from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS, threads_per_product, time_steps
+from fmm.kernels.cpu.worker_threads import ForkSafeLock, NoThreadError, run_on_worker
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import Sum
@@ -58,7 +55,7 @@ LEAST_SIDE = 2000.0
 
 MEASURED = "measured in this process"
 
-_lock = Lock()
+_lock = ForkSafeLock()
 _found: dict[tuple[int, bool], dict[bool, Calibration]] = {}  # by threads and precision: of complex numbers, of real
 
 
@@ -69,11 +66,11 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
     key = threads, single
     with _lock.now:
         if key not in _found:
-            if threads_given_up():
+            if paused_blas_threads():
                 return cpu_calibration(threads)  # another call has BLAS's threads: this is no moment to measure
             dtypes = ("float32", "complex64") if single else ("float64", "complex128")
             try:
-                found = call_apart(partial(_measure, threads, dtypes))
+                found = run_on_worker(partial(_measure, threads, dtypes))
             except (MemoryError, NoThreadError):
                 return cpu_calibration(threads)
             _found[key] = {True: replace(found, margin=LEAST_COMPLEX_GAIN), False: found}
@@ -134,8 +131,8 @@ def _sum_rate(threads: int) -> float:
         backend.multiply("vendor", left, right, dest)
         backend.sum(split, reads, writes)
 
-    time_steps(threads, LEAST_FLOPS, steps)  # finds fresh pages
-    seconds = median(time_steps(threads, LEAST_FLOPS, steps).sums for _ in range(ROUNDS))
+    time_steps(threads, MIN_CONCURRENT_FLOPS, steps)  # finds fresh pages
+    seconds = median(time_steps(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(ROUNDS))
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 

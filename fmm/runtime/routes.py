@@ -11,25 +11,22 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from fmm.arrays.kinds import array_in_words, on_device
+from fmm.arrays.detect import PLAIN_TYPES, cupy_library, describe_array, library_of, on_device
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
-from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import OPERATIONS, Operation, Problem, Shape
+from fmm.request import GemmRequest, GramRequest, unwrap_out
 from fmm.runtime import devices, matmul
-from fmm.runtime.arguments.gemm import AskedGemm
-from fmm.runtime.arguments.gram import AskedGram
-from fmm.runtime.arguments.result import single
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.left_to_vendor import SMALL_BYTES, left_to_vendor, small_enough_for_numpy
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes, limits_without_arrays, memory_share
-from fmm.runtime.gemm import gemm_explained, gemm_product
-from fmm.runtime.gram import Half, gram_explained, gram_product, known_gram
-from fmm.runtime.prepared_operand import side_note, unwrapped, wrong_side
-from fmm.runtime.progress import progress_of_plans
+from fmm.runtime.decisions.early_declines import SMALL_BYTES, is_declined_on_device, is_small_on_host
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints, default_workspace_bytes, limits_without_arrays
+from fmm.runtime.gemm import explain_gemm, run_gemm
+from fmm.runtime.gram import Triangle, explain_gram, run_gram, run_recurring_gram
+from fmm.runtime.prepared_operand import other_side_note, unwrap_operands, wrong_side_note
+from fmm.runtime.progress import plan_progress
 from fmm.semirings.path_request import PathRequest
 
 if TYPE_CHECKING:
@@ -48,86 +45,92 @@ def plain_product(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     (Where `out` is, torch asks itself; CuPy does not, so that its calls with `out` go another way.)
     """
     if (watched := library.quickly_watched) is not None and watched():
-        return _recorded_product(a, b, out, NO_WISHES)
+        return _recorded_product(a, b, out, NO_CONSTRAINTS)
     try:
         room = a.nbytes * b.nbytes
     except RuntimeError:  # sparse tensors and the like have no such numbers, and no plans
         room = 0
-    if room < SMALL_BYTES or left_to_vendor(library, a, b, room):
+    if room < SMALL_BYTES or is_declined_on_device(library, a, b, room):
         try:
             return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
         except RuntimeError:
             if not library.lacks(a):
                 raise
     if library.differentiable:
-        return _torch_products().product(a, b, out, NO_WISHES)
-    return matmul.product(library, a, b, out, NO_WISHES)
+        return _torch_products().product(a, b, out, NO_CONSTRAINTS)
+    return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
 
 
-def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
+def any_product(a: Any, b: Any, out: Any, options: Mapping[str, Any], constraints: PlanConstraints) -> Any:
     """The product of any arrays with any options."""
     try:
-        return _product_of_arrays(*unwrapped(a, b, wishes), out if out is None else single(out), options)
+        return _product_of_arrays(*unwrap_operands(a, b, constraints), out if out is None else unwrap_out(out), options)
     except (ValueError, RuntimeError) as error:  # the library's own, for shapes that do not match
-        if note := side_note(a, b):
+        if note := other_side_note(a, b):
             error.add_note(note)
         raise
 
 
-def _product_of_arrays(a: Any, b: Any, wishes: Wishes, out: Any, options: Mapping[str, Any]) -> Any:
+def _product_of_arrays(a: Any, b: Any, constraints: PlanConstraints, out: Any, options: Mapping[str, Any]) -> Any:
     library = library_of(a, b, out).with_options(options)
     if library.watched():
         # (The first of all calls comes here; those after it do not, and torch.jit.trace compares where they went.)
-        plain = wishes is NO_WISHES and not options and type(a) is type(b) in PLAIN_TYPES
-        return plain_product(library, a, b, out) if plain else _recorded_product(a, b, out, wishes)
-    if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
+        plain = constraints is NO_CONSTRAINTS and not options and type(a) is type(b) in PLAIN_TYPES
+        return plain_product(library, a, b, out) if plain else _recorded_product(a, b, out, constraints)
+    if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(a, b):
         return library.vendor(a, b, out)
     if library.differentiable:
-        return _torch_products().product(a, b, out, wishes)
-    return matmul.product_of_any(library, a, b, out, wishes)
+        return _torch_products().product(a, b, out, constraints)
+    return matmul.run_matmul_any_library(library, a, b, out, constraints)
 
 
 def product_on(
-    device: str | int | None, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes, progress: bool
+    device: str | int | None,
+    a: Any,
+    b: Any,
+    out: Any,
+    options: Mapping[str, Any],
+    constraints: PlanConstraints,
+    progress: bool,
 ) -> Any:
     """The product on a device: arrays on the host are streamed through it, those that are there stay there. Without a
     device it is where the arrays are."""
-    machine = None if device is None else _machine_for(device, *unwrapped(a, b, wishes)[:2], single(out))
+    machine = None if device is None else _machine_for(device, *unwrap_operands(a, b, constraints)[:2], unwrap_out(out))
     if machine is None:
-        with progress_of_plans() if progress else nullcontext():
-            return any_product(a, b, out, options, wishes)
+        with plan_progress() if progress else nullcontext():
+            return any_product(a, b, out, options, constraints)
     from fmm.out_of_core import product
 
-    x, y, _ = unwrapped(a, b, wishes)
-    return product.streamed_matmul(NUMPY.with_options(options), x, y, single(out), machine, wishes, progress)
+    x, y, _ = unwrap_operands(a, b, constraints)
+    return product.streamed_matmul(NUMPY.with_options(options), x, y, unwrap_out(out), machine, constraints, progress)
 
 
 def product_explained(
-    device: str | int | None, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes
+    device: str | int | None, a: Any, b: Any, out: Any, options: Mapping[str, Any], constraints: PlanConstraints
 ) -> Decision:
     """What `any_product` would do, or with a device `product_on`, and why."""
-    if told := wrong_side(a, b):
-        found = product_explained(device, *unwrapped(a, b, wishes)[:2], out, options, wishes)
+    if told := wrong_side_note(a, b):
+        found = product_explained(device, *unwrap_operands(a, b, constraints)[:2], out, options, constraints)
         return replace(found, reason=f"{found.reason}; {told}")
-    out = single(out)
-    a, b, wishes = unwrapped(a, b, wishes)
+    out = unwrap_out(out)
+    a, b, constraints = unwrap_operands(a, b, constraints)
     machine = None if device is None else _machine_for(device, a, b, out)
     if machine is not None:
         from fmm.out_of_core import product
 
-        return product.explain_streamed_matmul(NUMPY.with_options(options), a, b, out, machine, wishes)
+        return product.explain_streamed_matmul(NUMPY.with_options(options), a, b, out, machine, constraints)
     library = library_of(a, b, out).with_options(options)
     if library.differentiable:
-        from fmm.runtime.tensors import gradients
+        from fmm.runtime.torch_autograd import functions
 
-        return gradients.explained(a, b, out, wishes)
-    return matmul.explained(library, a, b, out, wishes)
+        return functions.explain_tensors(a, b, out, constraints)
+    return matmul.explain_matmul(library, a, b, out, constraints)
 
 
 def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
     """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
     on_cpu = _is_cpu(device)
-    number = 0 if on_cpu else devices.cuda_index(device)
+    number = 0 if on_cpu else devices.parse_cuda_index(device)
     library = library_of(a, b, out)
     if library is NUMPY:
         if on_cpu:
@@ -137,97 +140,99 @@ def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
 
         return machine.CudaMachine(number)
     if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
-        raise ValueError(f"a is {array_in_words(a)}: to device={device!r} fmm.matmul moves NumPy's arrays alone")
+        raise ValueError(f"a is {describe_array(a)}: to device={device!r} fmm.matmul moves NumPy's arrays alone")
     return None
 
 
 @lru_cache(maxsize=1)
 def _torch_products() -> Any:
     """The module in which torch's products begin, which loads torch."""
-    from fmm.runtime.tensors import gradients
+    from fmm.runtime.torch_autograd import functions
 
-    return gradients
+    return functions
 
 
-def _recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def _recorded_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Of tensors, while somebody records torch's calls."""
-    from fmm.runtime.tensors import graph_operator
+    from fmm.runtime.torch_autograd import operator
 
-    return graph_operator.recorded_product(a, b, out, wishes)
+    return operator.recorded_product(a, b, out, constraints)
 
 
 # ---- half of C, updates of C, semirings
 
 
-def half_product(asked: AskedGram) -> Any:
-    return _torch_products().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
+def half_product(asked: GramRequest) -> Any:
+    return _torch_products().gram(*asked[1:]) if asked.library.differentiable else run_gram(*asked)
 
 
 @lru_cache(maxsize=8)
-def known_half_product(library: Library) -> Callable[[Library, Any, Any, bool, Half], Any]:
+def known_half_product(library: Library) -> Callable[[Library, Any, Any, bool, Triangle], Any]:
     """Who multiplies its arrays, where little is asked; what that gives is None where the usual way must see it."""
-    return _torch_products().known_gram if library.differentiable else known_gram
+    return _torch_products().known_gram if library.differentiable else run_recurring_gram
 
 
-def half_product_explained(asked: AskedGram) -> Decision:
+def half_product_explained(asked: GramRequest) -> Decision:
     if not asked.library.differentiable:
-        return gram_explained(*asked)
-    from fmm.runtime.tensors import gradients
+        return explain_gram(*asked)
+    from fmm.runtime.torch_autograd import functions
 
-    return gradients.gram_explained(*asked[1:])
+    return functions.explain_gram_tensors(*asked[1:])
 
 
-def updated_product(asked: AskedGemm) -> Any:
+def updated_product(asked: GemmRequest) -> Any:
     if not asked.library.differentiable:
-        return gemm_product(*asked)
-    from fmm.runtime.tensors import gemm
+        return run_gemm(*asked)
+    from fmm.runtime.torch_autograd import functions
 
-    return gemm.gemm(*asked[1:])
+    return functions.gemm_tensors(*asked[1:])
 
 
-def updated_product_explained(asked: AskedGemm) -> Decision:
+def updated_product_explained(asked: GemmRequest) -> Decision:
     if not asked.library.differentiable:
-        return gemm_explained(*asked)
-    from fmm.runtime.tensors import gemm
+        return explain_gemm(*asked)
+    from fmm.runtime.torch_autograd import functions
 
-    return gemm.explained(*asked[1:])
+    return functions.explain_gemm_tensors(*asked[1:])
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, argmin: bool) -> Any:
     from fmm.semirings import minplus
 
-    return minplus.minplus_product(a, b, single(out), maximum, argmin)
+    return minplus.minplus_product(a, b, unwrap_out(out), maximum, argmin)
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
     from fmm.semirings import shortest_paths
 
-    return shortest_paths.all_shortest_paths(d, single(out), request)
+    return shortest_paths.all_shortest_paths(d, unwrap_out(out), request)
 
 
 # ---- decisions without arrays
 
 
-def planned_product(size: Shape, dtype: str, op: Operation, device: str | int, wishes: Wishes) -> Decision:
+def planned_product(
+    size: Shape, dtype: str, op: Operation, device: str | int, constraints: PlanConstraints
+) -> Decision:
     """The decision for arrays that lie row by row on a device."""
     if not isinstance(op, str):
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
     on_cpu = _is_cpu(device)
-    number = blas_threads() if on_cpu else devices.cuda_index(device)
+    number = blas_threads() if on_cpu else devices.parse_cuda_index(device)
     if dtype not in (_NUMPYS if on_cpu else DTYPES):
         who = _who_has(dtype) if on_cpu else "the vendor"
         whose = f"{who}'s" if on_cpu else "its"
-        if wishes.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {wishes.plan} cannot run here: {dtype} products are {whose} own")
+        if constraints.plan not in (None, VENDOR):
+            raise PlanError(f"the plan {constraints.plan} cannot run here: {dtype} products are {whose} own")
         return Decision(VENDOR, None, f"{who} answers: {dtype} products are {whose} own")
     found = _device(device, number)
-    room = wishes.workspace
+    room = constraints.workspace
     if room is None:
-        room = memory_share(NUMPY if on_cpu else cupy_library(), number)
-    growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
+        room = default_workspace_bytes(NUMPY if on_cpu else cupy_library(), number)
+    growth = found.error_growth if constraints.error_growth is None else constraints.error_growth
     limits = limits_without_arrays(op, dtype, room, growth)
     problem = Problem(*size, dtype, op=op, componentwise=limits.componentwise)
-    return matmul.planned(problem, limits, found, wishes.plan)
+    return matmul.decide_without_arrays(problem, limits, found, constraints.plan)
 
 
 def _who_has(dtype: str) -> str:
@@ -243,7 +248,7 @@ def _is_cpu(device: object) -> bool:
 def _device(device: str | int, number: int) -> devices.Device:
     """The device of that number, by whatever name it was asked for."""
     try:
-        return devices.device_of("cpu" if _is_cpu(device) else "cuda", number)
+        return devices.get_device("cpu" if _is_cpu(device) else "cuda", number)
     except ModuleNotFoundError as error:
         needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
         raise ModuleNotFoundError(needed) from error

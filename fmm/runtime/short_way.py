@@ -13,25 +13,23 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
+from fmm.arrays.detect import PLAIN_TYPES
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
-from fmm.arrays.pick import PLAIN_TYPES
-from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
+from fmm.dispatch import known_half_product, plain_product
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
+from fmm.request import NOT_GIVEN, matmul_options, missing_operands
 from fmm.runtime import matmul as library_matmul
-from fmm.runtime.arguments.operands_by_position import NOT_GIVEN, missing_operands
-from fmm.runtime.arguments.wishes import given_options
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE
-from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, small_enough_for_numpy
-from fmm.runtime.decisions.limits import NO_WISHES
-from fmm.runtime.gram import HALVES
-from fmm.runtime.routes import known_half_product, plain_product
-from fmm.runtime.small_half import small_half
+from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE
+from fmm.runtime.decisions.early_declines import is_small_on_host, was_declined
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.gram import TRIANGLES, small_gram
 
 P = ParamSpec("P")
 USUAL: Mapping[str, Any] = {"casting": "same_kind", "order": "K", "dtype": None}  # options of numpy.matmul's
 USUAL_OR_WISHES = frozenset((*USUAL, "plan", "max_error_growth", "workspace"))
 ndarray = np.ndarray  # asked for at each call
-FULL = HALVES[0]  # the very string, as Python has but one of what programs spell out
-FEW_NUMBERS = SMALLEST_EXACT_SIDE**2  # in A: one of its sides is so small that no plan makes the product faster
+FULL = TRIANGLES[0]  # the very string, as Python has but one of what programs spell out
+FEW_NUMBERS = SMALLEST_INTEGER_SIDE**2  # in A: one of its sides is so small that no plan makes the product faster
 
 
 def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
@@ -43,9 +41,9 @@ def with_short_way(product: Callable[P, Any]) -> Callable[P, Any]:
         if (kind := type(a)) is type(b) and (out is None or type(out) is kind):
             if kind is ndarray:
                 if not options:
-                    if a.size < FEW_NUMBERS or small_enough_for_numpy(a, b) or just_left_to_vendor(NUMPY, a, b):
+                    if a.size < FEW_NUMBERS or is_small_on_host(a, b) or was_declined(NUMPY, a, b):
                         return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out)
-                    return library_matmul.product(NUMPY, a, b, out, NO_WISHES)
+                    return library_matmul.run_matmul(NUMPY, a, b, out, NO_CONSTRAINTS)
                 if (asked := numpy_options(options)) is not None:
                     return product_with_options(a, b, out, asked)
             elif not options and (known := PLAIN_TYPES.get(kind)) is not None and (out is None or known.differentiable):
@@ -69,10 +67,10 @@ def numpy_options(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def product_with_options(a: Any, b: Any, out: Any, options: Mapping[str, Any]) -> Any:
     """The product of two plain arrays of NumPy's with some of numpy.matmul's options."""
-    if a.size < FEW_NUMBERS or small_enough_for_numpy(a, b):
+    if a.size < FEW_NUMBERS or is_small_on_host(a, b):
         return numpy_matmul(a, b, out, **options)
-    library = NUMPY.with_options(given_options(**{**USUAL, **options}, more={}))
-    return library_matmul.product(library, a, b, out, NO_WISHES)
+    library = NUMPY.with_options(matmul_options(**{**USUAL, **options}, more={}))
+    return library_matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
 
 
 def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
@@ -86,10 +84,10 @@ def with_short_half(product: Callable[P, Any]) -> Callable[P, Any]:
         if b is None and not options and (rows is True or rows is False):
             c = None
             if (kind := type(a)) is ndarray:
-                c = small_half(a, rows, out) if fill is FULL else None
+                c = small_gram(a, rows, out) if fill is FULL else None
             elif (known := PLAIN_TYPES.get(kind)) is None or type(out) not in (kind, NoneType):
                 pass
-            elif type(fill) is str and fill in HALVES:
+            elif type(fill) is str and fill in TRIANGLES:
                 c = known_half_product(known)(known, a, out, rows, fill)  # type: ignore[arg-type]
             if c is not None:
                 return c
@@ -109,7 +107,7 @@ def with_short_update(product: Callable[P, Any]) -> Callable[P, Any]:
             known = (dtype := a.dtype) is b.dtype and dtype in BLAS_TYPES
             fits = out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1]))
             fits = fits and a.shape[1] == len(b)
-            if known and fits and (a.size < FEW_NUMBERS or small_enough_for_numpy(a, b)):
+            if known and fits and (a.size < FEW_NUMBERS or is_small_on_host(a, b)):
                 return numpy_matmul(a, b, out)
         if b is NOT_GIVEN:
             raise missing_operands("gemm", ("a", "b"), (a, b), options)

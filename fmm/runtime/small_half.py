@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.numpy_library import read_in_place
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.small_hermitian import hermitian_product, in_panels
+from fmm.kernels.cpu.host_arrays import matmul
+from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
 
 SMALL_SIDE = 1024  # rows and columns of the product up to which that is so
 LONG_SIDE, FEW = 4096, 64  # and with an inner side of no more than the second
@@ -58,6 +58,6 @@ def small_half_kernel(a: Any, rows: bool, out: Any) -> str:
         copied = not ((a.flags.forc and a.flags.aligned) or read_in_place(a))
         return "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror" if copied else ""
     side, inner = a.shape if rows else a.shape[::-1]
-    if in_panels(side, inner):
+    if uses_panels(side, inner):
         return "numpy.matmul: one half in panels of rows, each of which is mirrored"
     return "numpy.matmul: a whole product, of which one half is mirrored"

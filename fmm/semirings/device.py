@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.play_launches import LaunchRun
+from fmm.kernels.cuda.launch.player import LaunchSequence
 from fmm.semirings.closure_launches import ARG_BYTES, ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.semirings.closure_steps import MATRIX
 from fmm.semirings.minplus_kernel import (
@@ -65,7 +65,7 @@ def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = Non
 @lru_cache(maxsize=256)
 def _product_run(
     ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
-) -> LaunchRun:
+) -> LaunchSequence:
     """Return the compiled launches of a product."""
     m, k, n = size
     left, right = Rect("A", 0, m, k, leading[0]), Rect("B", 0, k, n, leading[1])
@@ -78,14 +78,14 @@ def _product_run(
     sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
     args = Rect(ARGS, 0, m, n, padded(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
-    return LaunchRun(launches, device)
+    return LaunchSequence(launches, device)
 
 
 @lru_cache(maxsize=64)
-def _closure_run(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchRun, int, int]:
+def _closure_run(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
     """Return the compiled launches of a closure, its temporaries' numbers, and the bytes of doubled operands."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
-    return LaunchRun(closure.launches, device), closure.numbers, closure.doubled_bytes
+    return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 
 def _aligned_rows(x: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.steps.sums import Place
 from fmm.semirings.closure_steps import MATRIX, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
@@ -121,7 +121,7 @@ class NumpySemiring:
             tasks: list[Callable[[], None]] = []
             for rows, cols in _pieces(dest, x.shape[1]):
                 tasks.append(partial(self._piece, x[rows], y[:, cols], before, dest, part, rows, cols))
-            Threads(self.threads).run_in_turns(tasks)
+            Threads(self.threads).run_interruptibly(tasks)
 
     def _piece(
         self,

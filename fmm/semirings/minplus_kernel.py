@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import strategy_cpp
 

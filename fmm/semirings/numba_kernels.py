@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.semirings.host import Arguments, Array
 
 ROWS, STEPS = 128, 16  # rows of a task; steps of the inner dimension at a time
@@ -58,7 +58,7 @@ class CompiledSemiring:
             for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run_in_turns(tasks)
+        Threads(self.threads).run_interruptibly(tasks)
         if arguments:
             arguments.record(step)
 

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.kinds import kind_of, mixed_kinds, on_device
-from fmm.arrays.numpy_library import tensor_on_host
-from fmm.arrays.pick import cupy_library
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.arrays.detect import cupy_library, kind_of, mixed_arrays_error, on_device
+from fmm.arrays.numpy_library import tensor_as_numpy
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import Domain
 from fmm.semirings.host import NumpySemiring, Semiring
@@ -44,7 +43,7 @@ def placed_arrays(**arrays: Any) -> Iterator[Placement]:
         return
     device_sides = {on_device(x) for x in present}
     if len(device_sides) > 1 or len(kinds - {"host"}) > 1 or any(isinstance(x, np.ndarray) for x in present):
-        raise mixed_kinds(**arrays)
+        raise mixed_arrays_error(**arrays)
     if device_sides == {False}:
         yield Placement(np, _numpy_of_tensor, sys.modules["torch"].from_numpy)
         return
@@ -70,16 +69,16 @@ def _cupy_stream(cuda: Any, stream: Any) -> Any:
 def _numpy_of_tensor(x: Any) -> Any:
     if kind_of(x) != "torch":
         return np.asarray(x)
-    return x.numpy() if x.requires_grad else tensor_on_host(x)  # x.numpy() raises torch's exception
+    return x.numpy() if x.requires_grad else tensor_as_numpy(x)  # x.numpy() raises torch's exception
 
 
 def readable(x: Any) -> Any:
     """Return a tensor in a form that NumPy and CuPy can read; other arrays unchanged."""
     if kind_of(x) != "torch":
         return x
-    from fmm.arrays.torch_calls import as_read_elsewhere
+    from fmm.arrays.torch_calls import as_plain_tensor
 
-    return as_read_elsewhere(x)
+    return as_plain_tensor(x)
 
 
 def writable_target(place: Placement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.numpy_like import on_host
+from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PIECE = 1 << 24  # numbers that are inspected at a time
@@ -34,10 +34,10 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
             continue
         if host_edges is None:
             host_edges = _host_lengths(edges, missing)
-        for row, row_lost in zip(on_host(suspects), on_host(lost), strict=True):
+        for row, row_lost in zip(to_numpy(suspects), to_numpy(lost), strict=True):
             if row_lost.any():
                 row_lengths = _host_lengths(lengths[row], missing)
-                rebuilt = _rebuilt_row(row, host_edges, row_lengths, on_host(predecessors[row]), row_lost)
+                rebuilt = _rebuilt_row(row, host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
                 predecessors[row] = xp.asarray(rebuilt)
 
 
@@ -83,5 +83,5 @@ def _followers(node: Any, predecessors: Array, away: Array) -> Array:
 
 def _host_lengths(x: Any, missing: Any) -> Array:
     """Return lengths as float64 on the host, inf where there is no edge."""
-    values = on_host(x)
+    values = to_numpy(x)
     return np.where(values == missing, np.inf, values.astype(np.float64))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import numpy_cupy
 
-MODULE = "fmm.arrays.cupy_gemm"
+MODULE = "fmm.arrays.cupy_library"
 
 
 class Block:

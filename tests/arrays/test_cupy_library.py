@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.arrays import pick
+from fmm.arrays import detect
 from fmm.arrays.library import Library
 from fmm.config.files import Configs
 from fmm.config.schema import Tuned
@@ -19,11 +19,10 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
-from fmm.runtime import devices
+from fmm.runtime import devices, prepare
 from fmm.runtime import matmul as product_call
-from fmm.runtime.calls import answer, prepare
-from fmm.runtime.decisions import left_to_vendor, limits
-from fmm.runtime.decisions.decide import Decision, decide
+from fmm.runtime.decisions import early_declines, limits
+from fmm.runtime.decisions.decide import Decision, decide_plan
 from tests.support import configs, numpy_cupy
 from tests.support.devices import H200
 
@@ -34,7 +33,7 @@ PLAN = Plan.parse("strassen.batched.pad16 > vendor")
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
     plain_types: dict[type, Library] = {}
-    for name in ("fmm.arrays.pick.PLAIN_TYPES", "fmm.runtime.short_way.PLAIN_TYPES"):
+    for name in ("fmm.arrays.detect.PLAIN_TYPES", "fmm.runtime.decisions.early_declines.PLAIN_TYPES"):
         monkeypatch.setattr(name, plain_types)
     limits._shares.clear()
     with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:
@@ -53,10 +52,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             ran.append(call.plan)
             return library.vendor(a, b, out)
 
-    monkeypatch.setattr(answer, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
-    monkeypatch.setattr(left_to_vendor, "SMALL", 100**3)
-    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 100**2)
+    monkeypatch.setattr(early_declines, "SMALL", 100**3)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 100**2)
     return ran
 
 
@@ -143,8 +142,8 @@ def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, mon
     """By small products, and by what was CuPy's own a moment ago; the tests above are about what may not take it."""
     a = drawn(cupy, side)
     fmm.matmul(a, a)
-    library = pick.cupy_library()
-    library.calls[left_to_vendor.product_key(library, a, a)] = math.inf
+    library = detect.cupy_library()
+    library.calls[early_declines.product_key(library, a, a)] = math.inf
     monkeypatch.setattr(product_call, "product", lambda *call: pytest.fail("the long way"))
     fmm.matmul(a, a)
 
@@ -157,8 +156,8 @@ def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: li
     fmm.matmul(integers, a)
     fmm.matmul(a, a)
     assert planned == [PLAN] * 3
-    library: Library = pick.cupy_library()
-    kinds = [library.kind_key(*pair) for pair in ((a, a), (a, integers), (integers, a), (integers, integers))]
+    library: Library = detect.cupy_library()
+    kinds = [library.type_key(*pair) for pair in ((a, a), (a, integers), (integers, a), (integers, integers))]
     assert len(set(kinds)) == 4
 
 
@@ -202,7 +201,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
     flat = cupy.ndarray(np.ones((70, 30), np.float32))
     x, larger, out = drawn(cupy, 70), drawn(cupy, 6144), drawn(cupy, 70)
     fmm.gram(x)  # CuPy is known from now on
-    monkeypatch.setattr(type(pick.library_of(x, x)), "finish_half", lambda *given: None)
+    monkeypatch.setattr(type(detect.library_of(x, x)), "finish_half", lambda *given: None)
     for _ in range(2):
         fmm.gram(flat)
         fmm.gram(flat, rows=True)
@@ -210,8 +209,8 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
         fmm.gram(larger)
     ran.clear()
     with monkeypatch.context() as patch:
-        patch.setattr("fmm.runtime.routes.gram_product", None)
-        patch.setattr("fmm.runtime.calls.prepare.answer_question", None)
+        patch.setattr("fmm.dispatch.gram_product", None)
+        patch.setattr("fmm.runtime.prepare.prepare_query", None)
         assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
         assert fmm.gram(flat, None, out, rows=True, fill="upper") is out
         fmm.gram(larger)
@@ -247,7 +246,7 @@ def test_a_known_half_whose_launch_fails_is_completed(
     out = cupy.ndarray(np.zeros(product.shape, np.float32))
     fmm.gram(a, None, out, rows=rows, fill=fill)
     finished: list[tuple[Any, Any, str]] = []
-    library = pick.library_of(a, a)
+    library = detect.library_of(a, a)
     monkeypatch.setattr(
         type(library), "finish_half", lambda own, c, place, x, y, kept: finished.append((c, place, kept))
     )
@@ -268,7 +267,7 @@ def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch:
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
     monkeypatch.setattr(Configs, "tuned", lambda configs, identity, dtype: tuned)
     limits = Limits(1 << 34, H200.error_growth)
-    assert [str(decide(problem, limits, H200).plan) for problem in (small, larger)] == ["gram > vendor", "small"]
+    assert [str(decide_plan(problem, limits, H200).plan) for problem in (small, larger)] == ["gram > vendor", "small"]
     # What no tuning measures is known all the same.
     unmeasured = replace(
         datasheet_calibration("H200"),
@@ -276,7 +275,7 @@ def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch:
         call_of_small=0.0,
     )
     tuned = replace(tuned, calibration=unmeasured)
-    assert str(decide(larger, limits, H200).plan) == "small"
+    assert str(decide_plan(larger, limits, H200).plan) == "small"
 
 
 def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,14 +284,14 @@ def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monke
 
     def counted(question: Any) -> Any:
         asked[0] += 1
-        return answer.answer_question(question)
+        return prepare.prepare_query(question)
 
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(prepare, "answer_question", counted)
     cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
     a = drawn(cupy, 110)
     fmm.matmul(a, a)  # CuPy is known from now on
-    library: Any = pick.library_of(a, a)
+    library: Any = detect.library_of(a, a)
     monkeypatch.setattr(type(library), "free_bytes", lambda library, number: free[0])
     calls: tuple[Callable[[], Any], ...] = (lambda: fmm.matmul(a, a), lambda: fmm.gram(a))
     for call in calls:

@@ -13,34 +13,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, library_of, on_device, type_name
+from fmm.runtime.decisions.early_declines import remember_decline, was_declined
+from fmm.runtime.operands import NotOursError
+from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm.arrays import pick
-from fmm.arrays.kinds import array_in_words, kind_of, on_device, two_devices, type_name
+from fmm.arrays import detect
 from fmm.arrays.library import Library, Operand, Setting, contiguous
 from fmm.arrays.numpy_library import NUMPY
-from fmm.arrays.pick import library_of
 from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.recompute import trust as trust_of_streams
+from fmm.kernels.cuda.recompute import recompute as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import devices
+from fmm.runtime import devices, prepare
 from fmm.runtime import matmul as product_call
-from fmm.runtime.calls import answer, prepare
-from fmm.runtime.calls.answer import answer_question
-from fmm.runtime.calls.operands import NotOursError
-from fmm.runtime.calls.question import Call, Question
-from fmm.runtime.decisions import left_to_vendor, limits
-from fmm.runtime.decisions.decide import decide
-from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes, memory_share
-from fmm.runtime.decisions.other_plans import leaner_plans
-from fmm.runtime.devices import cuda_index, described_gpu
+from fmm.runtime.decisions import early_declines, limits
+from fmm.runtime.decisions.decide import decide_plan, smaller_plans
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints, default_workspace_bytes
+from fmm.runtime.devices import gpu_from_description, parse_cuda_index
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.devices import H200
@@ -127,7 +123,7 @@ def test_mixing_is_an_error_that_names_all(a: Any, b: Any, out: Any, named: tupl
 
 def test_two_devices_are_an_error_that_names_both() -> None:
     other = foreign("ndarray", "cupy", data=foreign("MemoryPointer", "cupy", device_id=0))
-    assert "a is a CuPy array on cuda:1, b is a CuPy array on cuda:0" in str(two_devices(CUPY, other))
+    assert "a is a CuPy array on cuda:1, b is a CuPy array on cuda:0" in str(device_mismatch_error(CUPY, other))
 
 
 @pytest.mark.parametrize("pair", [(MATRIX, [[1.0]]), (ON_HOST, MATRIX), (np.ma.masked_array(MATRIX), MATRIX)])
@@ -146,7 +142,7 @@ def test_what_stands_for_a_tensor_is_torchs_once_torch_is_loaded(monkeypatch: py
     monkeypatch.setitem(sys.modules, "torch", foreign("module", "torch"))
     assert (kind_of(proxy), kind_of(alone)) == ("torch", "torch")
     assert not on_device(proxy) and not on_device(alone) and on_device(TENSOR)
-    assert array_in_words(alone) == "a ducks Duck"
+    assert describe_array(alone) == "a ducks Duck"
 
 
 def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +150,7 @@ def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "fmm.arrays.cupy_library", raising=False)
     with pytest.raises(TypeError, match=r"numba DeviceNDArray on a CUDA device.*needs CuPy"):
         fmm.matmul(INTERFACE, INTERFACE)
-    assert array_in_words(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
+    assert describe_array(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
 
 
 def test_arrays_on_the_host_load_neither_library() -> None:
@@ -190,12 +186,12 @@ def operand(x: Any) -> Operand:
     return Operand(x.shape, tuple(step // x.itemsize for step in x.strides) if whole else None, x.dtype.name)
 
 
-def asked(a: Any, b: Any, out: Any = None, plan: Plan | None = LEVEL, dtype: str | None = "float64") -> Question:
+def asked(a: Any, b: Any, out: Any = None, plan: Plan | None = LEVEL, dtype: str | None = "float64") -> ProblemQuery:
     target = None if out is None else operand(out)
-    return Question(operand(a), operand(b), target, Setting(0, dtype), H200, PLENTY, plan)
+    return ProblemQuery(operand(a), operand(b), target, Setting(0, dtype), H200, PLENTY, plan)
 
 
-def carried_out(call: Call, a: Any, b: Any, out: Any = None) -> Any:
+def carried_out(call: PreparedCall, a: Any, b: Any, out: Any = None) -> Any:
     """The products of a call by NumPy, read and written through its addresses and layouts alone."""
     a, b = (np.ascontiguousarray(x) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
     c = np.full(call.shape, np.nan) if out is None else out
@@ -251,7 +247,7 @@ SHAPES = [
 @pytest.mark.parametrize(("view_a", "view_b"), list(product(VIEWS, repeat=2)))
 def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a: str, view_b: str) -> None:
     a, b = VIEWS[view_a](left), VIEWS[view_b](right)
-    call = answer_question(asked(a, b))
+    call = prepare_query(asked(a, b))
     assert call.shape == np.matmul(a, b).shape
     np.testing.assert_allclose(carried_out(call, a, b), a @ b, atol=1e-12)
 
@@ -261,7 +257,7 @@ def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a:
 def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str) -> None:
     a, b = draw(left), draw(right)
     out = VIEWS[view](np.matmul(a, b).shape)
-    call = answer_question(asked(a, b, out))
+    call = prepare_query(asked(a, b, out))
     assert call.direct
     carried_out(call, a, b, out)
     np.testing.assert_allclose(out, a @ b, atol=1e-12)
@@ -269,7 +265,7 @@ def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str
 
 @pytest.mark.parametrize("view", ["gaps along both", "backward", "broadcast"])
 def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
-    assert not answer_question(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
+    assert not prepare_query(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
 
 
 @pytest.mark.parametrize(
@@ -283,7 +279,7 @@ def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
     ],
 )
 def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size: Any, count: int) -> None:
-    call = answer_question(asked(draw(left), draw(right)))
+    call = prepare_query(asked(draw(left), draw(right)))
     assert call.launches is not None
     problem = call.launches.problem
     assert (problem.m, problem.k, problem.n) == size
@@ -293,13 +289,13 @@ def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size
 
 def test_only_what_blas_cannot_take_is_copied() -> None:
     expected = {"gaps along both", "backward", "broadcast"}
-    found = {name for name, view in VIEWS.items() if answer_question(asked(view((5, 4)), draw((4, 3)))).packs[0]}
+    found = {name for name, view in VIEWS.items() if prepare_query(asked(view((5, 4)), draw((4, 3)))).packs[0]}
     assert found == expected
 
 
 def test_copies_count_against_the_workspace() -> None:
     a, b = VIEWS["backward"]((512, 512)), draw((512, 512))
-    call = answer_question(Question(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
+    call = prepare_query(ProblemQuery(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
     assert call.limits.workspace == 10**7 - 512 * 512 * 8
 
 
@@ -311,7 +307,7 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
     memory = np.zeros(100)
     places = [memory[start : start + 9].reshape(3, 3) for start in starts]
     a, b, c = (x.T if flip else x for x, flip in zip(places, flips, strict=True))
-    call = answer_question(asked(a, b, c))
+    call = prepare_query(asked(a, b, c))
     pointers = [x.__array_interface__["data"][0] for x in (a, b, c)]
     assert call.overlap(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
 
@@ -332,13 +328,13 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
 )
 def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dtype: str | None, why: str) -> None:
     with pytest.raises(NotOursError, match=why):
-        answer_question(asked(a, b, out, dtype=dtype))
+        prepare_query(asked(a, b, out, dtype=dtype))
 
 
 def test_tf32_is_another_problem() -> None:
     big = contiguous((16384, 16384), "float32")
     settings = [Setting(0, "float32", "ieee"), Setting(0, "float32", "tf32")]
-    ieee, tf32 = (answer_question(Question(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
+    ieee, tf32 = (prepare_query(ProblemQuery(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
     assert [d.problem.dtype for d in (ieee, tf32) if d.problem] == ["float32", "tf32"]
     assert ieee.plan != tf32.plan
 
@@ -350,14 +346,14 @@ def test_tf32_is_another_problem() -> None:
     ("device", "name"),
     [
         (H200, "H200"),
-        (described_gpu("NVIDIA A100-SXM4-80GB", "8.0", 108), "A100"),
-        (described_gpu("Tesla V100-SXM2-16GB", "7.0", 80), "V100"),
-        (described_gpu("NVIDIA GeForce RTX 4090", "8.9", 128), "RTX 4090"),
-        (described_gpu("NVIDIA H100 80GB HBM3", "9.0", 132), "H100"),
-        (described_gpu("NVIDIA H100 PCIe", "9.0", 114), None),  # fewer multiprocessors than the table's
-        (described_gpu("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "8.0", 42), None),  # a part of one
-        (described_gpu("NVIDIA GeForce RTX 4090 D", "8.9", 114), None),
-        (described_gpu("Some Card 5000", "9.9", 10), None),
+        (gpu_from_description("NVIDIA A100-SXM4-80GB", "8.0", 108), "A100"),
+        (gpu_from_description("Tesla V100-SXM2-16GB", "7.0", 80), "V100"),
+        (gpu_from_description("NVIDIA GeForce RTX 4090", "8.9", 128), "RTX 4090"),
+        (gpu_from_description("NVIDIA H100 80GB HBM3", "9.0", 132), "H100"),
+        (gpu_from_description("NVIDIA H100 PCIe", "9.0", 114), None),  # fewer multiprocessors than the table's
+        (gpu_from_description("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "8.0", 42), None),  # a part of one
+        (gpu_from_description("NVIDIA GeForce RTX 4090 D", "8.9", 114), None),
+        (gpu_from_description("Some Card 5000", "9.9", 10), None),
     ],
 )
 def test_a_device_is_known_by_name_capability_and_size(device: devices.Device, name: str | None) -> None:
@@ -365,22 +361,26 @@ def test_a_device_is_known_by_name_capability_and_size(device: devices.Device, n
 
 
 def test_unknown_devices_and_types_are_the_vendors_and_say_why() -> None:
-    unknown = decide(Problem(8192, 8192, 8192, "float32"), PLENTY, described_gpu("Some Card 5000", "9.9", 10))
+    unknown = decide_plan(
+        Problem(8192, 8192, 8192, "float32"), PLENTY, gpu_from_description("Some Card 5000", "9.9", 10)
+    )
     assert unknown.plan == VENDOR and "Some Card 5000" in unknown.reason
-    old = decide(Problem(8192, 8192, 8192, "bfloat16"), PLENTY, described_gpu("Tesla V100-SXM2-16GB", "7.0", 80))
+    old = decide_plan(
+        Problem(8192, 8192, 8192, "bfloat16"), PLENTY, gpu_from_description("Tesla V100-SXM2-16GB", "7.0", 80)
+    )
     assert old.plan == VENDOR and "no rate for bfloat16" in old.reason
 
 
 def test_large_products_get_plans_and_small_ones_the_vendor() -> None:
-    assert decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200).plan != VENDOR
-    assert decide(Problem(300, 300, 300, "float32"), PLENTY, H200).plan == VENDOR
+    assert decide_plan(Problem(16384, 16384, 16384, "float32"), PLENTY, H200).plan != VENDOR
+    assert decide_plan(Problem(300, 300, 300, "float32"), PLENTY, H200).plan == VENDOR
 
 
 def test_leaner_plans_need_ever_less() -> None:
     problem = Problem(16384, 16384, 16384, "float32")
-    best = decide(problem, PLENTY, H200)
-    plans = list(leaner_plans(problem, best.plan, PLENTY, H200))
-    needs = [decide(problem, PLENTY, H200).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
+    best = decide_plan(problem, PLENTY, H200)
+    plans = list(smaller_plans(problem, best.plan, PLENTY, H200))
+    needs = [decide_plan(problem, PLENTY, H200).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
 
@@ -393,14 +393,14 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     files.clear_config_cache()
-    yield decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200)
+    yield decide_plan(Problem(16384, 16384, 16384, "float32"), PLENTY, H200)
     files.clear_config_cache()
 
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
     assert (entry.step, entry.considered) == ("certified entry", ())
-    plans = list(leaner_plans(entry.problem, entry.plan, PLENTY, H200))
+    plans = list(smaller_plans(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace
@@ -409,7 +409,7 @@ def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decis
 def test_the_types_own_error_limits_the_choice() -> None:
     """Three levels of bfloat16: within the limit that holds unless another is given, and beyond 10."""
     problem = Problem(49152, 49152, 49152, "bfloat16")
-    usual, strict = (decide(problem, Limits(1 << 40, growth), H200) for growth in (H200.error_growth, 10.0))
+    usual, strict = (decide_plan(problem, Limits(1 << 40, growth), H200) for growth in (H200.error_growth, 10.0))
     assert strict.error_growth <= 10 < usual.error_growth <= H200.error_growth
     assert "expected error: 13.8 times" in str(usual)
 
@@ -417,7 +417,7 @@ def test_the_types_own_error_limits_the_choice() -> None:
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
     big = contiguous((8192, 8192), "float32")
-    call = answer_question(Question(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
+    call = prepare_query(ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
     assert (call.launches.workspace if call.launches else 0) <= limit
     assert (call.launches is not None) == fits
 
@@ -426,7 +426,7 @@ def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
     ("device", "index"), [(0, 0), (3, 3), (np.int64(1), 1), ("cuda", 0), ("cuda:0", 0), ("cuda:12", 12)]
 )
 def test_devices_by_name_and_number(device: Any, index: int) -> None:
-    assert cuda_index(device) == index
+    assert parse_cuda_index(device) == index
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", -1, True, None, 1.0])
@@ -500,14 +500,14 @@ class HostArrays:
         self.vendors += 1
         return np.matmul(a, b, out=out)
 
-    def adopted(self, a: Any, b: Any, out: Any) -> None:
+    def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         pass
 
     def call_key(self, a: Any, b: Any, out: Any) -> Any:
         target = None if out is None else (out.shape, out.strides)
         return a.shape, a.strides, b.shape, b.strides, self.math, target
 
-    def kind_key(self, a: Any, b: Any) -> Any:
+    def type_key(self, a: Any, b: Any) -> Any:
         return "short"
 
     def device_number(self, x: Any) -> int:
@@ -520,7 +520,7 @@ class HostArrays:
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous(shape, dtype)
 
-    def accepts(self, a: Any, b: Any) -> bool:
+    def accepts_operands(self, a: Any, b: Any) -> bool:
         return bool(a.shape[-1] == b.shape[0])
 
     def operand(self, x: Any) -> Operand:
@@ -554,7 +554,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         error: type[Exception] = SpentError
 
         @staticmethod
-        def run_call(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+        def run_call(arrays: Any, call: PreparedCall, a: Any, b: Any, out: Any, whatever: bool) -> Any:
             calls.append((call, out, whatever))
             if Runner.fail:
                 Runner.fail -= 1
@@ -566,23 +566,23 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def multiply(library: Any, a: Any, b: Any, out: Any = None, wishes: Wishes = NO_WISHES) -> Any:
-    return product_call.product(library, a, b, out, wishes)
+def multiply(library: Any, a: Any, b: Any, out: Any = None, constraints: Wishes = NO_CONSTRAINTS) -> Any:
+    return product_call.run_matmul(library, a, b, out, constraints)
 
 
 def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
-    original = answer.answer_question
+    original = prepare.prepare_query
     monkeypatch.setattr(prepare, "answer_question", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
-    library, a, wishes = HostArrays(), draw((64, 64)), Wishes(LEVEL)
+    library, a, constraints = HostArrays(), draw((64, 64)), PlanConstraints(LEVEL)
     for _ in range(3):
-        multiply(library, a, a, wishes=wishes)
+        multiply(library, a, a, constraints=constraints)
     assert len(prepared) == 1
-    multiply(library, a.T, a, wishes=wishes)
-    multiply(library, a, a, wishes=wishes._replace(error_growth=3.0))
-    multiply(library, a, a, wishes=wishes._replace(workspace=10**8))
+    multiply(library, a.T, a, constraints=constraints)
+    multiply(library, a, a, constraints=constraints._replace(error_growth=3.0))
+    multiply(library, a, a, constraints=constraints._replace(workspace=10**8))
     library.math = "tf32"
-    multiply(library, a, a, wishes=wishes)
+    multiply(library, a, a, constraints=constraints)
     assert len(prepared) == 5
     assert len({id(call) for call, *_ in runs[1:]}) == 5
 
@@ -602,7 +602,7 @@ def test_the_free_memory_is_asked_for_once_a_second(runs: list[Any], monkeypatch
     shares = []
     for tick, free in ((0.0, 1000), (0.9, 10**6), (1.1, 10**6), (5.0, 0)):
         now[0], library.free = 100 + tick, free
-        shares.append(memory_share(library, 0))
+        shares.append(default_workspace_bytes(library, 0))
     assert shares[0] == shares[1] <= 500 and 0.37 * 10**6 < shares[2] <= 0.5 * 10**6 and shares[3] == 0
     assert library.asked == 3
 
@@ -623,9 +623,9 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
     assert library.vendors == 1 and kept[0].call.launches is None  # nothing fits any more
 
 
-@pytest.mark.parametrize("wishes", [NO_WISHES, Wishes(LEVEL)], ids=["ours", "given"])
+@pytest.mark.parametrize("wishes", [NO_CONSTRAINTS, PlanConstraints(LEVEL)], ids=["ours", "given"])
 def test_a_call_that_launches_the_same_under_another_limit_stays_itself(
-    runs: list[Any], monkeypatch: pytest.MonkeyPatch, wishes: Wishes
+    runs: list[Any], monkeypatch: pytest.MonkeyPatch, constraints: PlanConstraints
 ) -> None:
     """Or what stands ready for it, and the graphs that it is replayed as, would be made anew: as often as others take
     and give back memory of the device."""
@@ -633,7 +633,7 @@ def test_a_call_that_launches_the_same_under_another_limit_stays_itself(
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     for free in (1 << 36, 1 << 37, 5 << 34, 1 << 36):
         library.free = free
-        multiply(library, draw((8, 8)), draw((8, 8)), wishes=wishes)
+        multiply(library, draw((8, 8)), draw((8, 8)), constraints=constraints)
         now[0] += 2
     first = runs[1][0]
     assert library.asked == 4 and all(call is first for call, *_ in runs[1:])
@@ -643,33 +643,33 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
     now, library, a = [100.0], HostArrays(), draw((8, 8))
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     arrays: Library = library  # type: ignore[assignment]
-    assert not just_left_to_vendor(arrays, a, a)
-    multiply(library, a, a, wishes=Wishes(VENDOR))
-    assert not just_left_to_vendor(arrays, a, a)  # wishes say nothing of calls without
+    assert not was_declined(arrays, a, a)
+    multiply(library, a, a, constraints=PlanConstraints(VENDOR))
+    assert not was_declined(arrays, a, a)  # wishes say nothing of calls without
     for out in (None, np.empty((8, 8))):
         multiply(library, a, a, out)
-        assert just_left_to_vendor(arrays, a, a)
-        now[0] += limits.LIFETIME + 0.01
-        assert not just_left_to_vendor(arrays, a, a)
-    multiply(library, a, a, wishes=Wishes(LEVEL))
-    assert not just_left_to_vendor(arrays, a, a)
+        assert was_declined(arrays, a, a)
+        now[0] += limits.FREE_MEMORY_SECONDS + 0.01
+        assert not was_declined(arrays, a, a)
+    multiply(library, a, a, constraints=PlanConstraints(LEVEL))
+    assert not was_declined(arrays, a, a)
 
 
 @pytest.mark.parametrize("other", [3, [[1.0]], None, np.ones(3), np.ones((2, 3, 3))], ids=lambda x: type(x).__name__)
 def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
     library: Any = HostArrays()
-    remember_vendor(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
+    remember_decline(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
     assert not library.calls
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
     library, a = HostArrays(), draw((64, 64))
     expected = a @ a
-    assert multiply(library, a, a, a, Wishes(LEVEL)) is a
+    assert multiply(library, a, a, a, PlanConstraints(LEVEL)) is a
     np.testing.assert_array_equal(a, expected)
     assert runs[-1][1] is None  # the plan was given no out
     out = np.empty((64, 64))
-    multiply(library, a, a, out, Wishes(LEVEL))
+    multiply(library, a, a, out, PlanConstraints(LEVEL))
     assert runs[-1][1] is out
 
 
@@ -703,7 +703,7 @@ def test_a_given_plan_is_not_replaced(runs: list[Any], error: type[Exception]) -
     runs[0].fail, runs[0].error = 1, error
     library, a, out = Large(), draw((8, 8)), np.full((8, 8), 7.0)
     with pytest.raises(error, match="for the test"):
-        multiply(library, a, a, out, Wishes(LEVEL))
+        multiply(library, a, a, out, PlanConstraints(LEVEL))
     assert library.vendors == 0 and len(runs) == 2 and (out == 7).all()
 
 
@@ -711,7 +711,7 @@ def test_a_plan_of_fmms_own_that_cannot_run_is_the_vendors(runs: list[Any]) -> N
     """Nobody asked for it, so nobody is told."""
     library, a = HostArrays(), draw((8, 8))
     deep = Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"]))
-    np.testing.assert_array_equal(multiply(library, a, a, None, Wishes(deep, replaceable=True)), a @ a)
+    np.testing.assert_array_equal(multiply(library, a, a, None, PlanConstraints(deep, replaceable=True)), a @ a)
     assert library.vendors == 1 and len(runs) == 1
 
 
@@ -736,7 +736,7 @@ def test_an_entry_that_does_not_fit_a_view_gives_way(
     files.clear_config_cache()
     library: Any = Apart()
     library.leading = leading
-    found = product_call.explained(library, draw((8, 8)), draw((8, 8)), None, NO_WISHES)
+    found = product_call.explain_matmul(library, draw((8, 8)), draw((8, 8)), None, NO_CONSTRAINTS)
     files.clear_config_cache()
     assert (found.step, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
     assert found.plan != VENDOR and found.kernels[0] != "test.matmul"
@@ -751,7 +751,9 @@ def test_what_runs_is_told_for_the_addresses_of_the_arrays(runs: list[Any]) -> N
     texts = []
     for shift in (0, 1):
         a = memory[start + shift : start + shift + 64 * 64].reshape(64, 64)
-        texts.append(" ".join(product_call.explained(library, a, a, None, Wishes(Plan.parse("tile"))).kernels))
+        texts.append(
+            " ".join(product_call.explain_matmul(library, a, a, None, PlanConstraints(Plan.parse("tile"))).kernels)
+        )
     assert "cuBLAS" not in texts[0]
     assert "cuBLAS, not tile, because an operand does not begin at a multiple of 16 bytes" in texts[1]
 
@@ -759,13 +761,13 @@ def test_what_runs_is_told_for_the_addresses_of_the_arrays(runs: list[Any]) -> N
 def test_a_decision_says_what_runs(runs: list[Any]) -> None:
     library: Any = Large()
     a = draw((8, 8))
-    for wishes in (NO_WISHES, Wishes(LEVEL), Wishes(Plan.parse("strassen.fused > tile"))):
-        call = prepare.prepare(library, a, a, None, wishes)
-        found = product_call.explained(library, a, a, None, wishes)
+    for constraints in (NO_CONSTRAINTS, PlanConstraints(LEVEL), PlanConstraints(Plan.parse("strassen.fused > tile"))):
+        call = prepare.plan_call(library, a, a, None, constraints)
+        found = product_call.explain_matmul(library, a, a, None, constraints)
         assert call.launches is not None and found.kernels == call.launches.describe() != ()
         text = str(found)
         assert text.index("\nruns:\n  ") < text.index(found.kernels[0]) < text.index("expected error")
-    assert product_call.explained(library, a, a, None, Wishes(VENDOR)).kernels == ("test.matmul",)
+    assert product_call.explain_matmul(library, a, a, None, PlanConstraints(VENDOR)).kernels == ("test.matmul",)
     assert "numpy.matmul" in fmm.explain(a, a).kernels[0]
     assert fmm.plan(8192, 8192, 8192, dtype="float32", device=0, workspace=1 << 36).kernels == found_for_rows()
     assert fmm.plan(8, 8, 8, dtype="float32", device=0, workspace=0).kernels == ("the vendor's product",)
@@ -773,7 +775,7 @@ def test_a_decision_says_what_runs(runs: list[Any]) -> None:
 
 def found_for_rows() -> tuple[str, ...]:
     big = contiguous((8192, 8192), "float32")
-    call = answer_question(Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
+    call = prepare_query(ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
     assert call.launches is not None
     return call.launches.describe()
 
@@ -783,32 +785,32 @@ def test_where_a_plans_kernels_cannot_read_the_arrays_the_vendor_is_named(runs: 
     library: Any = Large()
     a = draw((8, 8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer, "launches_on", lambda plan, problem, device, given: None)
-        found = product_call.explained(library, a, a, None, NO_WISHES)
+        patch.setattr(prepare, "launches_on", lambda plan, problem, device, given: None)
+        found = product_call.explain_matmul(library, a, a, None, NO_CONSTRAINTS)
     assert found.plan != VENDOR and found.kernels[0].startswith("test.matmul, since")
 
 
 def test_refusals_are_explained_and_a_given_plan_is_not_silently_dropped(runs: list[Any]) -> None:
     library, a = HostArrays(), draw((64, 64))
     library.refusal = "its compute type is set"
-    decision = product_call.explained(library, a, a, None, NO_WISHES)  # type: ignore[arg-type]
+    decision = product_call.explain_matmul(library, a, a, None, NO_CONSTRAINTS)  # type: ignore[arg-type]
     assert decision.plan == VENDOR and decision.reason == "test answers: its compute type is set"
     with pytest.raises(PlanError, match="cannot run here: its compute type is set"):
-        multiply(library, a, a, wishes=Wishes(LEVEL))
+        multiply(library, a, a, constraints=PlanConstraints(LEVEL))
     with pytest.raises(ValueError, match="matmul"):  # the library's own exception, where it rejects the shapes
-        multiply(library, a, draw((3, 3)), wishes=Wishes(LEVEL))
+        multiply(library, a, draw((3, 3)), constraints=PlanConstraints(LEVEL))
     assert library.vendors == 1
 
 
 def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
     """Before its tape, seven times as long for each level more, is recorded."""
     library, a = HostArrays(), draw((8, 8))
-    wishes = Wishes(Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"])))
-    for call in (multiply, product_call.explained):
+    constraints = PlanConstraints(Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"])))
+    for call in (multiply, product_call.explain_matmul):
         with pytest.raises(PlanError, match="products of a 8 x 8 x 8 one; take fewer levels"):
-            call(library, a, a, None, wishes)  # type: ignore[arg-type]
+            call(library, a, a, None, constraints)  # type: ignore[arg-type]
     assert library.vendors == 0 and len(runs) == 1
-    multiply(library, a, a, wishes=Wishes(Plan.parse(" > ".join(["winograd"] * 4 + ["vendor"]))))
+    multiply(library, a, a, constraints=PlanConstraints(Plan.parse(" > ".join(["winograd"] * 4 + ["vendor"]))))
     assert len(runs) == 2
 
 
@@ -816,23 +818,23 @@ def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
 
 
 def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
-    trust, rescues, runs_of_rest = trust_of_streams.Trust(), 0, []
+    trust, rescues, runs_of_rest = trust_of_streams.Backoff(), 0, []
     for _ in range(12):
         rescues += 1
         rest = 0
         while not trust.holds(rescues):
             rest += 1
         runs_of_rest.append(rest)
-    assert runs_of_rest == [min(trust_of_streams.FIRST_REST * 2**i, trust_of_streams.LAST_REST) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.LAST_REST))
+    assert runs_of_rest == [min(trust_of_streams.MIN_BACKOFF * 2**i, trust_of_streams.MAX_BACKOFF) for i in range(12)]
+    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.MAX_BACKOFF))
     assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.FIRST_REST - 1
+    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.MIN_BACKOFF - 1
 
 
 def test_every_type_has_a_rescue() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
         text = recompute.simple_source(dtype)
-        assert text.count(recompute.COMPUTE_AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+        assert text.count(recompute.RECOMPUTE_ENTRY + "(") == 1 and text.count(recompute.SCAN_ENTRY + "(") == 1
 
 
 # ---- torch's tensors on the host
@@ -919,7 +921,7 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
     ],
 )
 def test_a_quick_no(size: tuple[int, int, int], itemsize: int, no: bool) -> None:
-    assert left_to_vendor.small_enough_for_vendor(*size, itemsize) is no
+    assert early_declines.small_enough_for_vendor(*size, itemsize) is no
 
 
 SIDES = st.integers(1, 20000)
@@ -927,21 +929,21 @@ SIDES = st.integers(1, 20000)
 
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_and_sides_is_the_same(m: int, k: int, n: int, itemsize: int) -> None:
-    library: Any = SimpleNamespace(differentiable=True, calls={}, kind_key=lambda a, b: "")
+    library: Any = SimpleNamespace(differentiable=True, calls={}, type_key=lambda a, b: "")
     a, b = Exact(m, k, itemsize=itemsize), Exact(k, n, itemsize=itemsize)
-    expected = left_to_vendor.small_enough_for_vendor(m, k, n, itemsize)
-    assert left_to_vendor.left_to_vendor(library, a, b, a.nbytes * b.nbytes) is expected
-    library.calls[left_to_vendor.product_key(library, a, b)] = math.inf
-    assert left_to_vendor.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
+    expected = early_declines.small_enough_for_vendor(m, k, n, itemsize)
+    assert early_declines.left_to_vendor(library, a, b, a.nbytes * b.nbytes) is expected
+    library.calls[early_declines.product_key(library, a, b)] = math.inf
+    assert early_declines.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
 
 
 def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
     """A number, something of which a trace takes note; stacks, by all that they come to; whole numbers of 16 bits."""
-    tensors: Any = SimpleNamespace(differentiable=True, calls={}, kind_key=lambda a, b: "")
-    arrays: Any = SimpleNamespace(differentiable=False, calls={}, kind_key=lambda a, b: "")
+    tensors: Any = SimpleNamespace(differentiable=True, calls={}, type_key=lambda a, b: "")
+    arrays: Any = SimpleNamespace(differentiable=False, calls={}, type_key=lambda a, b: "")
 
     def quick_no(library: Any, a: Any, b: Any) -> bool:
-        return left_to_vendor.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
+        return early_declines.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
 
     assert not quick_no(tensors, Exact(), Exact(3, 3))
     traced: Any = np.int64(3)  # no int of Python's
@@ -959,27 +961,27 @@ def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n: int, itemsize: int) -> None:
     """Either the product is hopeless anyway, or its inner side is short."""
-    if (m * k * itemsize) * (k * n * itemsize) < left_to_vendor.SMALL_BYTES:
+    if (m * k * itemsize) * (k * n * itemsize) < early_declines.SMALL_BYTES:
         work = m * k * n
-        assert k < left_to_vendor.SHORT_SIDE or work < (
-            left_to_vendor.SMALL_UNALIGNED if itemsize == 2 else left_to_vendor.SMALL
+        assert k < early_declines.SHORT_SIDE or work < (
+            early_declines.SMALL_UNALIGNED if itemsize == 2 else early_declines.SMALL
         )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "tf32", "complex64", "complex128"])
-@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, left_to_vendor.SHORT_SIDE - 1])
+@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, early_declines.SHORT_SIDE - 1])
 @pytest.mark.parametrize("tall", [1, 8, 64])
 def test_with_a_short_inner_side_no_plan_wins(dtype: str, k: int, tall: int) -> None:
     """Not even on the largest of the products that are so short and have so few bytes, their rows aligned or not."""
     itemsize = Problem(1, 1, 1, dtype).itemsize
-    area = left_to_vendor.SMALL_BYTES // (k * itemsize) ** 2
+    area = early_declines.SMALL_BYTES // (k * itemsize) ** 2
     for m, n in (
         (int((area * tall) ** 0.5), int((area / tall) ** 0.5)),
         (int((area / tall) ** 0.5), int((area * tall) ** 0.5)),
     ):
         for odd in (0, 1):
             sides = max(m, 1), k, max(n - n % 16 + odd, 1)
-            assert decide(Problem(*sides, dtype), PLENTY, H200).plan == VENDOR, sides
+            assert decide_plan(Problem(*sides, dtype), PLENTY, H200).plan == VENDOR, sides
 
 
 # ---- the shortest way
@@ -1021,15 +1023,15 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 taken.append(", ".join(options))
             return self
 
-        def kind_key(self, a: Any, b: Any) -> Any:
+        def type_key(self, a: Any, b: Any) -> Any:
             return ()
 
-    def product(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> None:
+    def product(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> None:
         taken.append("product")
 
     library: Any = Library()
-    monkeypatch.setitem(pick.PLAIN_TYPES, Exact, library)
-    monkeypatch.setitem(pick._known, Exact, library)
+    monkeypatch.setitem(detect.PLAIN_TYPES, Exact, library)
+    monkeypatch.setitem(detect._libraries, Exact, library)
     for name in ("product", "product_of_any"):
         monkeypatch.setattr(product_call, name, product)
     return taken
@@ -1044,8 +1046,8 @@ def test_small_matrices_take_the_shortest_way_and_nothing_else_does(ways: list[s
     fmm.matmul(Exact(9, 9, itemsize=0), small)  # sparse
     first = ["product" if large else "quick vendor" for large in (0, 1, 0, 0, 0)]  # of small stacks and vectors too
     assert ways == first
-    for wishes in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
-        fmm.matmul(small, small, **wishes)
+    for constraints in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
+        fmm.matmul(small, small, **constraints)
     assert ways == [*first, *["product"] * 4]
 
 
@@ -1070,13 +1072,13 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
             assert name == "__class__"
             return type(self)
 
-    def recorded(a: Any, b: Any, out: Any, wishes: Any) -> None:
+    def recorded(a: Any, b: Any, out: Any, constraints: Any) -> None:
         ways.append("recorded")
 
-    library = pick.PLAIN_TYPES[Exact]
+    library = detect.PLAIN_TYPES[Exact]
     monkeypatch.setattr(library, "is_watched", True)
-    monkeypatch.setattr("fmm.runtime.routes._recorded_product", recorded)
-    for known in (pick.PLAIN_TYPES, pick._known):
+    monkeypatch.setattr("fmm.dispatch._recorded_product", recorded)
+    for known in (detect.PLAIN_TYPES, detect._libraries):
         monkeypatch.setitem(known, Untouched, library)
     x = Untouched(2000, 2000)
     fmm.matmul(x, x)
@@ -1088,8 +1090,8 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
 
 def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:
     x, y = np.ones((3, 3), np.float32), np.ones((3, 3))
-    assert NUMPY.kind_key(x, x) != NUMPY.kind_key(x, y) != NUMPY.kind_key(y, y)
-    assert NUMPY.kind_key(x, y) != NUMPY.kind_key(y, x)
+    assert NUMPY.type_key(x, x) != NUMPY.type_key(x, y) != NUMPY.type_key(y, y)
+    assert NUMPY.type_key(x, y) != NUMPY.type_key(y, x)
 
 
 def test_tensors_are_known_by_both_types_too() -> None:
@@ -1099,7 +1101,7 @@ def test_tensors_are_known_by_both_types_too() -> None:
 
     x, y = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64)
     for library in (TORCH, TORCH_ON_HOST):
-        assert len({library.kind_key(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
+        assert len({library.type_key(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
 
 
 def test_host_tensors_take_the_shortest_way_too() -> None:
@@ -1117,23 +1119,23 @@ def test_host_tensors_take_the_shortest_way_too() -> None:
     ("n", "limit", "recurs"),
     [(1536, 1 << 40, True), (4096, 1 << 40, True), (8192, 1 << 40, False), (1536, 1 << 26, False)],
 )
-def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, recurs: bool) -> None:
+def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, uses_graph: bool) -> None:
     x = contiguous((n, n), "float32")
-    call = answer_question(Question(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
-    assert call.launches is not None and call.recurs is recurs
-    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if recurs else 0)
+    call = prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
+    assert call.launches is not None and call.uses_graph is uses_graph
+    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if uses_graph else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
     x = contiguous((3072, 3072), "float32")
-    call = answer_question(
-        Question(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile"))
+    call = prepare_query(
+        ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile"))
     )
-    assert call.recurs
+    assert call.uses_graph
     assert call.workspace == 0
 
 
 def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
     for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
         x = contiguous(shape, "float32")
-        assert not answer_question(Question(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).recurs
+        assert not prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).uses_graph

@@ -14,7 +14,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import CPU_ERROR_GROWTH, Limits, default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import model_choice, tuned_choice
+from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
 from fmm.tuner.findings.model_in_use import model_in_use
 from tests.support import configs as tuned
 
@@ -179,8 +179,8 @@ def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
         limits = Limits(1 << 62, default_error_growth(batches=True))
         m, k, n = row["size"]
         problem = Problem(m, k, n, "float32")
-        chosen = tuned_choice(problem, limits, used.tuned, used.calibration, False)
-        chosen = chosen or model_choice(problem, limits, used.calibration, True, used.tuned.identity)
+        chosen = decide_by_tuning(problem, limits, used.tuned, used.calibration, False)
+        chosen = chosen or decide_by_model(problem, limits, used.calibration, True, used.tuned.identity)
         assert row["first"] == str(chosen.plan)
 
 

@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.config import environment, files, identity, reader, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
 from fmm.hardware.chip import BlockTerms
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices, matmul
 from fmm.runtime.decisions import decide, online
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.tuner.tune import output_path
 from tests.support import configs as tuned
 from tests.support.interrupts import AtStep
@@ -62,7 +62,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decide.Decision:
-    return decide.decide(Problem(n, n, n, dtype), limits, devices.cpu_device(2))
+    return decide.decide_plan(Problem(n, n, n, dtype), limits, devices.cpu_device(2))
 
 
 # ---- which step answers
@@ -251,13 +251,13 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     a, b = rng.standard_normal((2, 64, 64))
     ran: list[str] = []
     clock = [0.0]
-    measured = matmul.product
+    measured = matmul.run_matmul
 
-    def slow_vendor(library: Any, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
-        if wishes.plan is not None:
-            ran.append(str(wishes.plan))
-            clock[0] += 2.0 if wishes.plan == VENDOR else 1.0
-        return measured(library, a, b, out, wishes)
+    def slow_vendor(library: Any, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
+        if constraints.plan is not None:
+            ran.append(str(constraints.plan))
+            clock[0] += 2.0 if constraints.plan == VENDOR else 1.0
+        return measured(library, a, b, out, constraints)
 
     monkeypatch.setattr(matmul, "product", slow_vendor)
     monkeypatch.setattr("fmm.runtime.decisions.online.time.perf_counter", lambda: clock[0])

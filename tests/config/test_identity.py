@@ -10,10 +10,10 @@ import pytest
 from fmm.config import reader, store
 from fmm.config.files import Configs, read_config
 from fmm.config.identity import gpu_key, gpu_parts
-from fmm.runtime.devices import Device, described_gpu
+from fmm.runtime.devices import Device, gpu_from_description
 from tests.support import configs as tuned
 
-H100, H200 = (described_gpu(name, "9.0", 132) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+H100, H200 = (gpu_from_description(name, "9.0", 132) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
 SIZE = (6000, 6000, 6000)
 
 

@@ -86,9 +86,9 @@ def products_of_chunks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     limits = list[Any]()
 
     def noted(name: str) -> Any:
-        def product(*given: Any, **wishes: Any) -> Any:
-            limits.append(wishes["max_error_growth"])
-            return getattr(fmm, name)(*given, **wishes)
+        def product(*given: Any, **constraints: Any) -> Any:
+            limits.append(constraints["max_error_growth"])
+            return getattr(fmm, name)(*given, **constraints)
 
         return product
 
@@ -392,10 +392,10 @@ OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
     ],
     ids=["nothing wished", "a limit", "a level and a limit", "a level"],
 )
-def test_workers_with_devices_are_told_the_limit_of_errors(wishes: dict[str, Any], growth: float | None) -> None:
+def test_workers_with_devices_are_told_the_limit_of_errors(constraints: dict[str, Any], growth: float | None) -> None:
     """They choose the plans for their chunks: within what the levels over the grid leave of the limit."""
     x = da.from_array(np.ones((8, 8)).view(OnDevice), chunks=4, asarray=False)
-    asked = {task[6:] for task in multiplying_tasks(products.matmul(x, x, **wishes))}
+    asked = {task[6:] for task in multiplying_tasks(products.matmul(x, x, **constraints))}
     assert asked == {(None, growth)}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import fmm.distributed
-from fmm.distributed.decide_sharing import Asked, decide_sharing, growth_of
+from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, sharing_error_growth
 from fmm.distributed.layout import Layout, M
 from fmm.hardware.links import network_of
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.runtime.devices import described_gpu
+from fmm.runtime.devices import gpu_from_description
 
 
 def test_two_devices_are_nearly_twice_as_fast() -> None:
@@ -30,7 +30,7 @@ def test_a_level_above_is_one_that_is_asked_for() -> None:
 
 def test_the_error_limit_holds_for_the_level_above_too() -> None:
     found = fmm.distributed.plan(16384, 16384, 16384, mesh=2, dtype="bfloat16", max_error_growth=1.0)
-    assert growth_of(found.best, "bfloat16") == 1.0
+    assert sharing_error_growth(found.best, "bfloat16") == 1.0
     assert str(found.local) == "vendor"
 
 
@@ -45,8 +45,8 @@ def test_what_is_no_product_on_a_mesh() -> None:
 def test_what_is_too_large_is_not_chosen() -> None:
     """A half of B is 128 MiB, and what arrives is beside that."""
     layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
-    gpu, network = described_gpu("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
-    free = decide_sharing(layout, "float32", gpu, network, Asked(above=VENDOR))
-    tight = decide_sharing(layout, "float32", gpu, network, Asked(room=100 << 20, above=VENDOR))
+    gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
+    free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(above=VENDOR))
+    tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(room=100 << 20, above=VENDOR))
     assert tight.best.memory <= 100 << 20 < free.best.memory
     assert "(too large)" not in str(free)

@@ -8,7 +8,7 @@ import pytest
 
 from fmm.distributed import predict_sharing
 from fmm.distributed.layout import K, Layout, M, N
-from fmm.distributed.predict_sharing import Devices, chosen_sharing, level_counts, predicted_sharing, ranked_sharings
+from fmm.distributed.predict_sharing import Devices, choose_sharing, level_counts, predict_layout, rank_sharings
 from fmm.distributed.quadrants import level_above, quadrants
 from fmm.hardware.links import Link, Network, link, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -32,7 +32,7 @@ def rows_of_four(n: int, pieces: int = 1, along: int = K) -> Layout:
 
 def test_one_piece_waits_for_all_of_b() -> None:
     n = 8192
-    found = predicted_sharing(rows_of_four(n), VENDOR, devices())
+    found = predict_layout(rows_of_four(n), VENDOR, devices())
     assert found.waiting == pytest.approx(0.75 * n * n * 4 / 100e9)
     assert found.products == pytest.approx(2 * n**3 / FLOPS / 4)
     assert found.received == 0.75 * n * n * 4
@@ -41,14 +41,14 @@ def test_one_piece_waits_for_all_of_b() -> None:
 def test_panels_arrive_beside_products() -> None:
     """Everybody begins with his own rows of B: nothing is waited for, as long as products take longer."""
     n = 8192
-    assert predicted_sharing(rows_of_four(n, 4), VENDOR, devices()).waiting == pytest.approx(0)
+    assert predict_layout(rows_of_four(n, 4), VENDOR, devices()).waiting == pytest.approx(0)
     slow = replace(devices(SLOW, stream=1e30), product_seconds=lambda m, k, n: 0.0)
-    assert predicted_sharing(rows_of_four(n, 4), VENDOR, slow).waiting == pytest.approx(0.75 * n * n * 4 / 10e9)
+    assert predict_layout(rows_of_four(n, 4), VENDOR, slow).waiting == pytest.approx(0.75 * n * n * 4 / 10e9)
 
 
 def test_pieces_of_columns_wait_for_the_first_one_alone() -> None:
     n = 8192
-    found = predicted_sharing(rows_of_four(n, 4, N), VENDOR, devices())
+    found = predict_layout(rows_of_four(n, 4, N), VENDOR, devices())
     assert found.waiting == pytest.approx(0.75 * n * n * 4 / 100e9 / 4)
     assert found.sums == 0.0
 
@@ -60,21 +60,21 @@ def test_panels_of_two_steps_are_there_at_a_time(pieces: int, along: int, fourth
     """In fourths of B. Along rows of C all of B is there in all steps; of two halves of the inner dimension none is
     held, and the second one arrives beside the first."""
     n = 1024
-    found = predicted_sharing(rows_of_four(n, pieces, along), VENDOR, devices())
+    found = predict_layout(rows_of_four(n, pieces, along), VENDOR, devices())
     assert found.memory == fourths * n * n
 
 
 def test_between_machines_messages_take_the_other_link() -> None:
     """Two machines of two: each device receives one fourth of B from inside, and two from beyond."""
     n = 8192
-    found = predicted_sharing(rows_of_four(n), VENDOR, devices(together=2))
+    found = predict_layout(rows_of_four(n), VENDOR, devices(together=2))
     assert found.waiting == pytest.approx(0.5 * n * n * 4 / 10e9)
 
 
 def test_parts_of_c_are_added_up() -> None:
     n = 4096
     layout = Layout(n, n, n, (4,), (1,), (0,), (K,))
-    found = predicted_sharing(layout, VENDOR, devices())
+    found = predict_layout(layout, VENDOR, devices())
     assert found.waiting == 0.0 and found.around == pytest.approx(0.75 * n * n * 4 / 100e9, rel=1e-3)
 
 
@@ -94,16 +94,16 @@ def test_a_level_above_pays_where_products_take_longest() -> None:
     """Seven products for eight, if the devices' own products gain nothing from being whole; and never where all waits
     for the network."""
     layout = rows_of_four(32768)
-    fast = ranked_sharings(layout, devices(replace_speed(FAST, 1e5)))
+    fast = rank_sharings(layout, devices(replace_speed(FAST, 1e5)))
     assert fast[0].above == WINOGRAD and fast[0].products == pytest.approx(7 / 8 * cubic(32768, 32768, 8192))
-    slow = ranked_sharings(layout, devices(replace_speed(FAST, 0.1)))
+    slow = rank_sharings(layout, devices(replace_speed(FAST, 0.1)))
     assert slow[0].above == VENDOR
 
 
 def test_a_level_above_must_win_clearly() -> None:
     """And what does not fit is not chosen, unless nothing does."""
     n = 4096
-    plain = replace(predicted_sharing(rows_of_four(n), VENDOR, devices()), products=1.0, waiting=0.0)
+    plain = replace(predict_layout(rows_of_four(n), VENDOR, devices()), products=1.0, waiting=0.0)
     level = replace(plain, above=WINOGRAD, memory=10.0)
     for share, wins in (
         (0.99, False),
@@ -111,9 +111,9 @@ def test_a_level_above_must_win_clearly() -> None:
         (0.999 - predict_sharing.LEVEL_MARGIN, True),
     ):
         ways = replace(level, products=share), plain
-        assert (chosen_sharing(ways, 1e12).above == WINOGRAD) == wins
-    assert chosen_sharing((replace(level, products=0.99), plain), 10.0).above == WINOGRAD  # alone fits
-    assert chosen_sharing((level, plain), 1.0).memory == 10.0
+        assert (choose_sharing(ways, 1e12).above == WINOGRAD) == wins
+    assert choose_sharing((replace(level, products=0.99), plain), 10.0).above == WINOGRAD  # alone fits
+    assert choose_sharing((level, plain), 1.0).memory == 10.0
 
 
 def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
@@ -121,7 +121,7 @@ def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
     n = 8192
     whole = n * n * 4
     row = Layout(n, n, n, (16,), (0,), (0,), (M,))
-    ways = ranked_sharings(row, devices(together=16))
+    ways = rank_sharings(row, devices(together=16))
     found = next(way for way in ways if way.rectangle and way.layout.pieces == 1)
     assert found.layout.mesh == (4, 4)
     assert found.received == pytest.approx((3 / 16 + 15 / 64 + 3 / 64) * whole)
@@ -149,9 +149,9 @@ def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
     sent = replace(devices(stream=1e30), product_seconds=lambda m, k, n: 0.0)
     for ranks, wins in ((16, True), (4, False)):
         row = Layout(32768, 32768, 32768, (ranks,), (0,), (0,), (M,))
-        assert chosen_sharing(ranked_sharings(row, sent), 1e12).rectangle == wins
-    busy = ranked_sharings(Layout(32768, 32768, 32768, (16,), (0,), (0,), (M,)), devices())
-    assert not chosen_sharing(busy, 1e12).rectangle
+        assert choose_sharing(rank_sharings(row, sent), 1e12).rectangle == wins
+    busy = rank_sharings(Layout(32768, 32768, 32768, (16,), (0,), (0,), (M,)), devices())
+    assert not choose_sharing(busy, 1e12).rectangle
 
 
 def replace_speed(known: Link, gigabytes: float) -> Link:
@@ -159,8 +159,8 @@ def replace_speed(known: Link, gigabytes: float) -> Link:
 
 
 def test_small_products_are_compared_in_one_piece_alone() -> None:
-    found = ranked_sharings(rows_of_four(64), devices())
-    assert found[0].seconds < predict_sharing.WORTH and {way.layout.pieces for way in found} == {1}
+    found = rank_sharings(rows_of_four(64), devices())
+    assert found[0].seconds < predict_sharing.COMPARED_SECONDS and {way.layout.pieces for way in found} == {1}
 
 
 def test_what_no_level_above_can_do() -> None:
@@ -170,7 +170,7 @@ def test_what_no_level_above_can_do() -> None:
     uneven = Layout(64, 9, 64, (2, 4), (0, 1), (0, 1), (M, N))  # 4 parts of 3 and 2 parts of 5
     with pytest.raises(PlanError, match="do not match"):
         quadrants(uneven, WINOGRAD)
-    others = ranked_sharings(uneven, devices(), (WINOGRAD,))  # shared in other ways, it can
+    others = rank_sharings(uneven, devices(), (WINOGRAD,))  # shared in other ways, it can
     assert others and all(way.layout.work != (M, N) for way in others)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import pytest
+from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 
 import fmm
 from fmm.integrations import report as counting
@@ -20,9 +21,8 @@ from fmm.integrations.report import Counts, begin_report, end_report, watch_coun
 from fmm.integrations.report_value import LINES, UNSEEN, Kind, Outcome, expected_speedup, outcome_of, unseen_products
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Candidate
-from fmm.runtime.answered import COUNTING, Answer, forget_answer, latest_answer
+from fmm.runtime import run_host
 from fmm.runtime.decisions import decide
-from fmm.runtime.running import host_run
 from tests.support import ROOT
 
 np: Any = numpy
@@ -88,7 +88,7 @@ def test_settings_of_the_caller_s_that_leave_products_to_numpy_are_named(
 
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Any]:
     """The memory of so many attempts does not suffice."""
-    own, tried = host_run.run_call, []
+    own, tried = run_host.run_call, []
 
     def run_call(library: Any, call: Any, *rest: Any) -> Any:
         tried.append(call.plan)
@@ -96,7 +96,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Any]:
             raise MemoryError
         return own(library, call, *rest)
 
-    monkeypatch.setattr(host_run, "run_call", run_call)
+    monkeypatch.setattr(run_host, "run_call", run_call)
     return tried
 
 
@@ -164,10 +164,10 @@ def test_each_function_is_counted_by_its_own_name(counts: Counts, rng: numpy.ran
 
 def test_nothing_is_noted_while_nobody_counts(eager: None, rng: numpy.random.Generator) -> None:
     a = rng.standard_normal((200, 200))
-    forget_answer()
+    clear_record()
     with fmm.installed("numpy"):
         np.matmul(a, a)
-    assert not COUNTING.on and latest_answer() is None
+    assert not RECORDING.on and last_record() is None
 
 
 def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
@@ -262,8 +262,8 @@ def test_the_speedup_is_the_models_or_the_tuners() -> None:
     assert expected_speedup(by_model) == pytest.approx(1.25)
     certified = fmm.Decision(plan, decision.problem, "measured: 1.3")
     assert expected_speedup(certified) is None
-    assert outcome_of(Answer(certified, plan)) == Outcome(str(plan), "measured: 1.3")
-    assert outcome_of(Answer(certified, VENDOR, "why")).plan == ""
+    assert outcome_of(CallRecord(certified, plan)) == Outcome(str(plan), "measured: 1.3")
+    assert outcome_of(CallRecord(certified, VENDOR, "why")).plan == ""
 
 
 # ---- at the end of a process

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from fmm.kernels import cuda, long_waits
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import said_if_long
 
 COMPILE = "fmm.kernels.cuda.launch.compile"

@@ -23,7 +23,7 @@ from fmm.out_of_core.run_schedule import (
 from fmm.out_of_core.schedule import Cut, build_schedule
 from fmm.out_of_core.transfers import Transfers
 from fmm.problem import Shape
-from fmm.runtime.decisions.limits import NO_WISHES
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from tests.support.host_engine import HostEngine, HostEvent, HostMachine
 
 
@@ -97,8 +97,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_launched_in_parts_is_told_and_right(small_parts: None) -> None:
     a, b = np.random.default_rng(2).standard_normal((2, 256, 256))
     machine = HostMachine(10**9, CountingEngine())
-    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, NO_WISHES))
-    found = out_of_core.streamed_matmul(NUMPY, a, b, None, machine, NO_WISHES)
+    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS))
+    found = out_of_core.streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS)
     out_of_core._cached_streaming.cache_clear()
     np.testing.assert_allclose(found, a @ b, atol=1e-9)
     assert "launched in parts of 64 rows" in said and set(machine.made.rows) == {64}  # type: ignore[attr-defined]
@@ -107,8 +107,8 @@ def test_what_is_launched_in_parts_is_told_and_right(small_parts: None) -> None:
 def test_a_plan_that_is_given_multiplies_whole_tiles(small_parts: None) -> None:
     """It may be none for fewer rows."""
     a, machine = np.ones((256, 256)), HostMachine(10**9, CountingEngine())
-    wishes = NO_WISHES._replace(plan=Plan.parse("strassen > vendor"))
-    out_of_core.streamed_matmul(NUMPY, a, a, None, machine, wishes)
+    constraints = NO_CONSTRAINTS._replace(plan=Plan.parse("strassen > vendor"))
+    out_of_core.streamed_matmul(NUMPY, a, a, None, machine, constraints)
     out_of_core._cached_streaming.cache_clear()
-    assert "launched in parts" not in str(out_of_core.explain_streamed_matmul(NUMPY, a, a, None, machine, wishes))
+    assert "launched in parts" not in str(out_of_core.explain_streamed_matmul(NUMPY, a, a, None, machine, constraints))
     assert max(machine.made.rows) > 64  # type: ignore[attr-defined]

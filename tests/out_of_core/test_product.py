@@ -21,8 +21,8 @@ from fmm.out_of_core.transfers import BUFFERS, MOST_THREADS, Place, Transfers, m
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import NO_WISHES
-from fmm.runtime.matmul import call_bytes
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.matmul import planned_call_bytes
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
 
@@ -38,7 +38,7 @@ def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def streamed(a: Any, b: Any, out: Any = None, room: int = 200_000, machine: Any = None, **options: Any) -> Any:
     machine = machine or HostMachine(room)
-    return out_of_core.streamed_matmul(NUMPY.with_options(options), a, b, out, machine, NO_WISHES)
+    return out_of_core.streamed_matmul(NUMPY.with_options(options), a, b, out, machine, NO_CONSTRAINTS)
 
 
 def matrix(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
@@ -103,8 +103,8 @@ def test_explaining_says_that_files_are_not_counted(tmp_path: Path) -> None:
         "not predicted: reading and writing the mapped files",
     )
     for a, b, out in ((mapped, plain, None), (plain, np.asarray(mapped).T, None), (plain, plain, mapped)):
-        assert words in str(out_of_core.explain_streamed_matmul(NUMPY, a, b, out, machine, NO_WISHES))
-    assert words not in str(out_of_core.explain_streamed_matmul(NUMPY, plain, plain, None, machine, NO_WISHES))
+        assert words in str(out_of_core.explain_streamed_matmul(NUMPY, a, b, out, machine, NO_CONSTRAINTS))
+    assert words not in str(out_of_core.explain_streamed_matmul(NUMPY, plain, plain, None, machine, NO_CONSTRAINTS))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_what_the_device_does_not_take_is_numpys(kind: str) -> None:
 def test_no_more_memory_than_is_said() -> None:
     machine = HostMachine(300_000)
     a, b = matrix((120, 130), "float32"), matrix((130, 140), "float32", 1)
-    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, NO_WISHES))
+    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS))
     streamed(a, b, machine=machine)
     slots = machine.made.allocated
     assert len(slots) == 1 and slots[0] + max(machine.made.workspaces) <= 300_000
@@ -244,22 +244,22 @@ def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[in
     machine, (m, k, n) = HostMachine(room), size
     a, b = matrix((m, k), "float64"), matrix((k, n), "float64", 1)
     plan = Plan.parse("strassen > vendor")
-    wishes = NO_WISHES._replace(plan=plan)
-    close(out_of_core.streamed_matmul(NUMPY, a, b, None, machine, wishes), a, b)
+    constraints = NO_CONSTRAINTS._replace(plan=plan)
+    close(out_of_core.streamed_matmul(NUMPY, a, b, None, machine, constraints), a, b)
     (reserved,), (slots,) = machine.made.reserved, machine.made.allocated
     found = [Problem(x, y, z, "float64", beta=int(adds)) for x, y, z, adds in machine.made.products]
     limits = Limits(machine.made.workspaces[0], 5.0)
-    assert reserved == max(call_bytes(problem, limits, machine.device, plan) for problem in found)
+    assert reserved == max(planned_call_bytes(problem, limits, machine.device, plan) for problem in found)
     assert reserved >= max(Decision(plan, problem, "").workspace for problem in found) > 0
     assert slots + reserved <= room
-    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, wishes))
+    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, constraints))
     assert f"with the workspace {(slots + reserved) / (1 << 30):.2f} GiB" in said
 
 
 def test_a_plan_for_which_there_is_too_little_memory_is_tried_with_the_smallest_tiles() -> None:
     machine, a = HostMachine(500_000), matrix((240, 240), "float64")
-    wishes = NO_WISHES._replace(plan=Plan.parse("strassen^3.pad16 > vendor"))
-    close(out_of_core.streamed_matmul(NUMPY, a, a, None, machine, wishes), a, a)
+    constraints = NO_CONSTRAINTS._replace(plan=Plan.parse("strassen^3.pad16 > vendor"))
+    close(out_of_core.streamed_matmul(NUMPY, a, a, None, machine, constraints), a, a)
     assert machine.made.allocated[0] <= 125_000
 
 
@@ -313,7 +313,7 @@ def test_a_bar_where_it_is_asked_for_and_takes_long(
 
     def shown(long: float, progress: bool) -> str:
         monkeypatch.setattr("fmm.runtime.progress.LONG", long)
-        close(out_of_core.streamed_matmul(NUMPY, a, a, None, HostMachine(60_000), NO_WISHES, progress), a, a)
+        close(out_of_core.streamed_matmul(NUMPY, a, a, None, HostMachine(60_000), NO_CONSTRAINTS, progress), a, a)
         return capfd.readouterr().err
 
     assert "fmm.matmul" in shown(0.0, True)

@@ -6,7 +6,8 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from benchmarks.block_model import missed_line, read_shapes
+from benchmarks.block_model import missed_line
+from benchmarks.shipped import recorded_blocks
 from fmm.hardware.chip import BlockTerms
 from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names, nearest_capability
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
@@ -112,7 +113,7 @@ def test_a_new_capability_is_like_the_newest_before_it() -> None:
 
 
 def test_the_record_is_whole() -> None:
-    shapes = read_shapes(FILE)
+    shapes = recorded_blocks(FILE)
     assert len({x.shape for x in shapes}) == len(shapes) == 40
     assert {x.kind for x in shapes} == {"square", "tall", "wide", "deep", "thin", "any"}
     assert all(set(names(list(EVERY))) <= set(x.seconds) for x in shapes)
@@ -123,7 +124,7 @@ def hits(rows: list[Row]) -> float:
 
 
 def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
-    rows = compared_rows(read_shapes(FILE), H200)
+    rows = compared_rows(recorded_blocks(FILE), H200)
     assert hits(rows) >= 0.9, [missed_line(row) for row in rows if row.place > 2]
     assert sum(row.regret for row in rows) / len(rows) < 0.02
     assert root_mean_square(rows) < 0.12
@@ -131,25 +132,25 @@ def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
 
 @pytest.mark.parametrize("fit_to", [0, 1])
 def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
-    halves = alternate_halves(read_shapes(FILE))
+    halves = alternate_halves(recorded_blocks(FILE))
     made = replace(H200, fitted=fitted_constants(halves[fit_to], H200))
     assert hits(compared_rows(halves[1 - fit_to], made)) >= 0.9
 
 
 def test_the_constants_are_what_the_fit_gives() -> None:
-    found = fitted_constants(read_shapes(FILE), H200)
+    found = fitted_constants(recorded_blocks(FILE), H200)
     assert astuple(found) == pytest.approx(astuple(BlockTerms()), rel=0.02)
 
 
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
-    rows = compared_rows(read_shapes(FILE, "fused"), H200)
+    rows = compared_rows(recorded_blocks(FILE, "fused"), H200)
     assert len(rows) >= 10
     assert hits(rows) >= 0.9, [missed_line(row) for row in rows if row.place > 2]
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:
     """Ten strategies, four of which no fit saw."""
-    shapes = read_shapes(FILE)
+    shapes = recorded_blocks(FILE)
     taken = [
         x.seconds[fastest_float32_tile(x.shape, H200).name] / min(x.seconds[s.name] for s in EVERY) for x in shapes
     ]

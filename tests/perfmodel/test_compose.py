@@ -27,7 +27,7 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem
-from fmm.runtime.decisions.limits import SHARE
+from fmm.runtime.decisions.limits import WORKSPACE_SHARE
 from tests.support import ROOT
 
 GIB = 1 << 30
@@ -187,7 +187,7 @@ def test_large_products_have_fast_plans_beside_their_operands(
     """`taken`: by others, of what the three arrays leave."""
     problem, known = Problem(n, n, n, dtype), KNOWN if sheet else tuned(dtype, "")
     free = (CARD - 3 * n * n * problem.itemsize) * (1 - taken)
-    share = int(free * SHARE)
+    share = int(free * WORKSPACE_SHARE)
     step = 1 << (share.bit_length() - 3)
     found = choose(problem, known, Limits(share // step * step, 16.0)).best
     assert found.time <= 1 / least, found.plan

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.step_table import step_table, step_table_names, table_scheme
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel import data_growth
 from fmm.perfmodel.data_growth import growth_on_data

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from fmm.config.files import SHIPPED, Configs
-from fmm.runtime import card_sharers
 from fmm.runtime.decisions import limits
-from fmm.runtime.devices import described_gpu
+from fmm.runtime.devices import gpu_from_description
 
 
 class Memory:
@@ -26,7 +25,7 @@ def test_each_process_takes_its_part(monkeypatch: pytest.MonkeyPatch, processes:
     monkeypatch.setattr(limits, "processes_on", lambda number: processes)
     monkeypatch.setattr(limits, "_shares", {})
     library: Any = Memory()
-    assert limits.memory_share(library, 0) == gibibytes << 30
+    assert limits.default_workspace_bytes(library, 0) == gibibytes << 30
 
 
 class Nvml:
@@ -42,33 +41,33 @@ class Nvml:
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, infos: None) -> int:  # noqa: N802
         count._obj.value = self.processes[handle.value - 1][1]
-        return card_sharers.INSUFFICIENT_SIZE if count._obj.value else 0
+        return limits.INSUFFICIENT_SIZE if count._obj.value else 0
 
 
 def test_processes_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML counts devices in an order of its own: they are found by the bus."""
-    monkeypatch.setattr(card_sharers, "_nvml", lambda: Nvml({b"0000:02:00.0": 5, b"0000:01:00.0": 0}))
-    monkeypatch.setattr(card_sharers, "_bus", lambda number: f"0000:0{number + 1}:00.0")
-    card_sharers._handle.cache_clear()
-    assert [card_sharers.processes_on(number) for number in (0, 1, 2)] == [1, 5, 1]
-    card_sharers._handle.cache_clear()
+    monkeypatch.setattr(limits, "_nvml", lambda: Nvml({b"0000:02:00.0": 5, b"0000:01:00.0": 0}))
+    monkeypatch.setattr(limits, "_bus", lambda number: f"0000:0{number + 1}:00.0")
+    limits._handle.cache_clear()
+    assert [limits.processes_on(number) for number in (0, 1, 2)] == [1, 5, 1]
+    limits._handle.cache_clear()
 
 
 def test_without_nvml_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    card_sharers._nvml.cache_clear()
-    monkeypatch.setattr(card_sharers, "LIBRARY", "libnothing-of-that-name.so")
-    card_sharers._handle.cache_clear()
-    assert card_sharers.processes_on(0) == 1
-    card_sharers._nvml.cache_clear()
-    card_sharers._handle.cache_clear()
+    limits._nvml.cache_clear()
+    monkeypatch.setattr(limits, "LIBRARY", "libnothing-of-that-name.so")
+    limits._handle.cache_clear()
+    assert limits.processes_on(0) == 1
+    limits._nvml.cache_clear()
+    limits._handle.cache_clear()
 
 
 def test_equal_cards_are_tuned_once() -> None:
     """What is filed under one card's identity answers for every card of its kind, whatever its number; not for one with
     fewer multiprocessors."""
-    first, second = (described_gpu("NVIDIA H200", "9.0", 132) for _ in range(2))
+    first, second = (gpu_from_description("NVIDIA H200", "9.0", 132) for _ in range(2))
     assert first == second
     configs = Configs((SHIPPED,), True)
     tuned = [configs.tuned(card.identity, "float32") for card in (first, second)]
     assert tuned[0] is not None and tuned[0] is tuned[1]
-    assert configs.tuned(described_gpu("NVIDIA H200", "9.0", 114).identity, "float32") is None
+    assert configs.tuned(gpu_from_description("NVIDIA H200", "9.0", 114).identity, "float32") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 
 from fmm.arrays.library import Setting, contiguous
 from fmm.dtypes import INTEGERS
@@ -10,9 +11,7 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.runtime.calls.answer import answer_question
-from fmm.runtime.calls.question import Call, Question
-from fmm.runtime.devices import Device, described_gpu
+from fmm.runtime.devices import Device, gpu_from_description
 from tests.support.chips import H200 as CHIP
 
 PLENTY = Limits(1 << 36)
@@ -20,13 +19,15 @@ PLENTY = Limits(1 << 36)
 
 def hopper() -> Device:
     found = device("h200")
-    return described_gpu("NVIDIA H200", found.capability, found.sms, chip=CHIP)
+    return gpu_from_description("NVIDIA H200", found.capability, found.sms, chip=CHIP)
 
 
-def answered(dtype: str, side: int, limits: Limits = PLENTY, lacking: bool = False, on: Device | None = None) -> Call:
+def answered(
+    dtype: str, side: int, limits: Limits = PLENTY, lacking: bool = False, on: Device | None = None
+) -> PreparedCall:
     x = contiguous((side, side), dtype)
     setting = Setting(0, dtype, lacking=lacking)
-    return answer_question(Question(x, x, None, setting, on or hopper(), limits))
+    return prepare_query(ProblemQuery(x, x, None, setting, on or hopper(), limits))
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -64,6 +65,6 @@ def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_chips_have_no_such_plan() -> None:
     found = device("a100")
-    ampere = described_gpu("NVIDIA A100", found.capability, found.sms, chip=datasheet_chip(found))
+    ampere = gpu_from_description("NVIDIA A100", found.capability, found.sms, chip=datasheet_chip(found))
     for lacking in (False, True):
         assert answered("int64", 4096, lacking=lacking, on=ampere).decision.plan == VENDOR

@@ -12,16 +12,14 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.recompute.recompute import may_differ, recompute_launches, simple_source
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite, recompute_launches, simple_source
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
-from fmm.runtime import gemm, matmul
-from fmm.runtime.calls import answer
+from fmm.runtime import gemm, matmul, prepare, run_host
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.running import host_run
 from tests.support.chips import H200
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import CPP17, EACH_ARCHITECTURE, compile_cuda, nvrtc, report
@@ -211,12 +209,12 @@ def test_memory_that_runs_out_in_the_middle_is_no_second_addition(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(host_run, "borrowed_block", fails)
+        patched.setattr(run_host, "borrowed_block", fails)
         with pytest.raises(MemoryError):
             fmm.gemm(a, a, c, beta=2, out=c, plan="winograd > vendor")
     np.testing.assert_array_equal(c, np.ones((300, 300)))
-    monkeypatch.setattr(host_run, "execute_plan", fails)
-    with pytest.raises(host_run.PartlyAddedError):
+    monkeypatch.setattr(run_host, "execute_plan", fails)
+    with pytest.raises(run_host.PartlyAddedError):
         fmm.gemm(a, a, c, beta=2, out=c, plan="winograd > vendor")
     with pytest.raises(MemoryError):
         fmm.gemm(a, a, alpha=2, plan="winograd > vendor")
@@ -233,8 +231,8 @@ def test_memory_that_runs_out_leaves_a_whole_product(
         c[:200] = 0.5
         raise MemoryError
 
-    monkeypatch.setattr(host_run, "SMALL", 0)
-    monkeypatch.setattr(host_run, "execute_plan", ends_in_the_middle)
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host, "execute_plan", ends_in_the_middle)
     with pytest.raises(MemoryError):
         fmm.gemm(a, a, alpha=alpha, out=out, plan="winograd > vendor")
     np.testing.assert_array_equal(out, alpha * (a @ a))
@@ -315,10 +313,10 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
-    monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([instead])))
     monkeypatch.setattr(gemm, "small_enough_for_numpy", lambda a, b: False)
-    run, tried = host_run.run_call, list[str]()
+    run, tried = run_host.run_call, list[str]()
 
     def without_memory(library: Any, ready: Any, *rest: Any) -> Any:
         tried.append(str(ready.plan))
@@ -326,7 +324,7 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
             raise MemoryError
         return run(library, ready, *rest)
 
-    monkeypatch.setattr(host_run, "run_call", without_memory)
+    monkeypatch.setattr(run_host, "run_call", without_memory)
     a, b = (rng.standard_normal((60, 60)) + 1j * rng.standard_normal((60, 60)) for _ in range(2))
     np.testing.assert_allclose(fmm.gemm(a, b, transpose_a="C"), a.conj().T @ b)
     assert tried == ["3m.conj-a > vendor"]
@@ -380,7 +378,7 @@ LAYOUTS = Layout("C", 80), Layout("C", 96), Layout("F", 72)
 def launches(plan: str, dtype: str, alpha: complex, beta: complex) -> Any:
     problem = Problem(64, 80, 96, dtype, LAYOUTS, alpha, beta)
     text = Plan.parse(plan)
-    return problem, record_launches(text, problem, chip_target(H200, flagged=may_differ(text)))
+    return problem, record_launches(text, problem, chip_target(H200, flagged=may_create_nonfinite(text)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])

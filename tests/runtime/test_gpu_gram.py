@@ -10,8 +10,8 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime.calls import answer
-from fmm.runtime.gram import HALVES
+from fmm.runtime import prepare
+from fmm.runtime.gram import TRIANGLES
 from tests.support.device_arrays import CupyLibrary, TorchLibrary, close, draw
 
 pytestmark = pytest.mark.gpu
@@ -79,7 +79,7 @@ def test_by_our_own_kernel(library: Any, dtype: str, plan: str) -> None:
 @pytest.mark.parametrize("dtype", OWN_EPS)
 def test_updates_by_our_own_kernel(library: Any, dtype: str, plan: str) -> None:
     """The lower half alone, and all of it; added to what stands there."""
-    for fill, (alpha, beta), n in product(HALVES, ((2, 0), (0.5, -3), (-1, 1)), (264, 1032, 97)):
+    for fill, (alpha, beta), n in product(TRIANGLES, ((2, 0), (0.5, -3), (-1, 1)), (264, 1032, 97)):
         check_update(library, dtype, n, fill, alpha, beta, plan)
 
 
@@ -88,7 +88,7 @@ def test_updates_by_our_own_kernel(library: Any, dtype: str, plan: str) -> None:
 def test_fill_alpha_and_beta(library: Any, dtype: str, plan: str | None) -> None:
     """The other half keeps its numbers, whoever computes."""
     updates: tuple[tuple[float, float], ...] = (1, 0), (2, 0), (0.5, -3)
-    for fill, (alpha, beta), n in product(HALVES, updates, (33, 200)):
+    for fill, (alpha, beta), n in product(TRIANGLES, updates, (33, 200)):
         check_update(library, dtype, n, fill, alpha, beta, plan)
 
 
@@ -159,10 +159,10 @@ def test_out_overlaps_the_operand(library: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognised at the second call of it too, and never taken for another product of that shape."""
-    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
-        monkeypatch.setattr(f"fmm.runtime.decisions.left_to_vendor.{name}", 0)
-    monkeypatch.setattr(answer, "faster_as_half", lambda *asked: True)
+        monkeypatch.setattr(f"fmm.runtime.decisions.early_declines.{name}", 0)
+    monkeypatch.setattr(prepare, "faster_as_half", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)
     y = library.array(draw((640, 640), seed=1), dtype)
     for _ in range(3):

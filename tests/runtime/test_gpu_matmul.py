@@ -13,19 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.arrays.detect import library_of
 
 import fmm
-from fmm.arrays.pick import library_of
-from fmm.kernels.cuda.launch.graph_cache import REPEATS
-from fmm.kernels.cuda.recompute import trust
+from fmm.kernels.cuda.launch.graphs import REPEATS
+from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.runtime import matmul
-from fmm.runtime.calls import answer
-from fmm.runtime.decisions import left_to_vendor, limits
+from fmm.runtime import matmul, prepare
+from fmm.runtime.decisions import early_declines, limits
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions.limits import PlanConstraints
 from tests.support.device_arrays import (
     CORRUPTIONS,
     EPS,
@@ -66,10 +65,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         decided.append(plan)
         return Decision(plan, problem, "for the test")
 
-    monkeypatch.setattr(answer, "decide", decide)
+    monkeypatch.setattr(prepare, "decide", decide)
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
-        monkeypatch.setattr(left_to_vendor, name, 256**3)
-    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
+        monkeypatch.setattr(early_declines, name, 256**3)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     forget()
     yield decided
     forget()
@@ -392,7 +391,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
         fmm.matmul(bad, good)
         stream.synchronize()
         assert slot.recomputed == before + 1
-        for rest in (trust.FIRST_REST, 2 * trust.FIRST_REST):
+        for rest in (recompute.MIN_BACKOFF, 2 * recompute.MIN_BACKOFF):
             for _ in range(rest):  # these would be computed again too, if they were not left to the vendor
                 same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
@@ -489,11 +488,12 @@ def test_threads_and_streams_at_once(library: Any, eager: list[Plan]) -> None:
 @pytest.fixture
 def graphs(eager: list[Plan]) -> Iterator[Any]:
     """The graphs that calls are replayed as; none are left of other tests."""
+    from fmm.runtime.run_device import GRAPHS
+
     from fmm.kernels.cuda.recompute import flags
-    from fmm.runtime.running.device_run import GRAPHS
 
     GRAPHS.clear()
-    flags.forget_flags()  # no plan rests because of what other tests multiplied
+    flags.reset_flags()  # no plan rests because of what other tests multiplied
     yield GRAPHS
     GRAPHS.clear()
 
@@ -617,7 +617,7 @@ def test_default_workspace_is_a_share_of_what_is_free(library: Any, monkeypatch:
     monkeypatch.setattr(limits, "processes_on", lambda number: 1)  # (the tests' own processes share the card)
     free = CUPY.free_bytes(0)
     limits._shares.clear()
-    assert 0.3 * free < limits.memory_share(CUPY, 0) <= 0.5 * free
+    assert 0.3 * free < limits.default_workspace_bytes(CUPY, 0) <= 0.5 * free
     a = library.array(draw((64, 64)), "float32")
     needs = [fmm.explain(a, a, workspace=w).workspace for w in (0, 10**6)]
     assert needs == [0, 0]
@@ -659,7 +659,7 @@ def test_a_candidate_that_is_not_there_for_a_view_gives_way(leaf: str, stacked: 
     shape = (2, 192, 257) if stacked else (192, 257)
     whole = library.array(draw(shape), "bfloat16")
     a, b = whole[..., 1:], library.array(draw((256, 128)), "bfloat16")
-    product = matmul.product(library_of(a, b, None), a, b, None, Wishes(Plan.parse(leaf), replaceable=True))
+    product = matmul.run_matmul(library_of(a, b, None), a, b, None, PlanConstraints(Plan.parse(leaf), replaceable=True))
     close(library, product, a, b, "bfloat16")
     out = library.empty((*shape[:-1], 128), "bfloat16")
     try:
@@ -895,15 +895,15 @@ def test_a_large_product_is_right(library: Any) -> None:
 def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) -> None:
     """To the last bit, whatever CuPy's compute type says."""
     cupy = pytest.importorskip("cupy")
-    from fmm.arrays import cupy_gemm
+    from fmm.arrays import cupy_library
 
     (m, k, n), kind = size, "float32" if dtype == "tf32" else dtype
     a, b = (cupy.asarray(draw(shape, dtype)).astype(kind) for shape in ((m, k), (k, n)))
-    assert cupy_gemm.get_compute_type is not None
-    before = cupy_gemm.get_compute_type(np.dtype("f4"))
+    assert cupy_library.get_compute_type is not None
+    before = cupy_library.get_compute_type(np.dtype("f4"))
     try:
-        cupy._core.set_compute_type("f4", cupy_gemm.TF32 if dtype == "tf32" else cupy_gemm.USUAL)
-        found, theirs = cupy_gemm.cublas_product(a, b), cupy.matmul(a, b)
+        cupy._core.set_compute_type("f4", cupy_library.TF32 if dtype == "tf32" else cupy_library.USUAL)
+        found, theirs = cupy_library.cublas_product(a, b), cupy.matmul(a, b)
         cupy.testing.assert_array_equal(fmm.matmul(a, b), theirs)
     finally:
         cupy._core.set_compute_type("f4", before)
@@ -920,12 +920,12 @@ def test_inner_products_are_as_cupys(dtype: str) -> None:
 
 def test_what_one_call_does_not_do_is_left_to_cupy() -> None:
     cupy = pytest.importorskip("cupy")
-    from fmm.arrays import cupy_gemm
+    from fmm.arrays import cupy_library
 
     x, y = cupy.ones((6, 6), cupy.float32), cupy.ones((6, 6))
     empty = cupy.ones((0, 6), cupy.float32)
     for a, b in ((x, y), (x[:, ::2], x[:3]), (x.T, x[:, :2]), (x[0], x), (empty, x), (x, cupy.ones((5, 6), "f"))):
-        assert cupy_gemm.cublas_product(a, b) is None
+        assert cupy_library.cublas_product(a, b) is None
     assert fmm.matmul(empty, x).shape == (0, 6)
     with pytest.raises(ValueError, match=r".+"):
         fmm.matmul(x, cupy.ones((5, 6), "f"))

@@ -10,21 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 
 import fmm
 from fmm.arrays.library import Operand, Setting
-from fmm.kernels.cpu import half_product, numpy_backend
+from fmm.kernels.cpu import numpy_backend, triangle_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import devices, gram, matmul, small_half
-from fmm.runtime.calls import answer
-from fmm.runtime.calls.answer import answer_question
-from fmm.runtime.calls.question import Call, Question
+from fmm.runtime import devices, gram, matmul, prepare, run_host
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import NO_WISHES
-from fmm.runtime.gram import HALVES
-from fmm.runtime.running import host_run
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.gram import TRIANGLES
 from tests.support.chips import H200
 
 Matrix = np.ndarray[Any, Any]
@@ -84,7 +81,7 @@ def test_fill_alpha_and_beta(dtype: str, plan: str | None) -> None:
     rng = np.random.default_rng(2)
     updates: tuple[tuple[float, float], ...] = (1, 0), (-2, 0), (0.5, 3)
     shapes: tuple[tuple[int, ...], ...] = (9, 33), (2, 40, 21)
-    for shape, rows, fill, (alpha, beta), order in product(shapes, (False, True), HALVES, updates, "CF"):
+    for shape, rows, fill, (alpha, beta), order in product(shapes, (False, True), TRIANGLES, updates, "CF"):
         a = numbers(rng, shape, dtype)
         n = shape[-2] if rows else shape[-1]
         old = symmetric(numbers(rng, (*shape[:-2], n, n), dtype))
@@ -169,7 +166,7 @@ def test_out_of_a_type_that_cannot_hold_the_result_is_refused(plan: str | None) 
         with pytest.raises(TypeError, match="annot cast"):
             fmm.gram(a, out=out, plan=plan, **asked)
         np.testing.assert_array_equal(out, before)
-    for fill in HALVES:
+    for fill in TRIANGLES:
         out = np.zeros((40, 40), complex)
         fmm.gram(a, out=out, fill=fill, plan=plan)
         half = {"full": out, "lower": np.tril(a.T @ a), "upper": np.triu(a.T @ a)}[fill]
@@ -264,11 +261,11 @@ def test_a_workspace_of_nothing() -> None:
 # ---- products with a transpose in place
 
 
-def question(n: int, k: int, dtype: str, adjoint: bool = True, math: Any = "ieee") -> Question:
+def question(n: int, k: int, dtype: str, adjoint: bool = True, math: Any = "ieee") -> ProblemQuery:
     """On an H200 of which only the datasheet is known: x x^T."""
-    device = devices.described_gpu("NVIDIA H200", "9.0", 132, None, H200)
+    device = devices.gpu_from_description("NVIDIA H200", "9.0", 132, None, H200)
     a, b = Operand((n, k), (k, 1), dtype), Operand((k, n), (1, k), dtype)
-    return Question(a, b, None, Setting(0, dtype, math, adjoint=adjoint), device, Limits(1 << 37, 16.0))
+    return ProblemQuery(a, b, None, Setting(0, dtype, math, adjoint=adjoint), device, Limits(1 << 37, 16.0))
 
 
 @pytest.mark.parametrize(
@@ -284,17 +281,17 @@ def question(n: int, k: int, dtype: str, adjoint: bool = True, math: Any = "ieee
     ],
 )
 def test_a_transpose_in_place_on_a_gpu(dtype: str, n: int, k: int, half: bool) -> None:
-    call = answer_question(question(n, k, dtype))
+    call = prepare_query(question(n, k, dtype))
     assert call.decision.problem is not None and (call.decision.problem.op == "gram") is half
     if half:
         assert (call.launches is not None and "mirror_half" in call.launches.describe()[-1]) or call.plan != VENDOR
-    other = answer_question(question(n, k, dtype, adjoint=False))
+    other = prepare_query(question(n, k, dtype, adjoint=False))
     assert other.decision.problem is not None and other.decision.problem.op == "product"
 
 
 def test_a_given_plan_is_a_plan_of_the_whole_product() -> None:
     plan = fmm.Plan.parse("strassen.batched.pad16 > vendor")
-    call = answer_question(replace(question(8192, 8192, "float32"), plan=plan))
+    call = prepare_query(replace(question(8192, 8192, "float32"), plan=plan))
     assert call.plan == plan and call.decision.problem is not None and call.decision.problem.op == "product"
 
 
@@ -310,7 +307,7 @@ def test_numpys_own_is_left_alone_without_evidence() -> None:
 def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory: the next plan computes the same half."""
     tried: list[str] = []
-    run = host_run.run_call
+    run = run_host.run_call
 
     def short_of_memory(library: Any, ready: Any, *rest: Any) -> Any:
         tried.append(str(ready.plan))
@@ -319,12 +316,12 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         assert ready.decision.problem.op == "gram"
         return run(library, ready, *rest)
 
-    monkeypatch.setattr(host_run, "run_call", short_of_memory)
+    monkeypatch.setattr(run_host, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
-    monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
     for side in ("SMALL_SIDE", "LONG_SIDE"):
-        monkeypatch.setattr(small_half, side, 50)
+        monkeypatch.setattr(gram, side, 50)
     a = np.random.default_rng(10).standard_normal((61, 53))
     np.testing.assert_allclose(fmm.gram(a), a.T @ a)
     assert tried == ["gram > strassen > vendor", "gram > vendor"]
@@ -353,26 +350,26 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
     """On a GPU no plan that may have to begin anew adds to `out`."""
     fast, ran = fmm.Plan.parse("gram > strassen > vendor"), list[tuple[str, bool]]()
 
-    def answered(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> Call:
-        chosen = wishes.plan or fast
+    def answered(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> PreparedCall:
+        chosen = constraints.plan or fast
         decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
         spans = ((0, 8),) * 3
-        return Call(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
+        return PreparedCall(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
 
-    def run(library: Any, ready: Call, a: Any, b: Any, out: Any, wishes: Any) -> Any:
+    def run(library: Any, ready: PreparedCall, a: Any, b: Any, out: Any, constraints: Any) -> Any:
         ran.append((str(ready.plan), out is None))
         return np.zeros((4, 4)) if out is None else out
 
     library = SimpleNamespace(
-        processor="cuda", adjoint=adjoint, pointer=id, finish_half=lambda *_: None, written=lambda out: None
+        processor="cuda", adjoint=adjoint, pointer=id, write_triangle=lambda *_: None, written=lambda out: None
     )
     for name, put in (("prepare", answered), ("prepared", answered), ("by_plan", run)):
         monkeypatch.setattr(gram, name, put)
     monkeypatch.setattr(gram, "kernel_lines", lambda library, ready, a, b, out: ())
-    a, request = np.ones((3, 4)), gram.GramRequest(beta=1.0)
-    out, wishes = np.ones((4, 4)), NO_WISHES
-    assert gram.gram_product(library, a, None, out, request, wishes) is out
-    explained = gram.gram_explained(library, a, None, out, request, wishes)
+    a, request = np.ones((3, 4)), gram.GramParams(beta=1.0)
+    out, constraints = np.ones((4, 4)), NO_CONSTRAINTS
+    assert gram.run_gram(library, a, None, out, request, constraints) is out
+    explained = gram.explain_gram(library, a, None, out, request, constraints)
     assert [(str(explained.plan), "copied" in explained.reason)] == ran == [(plan, copied)]
 
 
@@ -385,15 +382,15 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
 ) -> None:
     """NumPy mirrors small ones faster, we large ones; fmm.matmul of a matrix and its transpose is the same product."""
     seen = list[int]()
-    usual = half_product.half_product
+    usual = triangle_product.triangle_product
 
     def noted(*given: Any, **asked: Any) -> None:
         seen.append(len(given[2]))
         usual(*given, **asked)
 
     monkeypatch.setattr(numpy_backend, "half_product", noted)
-    monkeypatch.setattr(small_half, "SMALL_SIDE", 100)
-    monkeypatch.setattr(answer, "LEAST_MIRRORED", large := 600)
+    monkeypatch.setattr(gram, "SMALL_SIDE", 100)
+    monkeypatch.setattr(prepare, "LEAST_MIRRORED", large := 600)
     x = np.random.default_rng(3).standard_normal((side, 448))
     first, second = (np.full((side, side), np.nan) for _ in range(2))
     assert fmm.gram(x, out=first, rows=True) is first
@@ -415,7 +412,7 @@ def test_a_small_half_is_written_where_it_is_read() -> None:
 
 @pytest.mark.parametrize("number", [1e200, np.inf, np.nan])
 def test_numpy_tells_of_an_overflow_in_a_large_half_too(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "LEAST_MIRRORED", 500)
+    monkeypatch.setattr(prepare, "LEAST_MIRRORED", 500)
     x = np.random.default_rng(5).standard_normal((512, 448))
     x[7, 9] = number
     with np.errstate(all="ignore"):

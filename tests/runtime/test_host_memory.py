@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import aligned_block
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.arrays import host_memory, numpy_library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
-from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
+from fmm.runtime import run_host
 from fmm.runtime.decisions import limits
-from fmm.runtime.running import host_run
 from tests.support import ROOT
 from tests.support.threads import at_once
 
@@ -149,7 +149,7 @@ def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str
 
 
 def test_the_default_limit_is_a_share_of_the_memory() -> None:
-    assert 0 < limits.memory_share(NUMPY, 2) <= limits.SHARE * host_memory.available_bytes() * 1.1
+    assert 0 < limits.default_workspace_bytes(NUMPY, 2) <= limits.WORKSPACE_SHARE * host_memory.available_bytes() * 1.1
     assert 0 < host_memory.available_bytes() <= host_memory.total_bytes() * 1.01
 
 
@@ -256,7 +256,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
 
-    monkeypatch.setattr(host_run, "borrowed_block", noted)
+    monkeypatch.setattr(run_host, "borrowed_block", noted)
     return loans
 
 
@@ -466,7 +466,7 @@ def failing(method: str, at: int, error: type[BaseException]) -> Iterator[list[i
 @pytest.fixture(params=["on the caller's thread", "apart"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products are multiplied on the caller's thread, others on one of ours: here, all of one kind."""
-    monkeypatch.setattr(host_run, "SMALL", 0 if request.param == "apart" else 1 << 60)
+    monkeypatch.setattr(run_host, "SMALL", 0 if request.param == "apart" else 1 << 60)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -602,7 +602,7 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
             both.wait()
             yield found
 
-    monkeypatch.setattr(host_run, "borrowed_block", held)
+    monkeypatch.setattr(run_host, "borrowed_block", held)
     a, b = pair()
     assert all(close(c, a, b) for c in at_once([lambda: fmm.matmul(a, b, plan=PLANS[0])] * 2))
     (start, end), (other, last) = sorted(spans)
@@ -654,7 +654,7 @@ def test_a_forked_child_multiplies() -> None:
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 
-LOCKING = ("fmm.kernels.cpu.threads.thread_pool",)
+LOCKING = ("fmm.kernels.cpu.thread_pool",)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -683,7 +683,7 @@ def test_a_child_forked_while_another_thread_holds_the_lock(module: str) -> None
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_every_lock_of_a_cpu_is_open_in_a_child() -> None:
     """Whoever held them in the parent is not there to open them."""
-    others = "fmm.runtime.probe", "fmm.runtime.decisions.online", "fmm.kernels.cpu.threads.openblas"
+    others = "fmm.runtime.probe", "fmm.runtime.decisions.online", "fmm.kernels.cpu.openblas"
     modules = [sys.modules[name] for name in (*LOCKING, *others)]
     with ExitStack() as held:
         for module in modules:

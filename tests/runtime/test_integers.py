@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.runtime.decisions.early_declines import is_small_on_host
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
@@ -15,9 +16,8 @@ from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.cpu import exact_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.registry import forget_everything
-from fmm.runtime.decisions import decide, left_to_vendor
-from fmm.runtime.decisions.left_to_vendor import small_enough_for_numpy
-from fmm.runtime.running import host_run
+from fmm.runtime import run_host
+from fmm.runtime.decisions import decide, early_declines
 from tests.support import random_integers
 from tests.support.integers import KINDS, by_python, drawn, laid_out, spread
 
@@ -30,7 +30,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in (("BLOCK", 40), ("DEPTH", 64), ("TILE", 12), ("LEAST", 4), ("PANEL", 1024)):
         monkeypatch.setattr(exact_product, name, value)
     monkeypatch.setattr(exact_product, "ALONE", 0)
-    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
     forget()
     yield
     forget()
@@ -148,7 +148,7 @@ def test_options_are_numpys(what: str, left: str, right: str, options: dict[str,
 @pytest.fixture
 def eager(small_by_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products by plans too."""
-    monkeypatch.setattr(left_to_vendor, "SMALLEST_EXACT_SIDE", 1)
+    monkeypatch.setattr(early_declines, "SMALLEST_EXACT_SIDE", 1)
     monkeypatch.setattr(decide, "SMALLEST_EXACT_SIDE", 1)
 
 
@@ -203,9 +203,9 @@ def test_errors_are_numpys() -> None:
 def test_small_products_are_numpys() -> None:
     for side in (1, 16, 128):
         a = np.ones((side, side), int)
-        assert small_enough_for_numpy(a, a) and fmm.explain(a, a).plan == VENDOR
+        assert is_small_on_host(a, a) and fmm.explain(a, a).plan == VENDOR
     a = np.ones((200, 200), int)
-    assert not small_enough_for_numpy(a, a) and small_enough_for_numpy(a.astype(float), a)
+    assert not is_small_on_host(a, a) and is_small_on_host(a.astype(float), a)
 
 
 def test_what_is_explained() -> None:

@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.parallel_products import threads_per_product
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.runtime.prepare import PreparedCall as Prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,14 +28,11 @@ from fmm.arrays.library import Setting
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
-from fmm.kernels.cpu.side_by_side import threads_per_product
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime import matmul as calls
-from fmm.runtime.calls.question import Call as Prepared
-from fmm.runtime.decisions import left_to_vendor
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions import early_declines
+from fmm.runtime.decisions.limits import PlanConstraints
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -892,13 +892,13 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
     """To ask again would take milliseconds right after a long product, when all that Python needs is cold."""
     asked: list[fmm.Decision] = []
 
-    def prepared(library: Any, a: Any, b: Any, out: Any, wishes: Wishes) -> Prepared:
+    def prepared(library: Any, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Prepared:
         problem = Problem(len(a), len(b), b.shape[1], a.dtype.name)
         asked.append(fmm.Decision(VENDOR, problem, "for tests", (), "probed model"))
         return Prepared(asked[-1], Setting(1))
 
     monkeypatch.setattr(calls, "prepared", prepared)
-    monkeypatch.setitem(left_to_vendor.REMEMBERED, "cpu", left_to_vendor.Memory(10.0, 2 * 1100**3))
+    monkeypatch.setitem(early_declines.REMEMBERED, "cpu", early_declines.Memory(10.0, 2 * 1100**3))
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.runtime.prepare import ProblemQuery, prepare_query
 
 import fmm
 from fmm.arrays.library import Operand, Setting
@@ -23,10 +24,8 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
-from fmm.runtime.calls.answer import answer_question
-from fmm.runtime.calls.question import Question
-from fmm.runtime.decisions.limits import NO_WISHES, Kept
-from fmm.runtime.prepared_operand import _launches, unwrapped
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedSide
+from fmm.runtime.prepared_operand import _launches, unwrap_operands
 from tests.support.devices import H200
 
 PLENTY = Limits(1 << 36, 16.0)
@@ -148,16 +147,18 @@ def test_leaves_that_keep_nothing() -> None:
     assert _launches(F16X3, 0, (300, 500), "float64", "C", "right") is None
 
 
-def question(kept: Kept | None, limits: Limits = PLENTY, dtype: str = "float32", steps: int = 1) -> Question:
+def question(
+    kept: PreparedSide | None, limits: Limits = PLENTY, dtype: str = "float32", steps: int = 1
+) -> ProblemQuery:
     a = Operand((512, 2048), (2048, 1), dtype)
     b = Operand((2048, 4096), (4096 * steps, 1), "float32")
-    return Question(a, b, None, Setting(0, dtype), H200, limits, kept=kept)
+    return ProblemQuery(a, b, None, Setting(0, dtype), H200, limits, kept=kept)
 
 
 def test_a_product_uses_what_is_kept() -> None:
     """Only of an operand that is as it was: another type makes a copy of it, other strides are another matrix."""
-    kept = Kept("B", 2048, 4096, Layout("C", 4096))
-    labels = [call.launches.describe()[0] for call in (answer_question(question(kept)),) if call.launches]
+    kept = PreparedSide("B", 2048, 4096, Layout("C", 4096))
+    labels = [call.launches.describe()[0] for call in (prepare_query(question(kept)),) if call.launches]
     assert labels and "splits A in" in labels[0]
     for asked in (
         question(None),
@@ -166,7 +167,7 @@ def test_a_product_uses_what_is_kept() -> None:
         question(kept, Limits(1 << 36, 16.0, componentwise=True)),
         question(kept, dtype="float64"),
     ):
-        call = answer_question(asked)
+        call = prepare_query(asked)
         assert call.decision.problem is None or not call.decision.problem.kept
         assert not any("splits A in" in line for line in (call.launches.describe() if call.launches else ()))
 
@@ -192,10 +193,10 @@ def test_what_is_kept_counts_in_the_choice() -> None:
 def test_gradients_are_products_of_which_nothing_is_kept() -> None:
     torch = pytest.importorskip("torch")
     p = fmm.prepare(np.ones((70, 70), np.float32))
-    object.__setattr__(p, "_kept", Kept("B", 70, 70, Layout("C", 70)))
-    assert unwrapped(np.ones((70, 70)), p, NO_WISHES)[2].kept is not None
-    assert unwrapped(torch.ones(70, 70, requires_grad=True), p, NO_WISHES)[2].kept is None
-    assert unwrapped(p, np.ones((70, 70)), NO_WISHES)[2].kept is None
+    object.__setattr__(p, "_kept", PreparedSide("B", 70, 70, Layout("C", 70)))
+    assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].kept is not None
+    assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].kept is None
+    assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].kept is None
 
 
 # ---- componentwise
@@ -227,8 +228,8 @@ def test_componentwise_choices() -> None:
 
 def test_componentwise_launches() -> None:
     big = Operand((4096, 4096), (4096, 1), "float32")
-    call = answer_question(
-        Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
+    call = prepare_query(
+        ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
     )
     assert call.launches is not None and "|A| |B|" in str(call.decision)
     lines = call.launches.describe()
@@ -236,8 +237,8 @@ def test_componentwise_launches() -> None:
     assert "recompute" in lines[-1]
     level = Plan.parse("strassen.batched.pad16 > f16x3")
     with pytest.raises(fmm.PlanError, match="entry by entry"):
-        answer_question(
-            Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level)
+        prepare_query(
+            ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level)
         )
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
@@ -18,7 +18,7 @@ from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration
 from fmm.problem import Problem
 from fmm.runtime import devices, probe
 from fmm.runtime.decisions import decide
-from fmm.runtime.decisions.other_plans import leaner_plans
+from fmm.runtime.decisions.decide import smaller_plans
 
 LARGE = Limits(1 << 50)
 TEMPTING = Problem(20000, 20000, 20000)
@@ -79,10 +79,10 @@ def test_nothing_is_measured_for_products_that_no_plan_can_win(monkeypatch: pyte
 def test_a_guess_is_checked_by_measurement(stream: float, wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow sums: the vendor, whatever the built-in calibration proposes."""
     monkeypatch.setattr(devices, "probed_calibration", lambda threads, dtype: rates(1e12, stream))
-    found = decide.decide(TEMPTING, LARGE, devices.cpu_device(2))
+    found = decide.decide_plan(TEMPTING, LARGE, devices.cpu_device(2))
     assert (found.plan != VENDOR) == wins
     assert "for tests" in found.reason
-    leaner = list(leaner_plans(TEMPTING, found.plan, LARGE, devices.cpu_device(2)))
+    leaner = list(smaller_plans(TEMPTING, found.plan, LARGE, devices.cpu_device(2)))
     assert VENDOR not in leaner and (not leaner or wins)
 
 
@@ -92,7 +92,7 @@ def test_a_calibration_that_was_not_guessed_is_believed(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         devices, "built_in_calibration", lambda threads: replace(cpu_calibration(threads), source="tuned")
     )
-    assert decide.decide(TEMPTING, LARGE, devices.cpu_device(2)).plan != VENDOR
+    assert decide.decide_plan(TEMPTING, LARGE, devices.cpu_device(2)).plan != VENDOR
 
 
 def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

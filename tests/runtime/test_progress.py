@@ -12,10 +12,10 @@ import pytest
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
-from fmm.kernels.cpu import side_by_side
+from fmm.kernels.cpu import parallel_products
 from fmm.out_of_core import product as out_of_core
 from fmm.runtime import progress
-from fmm.runtime.decisions.limits import NO_WISHES
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from tests.support.host_engine import HostEngine, HostMachine
 
 M = np.arange(12.0).reshape(3, 4) @ np.ones((4, 3))
@@ -68,7 +68,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[progress.Progress]:
 
 
 def test_it_appears_at_once_where_the_product_is_predicted_to_take_long(seen: Seen) -> None:
-    with progress.shown_progress(True) as told:
+    with progress.show_progress(True) as told:
         told.begin(100, progress.LONG)
         assert seen.some.wait(10)
         told.add(40)
@@ -80,7 +80,7 @@ def test_it_appears_at_once_where_the_product_is_predicted_to_take_long(seen: Se
 def test_it_appears_when_the_product_has_taken_long(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nothing of it was done so far, as where a file is read first."""
     monkeypatch.setattr(progress, "LONG", 0.02)
-    with progress.shown_progress(True) as told:
+    with progress.show_progress(True) as told:
         told.begin(100, 0.0)
         assert seen.some.wait(10)
     assert seen.shown[0] == (0, 100) and seen.closed
@@ -89,7 +89,7 @@ def test_it_appears_when_the_product_has_taken_long(seen: Seen, monkeypatch: pyt
 @pytest.mark.parametrize(("wanted", "seconds"), [(True, 0.0), (False, 100.0)])
 def test_else_it_does_not_appear_and_nobody_waits_for_it(seen: Seen, wanted: bool, seconds: float) -> None:
     before = threading.active_count()
-    with progress.shown_progress(wanted) as told:
+    with progress.show_progress(wanted) as told:
         told.begin(100, seconds)
     assert not seen.shown and threading.active_count() == before
 
@@ -98,7 +98,7 @@ def test_without_tqdm_there_are_lines_with_the_same_words(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    with progress.shown_progress(True) as told:
+    with progress.show_progress(True) as told:
         told.begin(8, 3600.0)
     assert re.fullmatch(r"fmm\.matmul   0% 00:0\d<\?\n", capfd.readouterr().err)
     progress._shown_by(8).show(2, 8, 5.0)
@@ -108,7 +108,7 @@ def test_without_tqdm_there_are_lines_with_the_same_words(
 
 def test_a_bar_where_there_is_tqdm(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm")
-    with progress.shown_progress(True) as told:
+    with progress.show_progress(True) as told:
         told.begin(8, 3600.0)
     assert re.search(r"fmm\.matmul +0%\|", capfd.readouterr().err)
 
@@ -123,7 +123,7 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
     for stderr in (Closed(), None):
         monkeypatch.setattr(sys, "stderr", stderr)
-        with progress.shown_progress(True) as told:
+        with progress.show_progress(True) as told:
             told.begin(8, 3600.0)
 
 
@@ -131,7 +131,7 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def streamed(a: Any, b: Any, machine: HostMachine) -> Any:
-    return out_of_core.streamed_matmul(NUMPY, a, b, None, machine, NO_WISHES, True)
+    return out_of_core.streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS, True)
 
 
 def test_a_stack_is_one_bar(made: list[progress.Progress]) -> None:
@@ -171,10 +171,10 @@ def test_a_plan_on_the_host_tells_of_each_leafs_product(
 ) -> None:
     """Two at a time, too, where they become tasks that come later."""
     if at_once:
-        monkeypatch.setattr(side_by_side, "LEAST_FLOPS", 0)
-        monkeypatch.setattr(side_by_side, "LEAST_ROWS", 8)
-        monkeypatch.setattr(side_by_side, "ROW_UNIT", 8)
-        monkeypatch.setattr("fmm.runtime.running.host_run.SMALL", 0)
+        monkeypatch.setattr(parallel_products, "LEAST_FLOPS", 0)
+        monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
+        monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
+        monkeypatch.setattr("fmm.runtime.run_host.SMALL", 0)
     a, b = (np.ones(shape, "c16" if plan.startswith("3m") else "f8") for shape in ((203, 301), (301, 155)))
     np.testing.assert_allclose(fmm.matmul(a, b, plan=plan, progress=True), a @ b)
     assert made[0].done == made[0].total > 0
@@ -207,7 +207,7 @@ def test_calls_that_do_not_ask_for_it_tell_nobody(made: list[progress.Progress])
     a = np.ones((200, 200))
     fmm.matmul(a, a, plan="strassen > vendor")
     fmm.matmul(a, a, plan="strassen > vendor", progress=None)
-    assert not made and progress.asked_progress() is None
+    assert not made and progress.current_progress() is None
 
 
 # ---- the argument

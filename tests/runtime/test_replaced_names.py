@@ -125,7 +125,7 @@ def replaceable(path: Path) -> list[str]:
 
 
 def test_no_module_asks_for_a_name_that_users_replace() -> None:
-    """NumPy's own products are in fmm.kernels.cpu.numpy_products."""
+    """NumPy's own products are in fmm.kernels.cpu.host_arrays."""
     modules = [path for path in (ROOT / "fmm").rglob("*.py") if str(path.relative_to(ROOT)) not in WHO_MAY]
     assert len(modules) > 100
     assert not [place for path in modules for place in replaceable(path)]

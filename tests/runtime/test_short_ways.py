@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.runtime.decisions.early_declines import decline_key
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
-from fmm.kernels.cpu import small_hermitian
+from fmm.kernels.cpu import triangle_product
 from fmm.kernels.cuda.target import ALIGNED
-from fmm.runtime import short_way
-from fmm.runtime.decisions.left_to_vendor import product_key
+from fmm.runtime.decisions import early_declines
 from tests.support.own_calls import own_calls
 
 
@@ -65,7 +65,7 @@ def test_torchs_small_products_are_asked_for_their_bytes_alone() -> None:
     assert own_functions(lambda: fmm.matmul(small, small, torch.empty(4, 4))) == [*shortest, *apart]
     assert own_functions(lambda: fmm.matmul(half, half)) == [*shortest, "left_to_vendor"]
     large = torch.ones(1024, 1024)
-    TORCH.calls[product_key(TORCH, large, large)] = float("inf")
+    TORCH.calls[decline_key(TORCH, large, large)] = float("inf")
     try:
         names = own_functions(lambda: fmm.matmul(large, large))
     finally:
@@ -108,15 +108,15 @@ def test_numpys_options_and_wishes_for_nothing_are_answered_there_too(
     shortest = ["matmul", "numpy_options", "product_with_options"]
     assert own_functions(lambda: fmm.matmul(x, x.T, **options)) == shortest
     assert fmm.matmul(x, x.T, out, **options) is out and (out == 4).all()
-    monkeypatch.setattr(short_way, "FEW_NUMBERS", 0)
-    monkeypatch.setattr(short_way, "small_enough_for_numpy", lambda a, b: False)
+    monkeypatch.setattr(early_declines, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(early_declines, "small_enough_for_numpy", lambda a, b: False)
     libraries = []
 
-    def product(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> str:
+    def product(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> str:
         libraries.append(library)
         return "multiplied"
 
-    monkeypatch.setattr("fmm.runtime.matmul.product", product)
+    monkeypatch.setattr("fmm.runtime.matmul.run_matmul", product)
     assert fmm.matmul(x, x.T, **options) == "multiplied"
     asked = {name: value for name, value in options.items() if value is not None}
     assert libraries[0].options == asked and (libraries[0] is NUMPY) is not bool(asked)
@@ -260,13 +260,13 @@ def test_a_small_complex_half_may_be_written_where_its_matrix_is() -> None:
 
 
 def test_a_panel_that_fails_leaves_a_whole_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = small_hermitian._panel_steps
+    steps = triangle_product._panel_steps
 
     def some_steps(*given: Any) -> Any:
         yield from list(steps(*given))[:4]
         yield lambda: 1 / 0
 
-    monkeypatch.setattr(small_hermitian, "_panel_steps", some_steps)
+    monkeypatch.setattr(triangle_product, "_panel_steps", some_steps)
     x, out = np.random.default_rng(10).standard_normal((200, 40)) * (1 + 1j), np.zeros((200, 200), complex)
     with pytest.raises(ZeroDivisionError):
         fmm.gram(x, out=out, rows=True)

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fmm.arrays.detect import PLAIN_TYPES
 
 import fmm
-from fmm.arrays import kinds, pick
-from fmm.arrays.pick import PLAIN_TYPES
+from fmm.arrays import detect
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.support import ROOT
 from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
 
 torch: Any = pytest.importorskip("torch")
-from fmm.runtime.tensors import graph_operator  # noqa: E402 - which loads torch
+from fmm.runtime.torch_autograd import operator  # noqa: E402 - which loads torch
 
 pytestmark = pytest.mark.usefixtures("plans_run")
 
@@ -41,8 +41,8 @@ def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
     a, b = drawn(device), drawn(device)
     out = fmm.matmul(a, b)
     plans_run.clear()
-    monkeypatch.setattr("fmm.runtime.routes.left_to_vendor", lambda *given: True)
-    monkeypatch.setattr("fmm.runtime.routes._torch_products", None)  # which takes several times as long
+    monkeypatch.setattr("fmm.dispatch.left_to_vendor", lambda *given: True)
+    monkeypatch.setattr("fmm.dispatch._torch_products", None)  # which takes several times as long
     assert fmm.matmul(a, b, out=out) is out
     same(out, a @ b)
     assert not plans_run
@@ -52,7 +52,7 @@ def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
 def test_out_may_lie_on_a_factor(device: str, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NumPy's may; torch alone would read what it has written."""
     if left:
-        monkeypatch.setattr("fmm.runtime.routes.left_to_vendor", lambda *given: True)
+        monkeypatch.setattr("fmm.dispatch.left_to_vendor", lambda *given: True)
     a, b = drawn(device), drawn(device)
     wanted = a @ b
     for x, y, out in ((c := a.clone(), b, c), (a, c := b.clone(), c), (a, c := b.T.clone().T, c.T)):
@@ -66,7 +66,7 @@ def test_out_may_lie_on_a_factor(device: str, left: bool, monkeypatch: pytest.Mo
 
 
 def test_out_beside_a_factor_costs_no_copy(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmm.runtime.routes.left_to_vendor", lambda *given: True)
+    monkeypatch.setattr("fmm.dispatch.left_to_vendor", lambda *given: True)
     both, b = torch.stack([drawn(device), drawn(device)]), drawn(device)
     wanted = both[0] @ b
     monkeypatch.setattr(torch.Tensor, "copy_", None)
@@ -198,7 +198,7 @@ class TimesItself(torch.nn.Module):  # type: ignore[misc]
 @pytest.fixture
 def no_type_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before the first of all products of tensors."""
-    for known in (PLAIN_TYPES, pick._known, kinds._kinds):
+    for known in (PLAIN_TYPES, detect._libraries, detect._kinds):
         monkeypatch.delitem(known, torch.Tensor, raising=False)
 
 
@@ -477,7 +477,7 @@ SAVING: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("matmul", lambda a, b: fmm.matmul(a, b, plan=LEVEL)),
     ("gemm", lambda a, b: fmm.gemm(a, b, alpha=2, plan=LEVEL)),
     ("gram", lambda a, b: fmm.gram(a, b, plan="gram > vendor")),
-    ("operator", lambda a, b: graph_operator.OPERATOR(a, b, str(LEVEL))),
+    ("operator", lambda a, b: operator.OPERATOR(a, b, str(LEVEL))),
 ]
 
 

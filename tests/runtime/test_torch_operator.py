@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from tests.support.torch_plans import LEVEL, N, drawn, same
 
 torch: Any = pytest.importorskip("torch")
-from fmm.runtime.tensors import graph_operator  # noqa: E402 - which loads torch
+from fmm.runtime.torch_autograd import operator  # noqa: E402 - which loads torch
 
 fake_tensor = import_module("torch._subclasses.fake_tensor")
 
@@ -77,7 +77,7 @@ def test_where_forward_gradients_are_wanted_the_product_is_torchs(device: str, p
 
 @RULED
 def test_a_compiled_function_has_forward_gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_operator, "SMALL", 0)
+    monkeypatch.setattr(operator, "SMALL", 0)
     a, of_a = drawn(device), drawn(device)
 
     def function(x: Any, tangent: Any) -> Any:
@@ -93,7 +93,7 @@ def test_a_compiled_function_has_forward_gradients(device: str, monkeypatch: pyt
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this torch has no word for it")
 def test_cuda_graphs_are_captured_around_it() -> None:
     """No plan runs while a stream is captured."""
-    assert torch.Tag.cudagraph_unsafe in graph_operator.OPERATOR.tags
+    assert torch.Tag.cudagraph_unsafe in operator.OPERATOR.tags
 
 
 KINDS = "float16", "bfloat16", "float32", "float64", "complex64"
@@ -180,7 +180,7 @@ def test_the_products_of_a_compiled_function(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large ones are the operator, small ones torch's own; the backward pass likewise."""
-    monkeypatch.setattr(graph_operator, "SMALL", N**3)
+    monkeypatch.setattr(operator, "SMALL", N**3)
     a, small = drawn(device).requires_grad_(), drawn(device, 8, 8)
     graphs: list[Any] = []
 
@@ -212,7 +212,7 @@ def test_a_size_that_changes_is_torchs_in_a_compiled_function(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is asked of it, so that nothing is compiled again for it."""
-    monkeypatch.setattr(graph_operator, "SMALL", N**3)
+    monkeypatch.setattr(operator, "SMALL", N**3)
     x, y = drawn(device), drawn(device)
     torch._dynamo.mark_dynamic(x, 0)
     try:
@@ -225,7 +225,7 @@ def test_a_size_that_changes_is_torchs_in_a_compiled_function(
 
 
 def test_an_exported_program_needs_no_fmm(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_operator, "SMALL", 0)
+    monkeypatch.setattr(operator, "SMALL", 0)
 
     class Twice(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -237,7 +237,7 @@ def test_an_exported_program_needs_no_fmm(device: str, monkeypatch: pytest.Monke
 
 
 def test_mixed_precision_is_torchs_in_a_compiled_function(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_operator, "SMALL", 0)
+    monkeypatch.setattr(operator, "SMALL", 0)
     x = drawn(device, dtype=torch.float32)
     try:
         compiled = torch.compile(lambda x: fmm.matmul(x, x), backend="aot_eager", fullgraph=True)

@@ -22,9 +22,9 @@ TOLERANCE = {"float32": 2e-5, "float64": 1e-13, "int32": 0, "int16": 0}
 def cupy() -> Any:
     """All kernels are compiled at once, which is several times as quick as one after the other."""
     found = pytest.importorskip("cupy")
-    from fmm.kernels.cuda.launch.compile import compile_all
+    from fmm.kernels.cuda.launch.compile import compile_kernels
 
-    compile_all(0, every_kernel())
+    compile_kernels(0, every_kernel())
     return found
 
 

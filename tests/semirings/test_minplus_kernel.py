@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES
+from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
 from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.semirings.closure_steps import MATRIX
 from fmm.semirings.minplus_kernel import (

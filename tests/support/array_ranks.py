@@ -104,7 +104,7 @@ def same_memory(device: str) -> None:
     x, y = (xp.asarray(drawn(6, 6 * count, seed + rank)) for seed in (10, 20))
     own, seen = sharded_tensors.matmul, list[int]()
 
-    def noted(a: Any, b: Any, wanted: sharded_tensors.Wanted) -> Any:
+    def noted(a: Any, b: Any, wanted: sharded_tensors.SharingOptions) -> Any:
         found = own(a, b, wanted)
         seen.extend(tensor.to_local().data_ptr() for tensor in (a, b, found))
         return found

@@ -18,7 +18,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import certified_entry, model_choice
+from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.tuner.devices.device import BEST, TRIES, Run
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import Size
@@ -101,8 +101,8 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
         return VENDOR
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
     limits = Limits(device.memory, default_error_growth(device.gpu))
-    found = certified_entry(problem, limits, tuned)
-    return (found or model_choice(problem, limits, tuned.trusted, True, device.identity)).plan
+    found = find_certified_entry(problem, limits, tuned)
+    return (found or decide_by_model(problem, limits, tuned.trusted, True, device.identity)).plan
 
 
 def random_load(rng: random.Random, seconds: float) -> Load:

@@ -1,6 +1,6 @@
 """Devices as the runtime knows them, without any being there."""
 
-from fmm.runtime.devices import described_gpu
+from fmm.runtime.devices import gpu_from_description
 from tests.support import chips
 
-H200 = described_gpu("NVIDIA H200", "9.0", 132, chip=chips.H200)
+H200 = gpu_from_description("NVIDIA H200", "9.0", 132, chip=chips.H200)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fmm.out_of_core.schedule import Rates
-from fmm.runtime.decisions.limits import Wishes
+from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
 from tests.support.devices import H200
 
@@ -155,5 +155,5 @@ class HostMachine:
         return self.memory
 
     @contextmanager
-    def engine(self, wishes: Wishes) -> Iterator[HostEngine]:
+    def engine(self, constraints: PlanConstraints) -> Iterator[HostEngine]:
         yield self.made

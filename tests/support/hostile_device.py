@@ -17,7 +17,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.launch import prepared_calls
-from fmm.runtime.running import device_run
+from fmm.runtime import run_device
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
 from tests.support.hostile import UNTOUCHED, HostileUse, check_place, main
 
@@ -122,7 +122,7 @@ class HostileDevice(HostileUse):
                 raise RuntimeError("for the test")
             return make(prepared)
 
-        device_run.GRAPHS.clear()
+        run_device.GRAPHS.clear()
         vars(prepared_calls)["call"] = failing
         try:
             each.multiply(out)

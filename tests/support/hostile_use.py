@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from fmm.kernels.cpu.openblas import loaded_openblas
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.arrays import host_memory
-from fmm.kernels.cpu import numpy_backend, side_by_side
-from fmm.kernels.cpu.threads.openblas import loaded_openblas
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
+from fmm.kernels.cpu import numpy_backend, parallel_products
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime.running import host_run
+from fmm.runtime import run_host
 from tests.support.hostile import UNTOUCHED, HostileUse, Wrong, check_place, main
 
 Array = np.ndarray[Any, Any]
@@ -37,8 +37,12 @@ PLANS = (
     "hasa > strassen.pad > vendor",
 )
 HALF_PLANS = ("gram > vendor", "gram^2 > winograd > vendor", "sforza > vendor")
-SMALL, PANEL = host_run.SMALL, numpy_backend.PANEL
-LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = side_by_side.LEAST_FLOPS, side_by_side.LEAST_ROWS, side_by_side.ROW_UNIT
+SMALL, PANEL = run_host.SMALL, numpy_backend.PANEL
+LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = (
+    parallel_products.MIN_CONCURRENT_FLOPS,
+    parallel_products.LEAST_ROWS,
+    parallel_products.ROW_UNIT,
+)
 
 
 # ---- products
@@ -110,10 +114,10 @@ class HostileHost(HostileUse):
 
     def attack(self) -> None:
         """Small products on the caller's thread or on ours, one or two at a time."""
-        host_run.SMALL = self.chance.choice((0, 0, 0, 256 * 1024))
-        side_by_side.LEAST_FLOPS = self.chance.choice((0, 1 << 60))
+        run_host.SMALL = self.chance.choice((0, 0, 0, 256 * 1024))
+        parallel_products.MIN_CONCURRENT_FLOPS = self.chance.choice((0, 1 << 60))
         numpy_backend.PANEL = self.chance.choice((16, 256)) * 1024
-        side_by_side.LEAST_ROWS = side_by_side.ROW_UNIT = self.chance.choice((8, 192))
+        parallel_products.LEAST_ROWS = parallel_products.ROW_UNIT = self.chance.choice((8, 192))
         super().attack()
 
     def interrupt(self) -> None:
@@ -131,8 +135,8 @@ class HostileHost(HostileUse):
 
     def interrupt_large(self) -> None:
         """Of a size at which two products run at a time by themselves."""
-        host_run.SMALL, side_by_side.LEAST_FLOPS = SMALL, LEAST_FLOPS
-        side_by_side.LEAST_ROWS, side_by_side.ROW_UNIT, numpy_backend.PANEL = LEAST_ROWS, ROW_UNIT, PANEL
+        run_host.SMALL, parallel_products.MIN_CONCURRENT_FLOPS = SMALL, LEAST_FLOPS
+        parallel_products.LEAST_ROWS, parallel_products.ROW_UNIT, numpy_backend.PANEL = LEAST_ROWS, ROW_UNIT, PANEL
         case = Case(self.chance, sides=(1400, 1400, 1400))
         delay = 10 ** self.chance.uniform(-5, -0.5)
         hit = self.fire.interrupted(case.multiply, delay, 1e-3, self.chance.choice((1, 1000)))

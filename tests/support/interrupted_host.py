@@ -10,19 +10,18 @@ import numpy as np
 
 import fmm
 from fmm.arrays import host_memory
-from fmm.kernels.cpu import exact_product, side_by_side
-from fmm.kernels.cpu.threads import helper_threads, thread_pool
-from fmm.runtime.running import host_run
+from fmm.kernels.cpu import exact_product, parallel_products, thread_pool, worker_threads
+from fmm.runtime import run_host
 from tests.support.interrupts import AtStep, watched
 
-MODULES = (helper_threads, thread_pool, host_memory, host_run, exact_product)
+MODULES = (worker_threads, thread_pool, host_memory, run_host, exact_product)
 FILES = [os.path.basename(str(module.__file__)) for module in MODULES]
 UNTOUCHED = 100  # no entry of the product
 
 
 def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: str, kind: str) -> int:
     """`small`, `flops`: below which a product is multiplied on the caller's thread, and one after the other."""
-    host_run.SMALL, side_by_side.LEAST_FLOPS = small, flops
+    run_host.SMALL, parallel_products.MIN_CONCURRENT_FLOPS = small, flops
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (40, 40)).astype(kind) for _ in range(2))
     right, steps = a @ b, AtStep(FILES)

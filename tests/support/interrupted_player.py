@@ -20,14 +20,14 @@ from tests.support.noting_driver import Note, fails, log, modes, noted_call, siz
 noting_driver.install()
 
 from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
-from fmm.kernels.cuda.launch import cublaslt as our_cublaslt  # noqa: E402
+from fmm.kernels.cuda.launch import cublas as our_cublaslt  # noqa: E402
 from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402
 from fmm.kernels.plans.plan import Plan, PlanError  # noqa: E402
 from fmm.perfmodel.block_model import chip_target  # noqa: E402
 from fmm.problem import Problem  # noqa: E402
-from fmm.runtime.running import device_run  # noqa: E402
+from fmm.runtime import run_device  # noqa: E402
 from tests.support.chips import H200  # noqa: E402
 
 numbers: dict[Any, int] = {}
@@ -52,10 +52,10 @@ def patch() -> None:
         (our_cublas, "load_library", lambda name: functions),
         (our_cublaslt, "load_library", lambda name: functions),
         (streams, "new_handle", lambda: 78),
-        (device_run, "chip_of", lambda device: H200),
-        (device_run, "cuda_device", lambda device: None),
-        (device_run, "chip_as_tuned", lambda device: None),  # which no tuning knows
-        (device_run, "MovableGraph", Graph),
+        (run_device, "chip_of", lambda device: H200),
+        (run_device, "cuda_device", lambda device: None),
+        (run_device, "chip_as_tuned", lambda device: None),  # which no tuning knows
+        (run_device, "MovableGraph", Graph),
     ):
         vars(module)[name] = value
 
@@ -152,8 +152,8 @@ OFFSETS = ((0, 0, 0), (1 << 22, 0, 1 << 22), (1 << 23, 0, 1 << 23))
 
 def stack_call(offsets: Any, replays: bool = False) -> Any:
     flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21)
-    call = SimpleNamespace(launches=list_of(*LISTS[0]), offsets=offsets, added_offsets=(), recurs=replays)
-    made: Any = device_run.StreamCall(call, flag, 0)  # type: ignore[arg-type]
+    call = SimpleNamespace(launches=list_of(*LISTS[0]), offsets=offsets, addend_offsets=(), uses_graph=replays)
+    made: Any = run_device.StreamCall(call, flag, 0)  # type: ignore[arg-type]
     return made
 
 
@@ -264,16 +264,16 @@ class NoVendor:
 def refuse_candidates() -> int:
     """This cuBLASLt has no candidate at all: that is said before anything is launched, and not asked again."""
     flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21, prepared={}, trusted=lambda: True)
-    vars(device_run)["stream_flag"] = lambda device, stream: flag
+    vars(run_device)["stream_flag"] = lambda device, stream: flag
     library: Any = NoVendor()
     asked = []
     for offsets in (OFFSETS[:1], OFFSETS):
         places = {"offsets": offsets, "added_offsets": ()}
-        call: Any = SimpleNamespace(launches=list_of("lt7", "float32"), **places, recurs=False, plan="lt7")
+        call: Any = SimpleNamespace(launches=list_of("lt7", "float32"), **places, uses_graph=False, plan="lt7")
         for given in (True, False):
             log.clear()
             try:
-                device_run._run(library, call, None, None, "out", given, 0, 0)
+                run_device._run(library, call, None, None, "out", given, 0, 0)
             except PlanError as error:
                 assert "there is no lt7" in str(error)
             else:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from benchmarks.papers.benches.host_bench import HostBench
-from benchmarks.papers.experiment import Results, has_results
+from benchmarks.papers.bench import HostBench
+
+from benchmarks.papers.experiment import Results, has_results, measured_now
 from benchmarks.papers.figures import EXPERIMENTS
-from benchmarks.papers.measuring import measured_now
 from tests.support import ROOT
 
 BENCH = HostBench()

@@ -6,22 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from fmm.kernels.cpu.host_arrays import aligned_block
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MirroredOp, MirrorOp, RankOp, View
+from fmm.kernels.cuda.sums.mirror_rescale import ExponentsOp, RescaleOp
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.arena import aligned_block
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.operations import OperationList
 from fmm.kernels.cuda.products.simt_kernel import LaunchScalar as Given
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.rank import RankOp
-from fmm.kernels.cuda.sums.mirror import MirrorOp
-from fmm.kernels.cuda.sums.rescale import ExponentsOp, RescaleOp
-from fmm.kernels.cuda.sums.sum_arrays import Array
-from fmm.kernels.cuda.sums.sum_kernel import Spot
-from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_order import Scalar
-from fmm.kernels.cuda.views import Factor, Lines, Piece, View
+from fmm.kernels.cuda.record import OperationList
+from fmm.kernels.cuda.sums.sum_kernel import BlockIndex
+from fmm.kernels.cuda.sums.sum_launch import BlockArray, SumOp
+from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.problem import Problem
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -70,11 +65,11 @@ def _sum(op: SumOp, memory: Memory) -> None:
 
 
 def _number(factor: Any, op: SumOp) -> Any:
-    c = op.scalars[factor.number] if isinstance(factor, Scalar) else complex(factor)
+    c = op.scalars[factor.number] if isinstance(factor, LaunchCoefficient) else complex(factor)
     return c if op.kernel.element.startswith("complex") else c.real
 
 
-def _block(arrays: tuple[Array, ...], spot: Spot, memory: Memory, kind: Any, rows: int, cols: int) -> Matrix:
+def _block(arrays: tuple[BlockArray, ...], spot: BlockIndex, memory: Memory, kind: Any, rows: int, cols: int) -> Matrix:
     """What there is of a block within the launch."""
     x = arrays[spot.array]
     rows = max(min(rows, x.height, x.rows - spot.i * x.height), 0)
@@ -157,7 +152,7 @@ def _viewed(x: View, memory: Memory) -> Matrix:
     return _strided(memory[x.base], x.offset, x.shape, x.strides, np.dtype(x.dtype))
 
 
-def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:
+def _factor(x: GemmOperand, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:
     """Column-major, as BLAS reads it."""
     strides = (x.leading, 1) if x.transposed else (1, x.leading)
     return _strided(memory[x.base], x.offset + i * x.stride * kind.itemsize, shape, strides, kind)
@@ -167,7 +162,7 @@ def _tile(op: TileOp, memory: Memory) -> None:
     """A product with its sums, each block as large as it is, and the epilogue's lines."""
     kind, e = np.dtype(op.kernel.element), op.kernel.epilogue
 
-    def block(piece: Piece, lines: Lines, outer: bool) -> Matrix:
+    def block(piece: BlockTerm, lines: BlockStrides, outer: bool) -> Matrix:
         strides = (1, lines.leading) if outer else (lines.leading, 1)
         return _strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, kind)
 
@@ -176,7 +171,7 @@ def _tile(op: TileOp, memory: Memory) -> None:
         full[: x.shape[0], : x.shape[1]] = x[:rows, :cols]
         return full
 
-    def added(pieces: tuple[Piece, ...], lines: Lines, shape: tuple[int, int], outer: bool) -> Any:
+    def added(pieces: tuple[BlockTerm, ...], lines: BlockStrides, shape: tuple[int, int], outer: bool) -> Any:
         return sum(kind.type(piece.factor) * whole(block(piece, lines, outer), *shape) for piece in pieces)
 
     def number(c: Any) -> float:

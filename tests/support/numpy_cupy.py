@@ -18,7 +18,7 @@ import pytest
 
 ALIGNED = 512  # bytes, to which CuPy aligns what it allocates
 # What is loaded anew when the module `cupy` is another one.
-ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library")
+ADAPTERS = ("fmm.arrays.cupy_library", "fmm.arrays.cupy_library")
 
 
 class CUDARuntimeError(RuntimeError):

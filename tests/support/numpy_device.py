@@ -24,8 +24,7 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from benchmarks.compile_ahead import write_kernel
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.kernels.cuda.launch_list import Kernel, LaunchList
 from fmm.problem import Problem
 from tests.support import cuda_device
 from tests.support.chips import H200
@@ -167,7 +166,7 @@ class Player:
         with np.errstate(all="ignore"):
             found = problem.alpha * (_wide(a) @ _wide(b))
             found = found + problem.beta * _wide(c) if problem.beta else found
-            _store(c, _half(problem, found, _wide(c)) if problem.halved else found)
+            _store(c, _half(problem, found, _wide(c)) if problem.writes_triangle else found)
         if addresses.flag and not np.isfinite(_wide(c)).all():
             ctypes.c_int.from_address(addresses.flag).value = 1
 
@@ -221,7 +220,7 @@ def install() -> None:
     for name in (*BACKENDS, *LIBRARIES):
         sys.modules["cupy_backends" + name] = MagicMock()
     from fmm.kernels.cuda.launch import device_facts
-    from fmm.runtime.running import device_backend
+    from fmm.runtime import device_backend
 
     found = functools.cache(lambda device: chip())
     vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
@@ -232,7 +231,7 @@ def install() -> None:
 
 
 def _captured(self: Any, launches: LaunchList, addresses: Any) -> Any:
-    from fmm.runtime.running.device_backend import Graph
+    from fmm.runtime.device_backend import Graph
 
     player = self.player(launches, addresses)
     return Graph(SimpleNamespace(launch=lambda stream=None: player.play(addresses, 0)), None)

@@ -12,8 +12,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from fmm.kernels.cuda.ops import GemmOp
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.products import f16_planes, f16x3
 from fmm.kernels.cuda.products.f16x3 import F16x3Op, f16x3_launch, f16x3_op, plane_launches

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import header_text, with_headers
-from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.launch_list import Launch, TensorMap
 from fmm.kernels.cuda.products.residue_planes import modulus_bytes
 from fmm.kernels.cuda.products.residues import ResidueOp
-from fmm.kernels.cuda.tensor_map import TensorMap
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Kernel
 from fmm.semirings.minplus_kernel import (
     RINGS,
     Rect,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fmm.runtime.torch_autograd.operator import OPERATOR
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -25,10 +26,9 @@ from benchmarks.forced_plan import force
 from fmm.distributed import predict_sharing, sharded_tensors
 from fmm.distributed.layout import K, Layout, M, N
 from fmm.distributed.predict_sharing import in_pieces, rectangles
-from fmm.distributed.sharded_tensors import cuts_of
+from fmm.distributed.sharded_tensors import placement_cuts
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
-from fmm.runtime.tensors.graph_operator import OPERATOR
 from tests.support.array_ranks import ARRAYS
 from tests.support.hostile_ranks import HOSTILE
 
@@ -91,8 +91,8 @@ def every_way(device: str) -> None:
         for work in product((M, K, N), repeat=mesh.ndim):
             for number, layout in enumerate(in_pieces(replace(start, work=work))):
                 if mesh.ndim == 1 or number % 4 == 0:
-                    way = sharded_tensors.Way("", layout, "vendor", 10.0)
-                    check(sharded_tensors.product_by(way, x, y), a, b, str(layout))
+                    way = sharded_tensors.AgreedSharing("", layout, "vendor", 10.0)
+                    check(sharded_tensors.shared_product(way, x, y), a, b, str(layout))
 
 
 def rectangle(device: str) -> None:
@@ -103,14 +103,14 @@ def rectangle(device: str) -> None:
         a, b = drawn(m, k, dtype, device, 3), drawn(k, n, dtype, device, 4)
         for places in product(PLACES, repeat=2):
             x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
-            start = Layout(m, k, n, (count,), cuts_of(x), cuts_of(y), (M,))
+            start = Layout(m, k, n, (count,), placement_cuts(x), placement_cuts(y), (M,))
             found = [piece for whole in rectangles(start) for piece in in_pieces(whole)]
             assert len(found) >= 4 and {layout.mesh for layout in found} == {(2, count // 2)}
             for layout in found:
-                c = sharded_tensors.product_by(sharded_tensors.Way("", layout, "vendor", 16.0), x, y)
+                c = sharded_tensors.shared_product(sharded_tensors.AgreedSharing("", layout, "vendor", 16.0), x, y)
                 check(c, a, b, f"{dtype} {places} {layout}")
                 assert c.placements == ((Shard(0),) if layout.work[0] == M else (Shard(1),))
-    predict_sharing.RECTANGLE_MARGIN, predict_sharing.WORTH = -1e9, 0.0  # whatever is predicted
+    predict_sharing.RECTANGLE_MARGIN, predict_sharing.COMPARED_SECONDS = -1e9, 0.0  # whatever is predicted
     a, b = drawn(24, 16, torch.float64, device, 5), drawn(16, 28, torch.float64, device, 6)
     gradients(mesh, a, b)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))
@@ -212,8 +212,10 @@ def large(device: str) -> None:
             assert relative(found[:32], expected) < bound, f"{dtype} {plan}"
         start = Layout(n, n, n, (count,), (0,), (0,), (M,))
         for work, along in product((M, N, K), (M, N, K)):
-            way = sharded_tensors.Way("", replace(start, work=(work,), pieces=count, along=along), "vendor", 16.0)
-            found = sharded_tensors.product_by(way, x, y).redistribute(placements=[Shard(0)]).to_local()
+            way = sharded_tensors.AgreedSharing(
+                "", replace(start, work=(work,), pieces=count, along=along), "vendor", 16.0
+            )
+            found = sharded_tensors.shared_product(way, x, y).redistribute(placements=[Shard(0)]).to_local()
             assert relative(found[:32], expected) < bound, f"{dtype} {way}"
         with fmm.installed("torch" if device == "cuda" else "torch-cpu"):
             found = torch.mm(x, y).redistribute(placements=[Shard(0)]).to_local()

@@ -59,8 +59,10 @@ cupy = install()
 import fmm  # noqa: E402
 from fmm.kernels.cuda.launch import cublas, kernel_call, player  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
-from fmm.runtime import devices  # noqa: E402
-from fmm.runtime.running import device_run  # noqa: E402
+from fmm.runtime import (
+    devices,  # noqa: E402
+    run_device,  # noqa: E402
+)
 from tests.support.devices import H200  # noqa: E402
 from tests.support.own_calls import own_calls  # noqa: E402
 
@@ -73,11 +75,11 @@ def patch() -> None:
         (player, "compile_all", lambda device, kernels: None),
         (cublas, "load_library", lambda name: functions),
         (devices, "cuda_device", lambda index: H200),
-        (device_run, "chip_of", lambda device: H200.chip),
-        (device_run, "cuda_device", lambda device: H200),
+        (run_device, "chip_of", lambda device: H200.chip),
+        (run_device, "cuda_device", lambda device: H200),
     ):
         vars(module)[name] = value
-    device_run.GRAPHS.repeats = 1 << 30
+    run_device.GRAPHS.repeats = 1 << 30
 
 
 def drawn(*shape: int, dtype: str = "float32") -> Any:

@@ -20,7 +20,7 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import PlanError
-from fmm.runtime.running import host_run
+from fmm.runtime import run_host
 from tests.support import count_outcomes
 
 PLAN = os.environ.get("FMM_TEST_PLAN")
@@ -84,15 +84,15 @@ def count_runs(module: Any) -> None:
 def install() -> None:
     types: tuple[type, ...] = (np.ndarray,)
     vars(np)["matmul"] = vars(np.linalg)["matmul"] = THROUGH
-    count_runs(host_run)
+    count_runs(run_host)
     if importlib.util.find_spec("cupy"):
         import cupy
 
-        from fmm.runtime.running import device_run
+        from fmm.runtime import run_device
 
         types = (*types, cupy.ndarray)
         vars(cupy)["matmul"] = THROUGH
-        count_runs(device_run)
+        count_runs(run_device)
     vars(operator)["matmul"] = ByOperator(types)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.cuda.device_code.entry_source import header_text as device_code
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import TensorMap
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp, rows_are_aligned, tma_op, tma_source
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import header

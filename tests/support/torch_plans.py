@@ -14,8 +14,8 @@ import pytest
 
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import matmul as product_call
-from fmm.runtime.calls import answer
-from fmm.runtime.decisions import left_to_vendor
+from fmm.runtime import prepare
+from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
@@ -58,10 +58,10 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     run: list[Plan] = []
     runner = product_call._runner
-    monkeypatch.setattr(answer, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
-        monkeypatch.setattr(left_to_vendor, name, 16**3)
-    monkeypatch.setattr("fmm.runtime.routes.SMALL_BYTES", 0)
+        monkeypatch.setattr(early_declines, name, 16**3)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     monkeypatch.setattr("fmm.runtime.gemm.small_enough_for_numpy", lambda a, b: False)
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor), run))
     for library in (TORCH, TORCH_ON_HOST):

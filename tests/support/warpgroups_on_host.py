@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, header_text
-from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.launch_list import Launch, TensorMap
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.cuda.tensor_map import TensorMap
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.host_launch import launch_words, told_words
 from tests.support.tiled_on_host import scheduler

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.benches.host_bench import HostBench
-from fmm.runtime.devices import cuda_index
+from benchmarks.papers.bench import Bench, HostBench
+from fmm.runtime.devices import parse_cuda_index
 
 
 def bench_of(name: str) -> Bench:
     """`cpu`, or a CUDA device by its number or as `cuda:0`; ValueError if it does not answer."""
     if name == "cpu":
         return HostBench()
-    index = cuda_index(int(name) if name.isdecimal() else name)
+    index = parse_cuda_index(int(name) if name.isdecimal() else name)
     try:
-        from benchmarks.papers.benches.cuda_bench import CudaBench  # CuPy
+        from benchmarks.papers.cuda_bench import CudaBench  # CuPy
 
         return CudaBench(index)
     except Exception as error:  # whatever the import or the driver raises

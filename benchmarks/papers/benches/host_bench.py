@@ -8,15 +8,13 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from fmm.kernels.cpu.host_arrays import Arena, matmul
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 
-from benchmarks.papers.benches.bench import Array, Call, chosen_plan
-from benchmarks.papers.benches.timing import vendor_speed
+from benchmarks.papers.bench import Array, Call, chosen_plan, vendor_speed
 from fmm.arrays.host_memory import borrowed_block
-from fmm.kernels.cpu.arena import Arena
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem

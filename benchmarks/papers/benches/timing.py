@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from benchmarks.papers.benches.bench import Array, Bench, Call
+from benchmarks.papers.bench import Array, Bench, Call
 from fmm.kernels.plans.plan import Plan, PlanError
 
 LONG = 2e-2  # seconds from which on a call takes longer than what may disturb its first timing

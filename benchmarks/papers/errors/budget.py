@@ -14,12 +14,11 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 import fmm
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.growth import OF_REFERENCE, error_of, rounded
-from benchmarks.papers.errors.matrices import Array
-from benchmarks.papers.errors.precise import reference
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import OF_REFERENCE, error_of, rounded
 from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure
+from benchmarks.papers.matrices import Array, reference
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.candidates import compared_plans
@@ -40,7 +39,7 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
     limits, dtype = Limits(HUGE, budget), problem.dtype
     found = [
         plan
-        for plan in compared_plans(not on_host, problem.halved)
+        for plan in compared_plans(not on_host, problem.writes_triangle)
         if plan.considered_for(dtype)
         and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
         and _large(plan, problem.size)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.growth import SIDE, growth_rows, type_parts
-from benchmarks.papers.errors.growth_plans import LEAST, plans_on
-from benchmarks.papers.errors.matrices import FAMILIES
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import LEAST, SIDE, growth_rows, plans_on, type_parts
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.matrices import FAMILIES
 from fmm.dtypes import DTYPES
 
 HOST_TYPES: Final = ("float32", "float64", "complex64", "complex128")

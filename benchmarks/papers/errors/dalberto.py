@@ -15,12 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.matrices import uniform
-from benchmarks.papers.errors.precise import precise_product, priest_product
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row, products_of
 from benchmarks.papers.figure import Figure, quantity
-from fmm.arrays.numpy_like import on_host
+from benchmarks.papers.matrices import precise_product, priest_product, uniform
+from fmm.arrays.numpy_library import to_numpy
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.papers.recursion_points import hasa_plan, levels_until
 from fmm.perfmodel.stability import expected_error_growth
@@ -55,16 +54,16 @@ def _rows(bench: Bench, data: str, n: int, side: int) -> Iterator[Row]:
     at = np.unique(np.linspace(0, side - 1, min(ENTRIES, side)).astype(int))
     rows = bench.xp.asarray(at)
     right = b[:, rows]
-    priest = priest_product(on_host(a[rows]), on_host(right))
+    priest = priest_product(to_numpy(a[rows]), to_numpy(right))
     whole = precise_product(bench.xp, a, b)
-    apart = np.abs((on_host(whole.high[rows][:, rows]) - priest) + on_host(whole.low[rows][:, rows])).max()
+    apart = np.abs((to_numpy(whole.high[rows][:, rows]) - priest) + to_numpy(whole.low[rows][:, rows])).max()
     results = {"dgemm": bench.multiply(VENDOR, a, b), "HASA": bench.multiply(hasa_plan(depth), a, b)}
     for code, c in results.items():
-        entries = float(np.abs(on_host(c[rows][:, rows]) - priest).max())
+        entries = float(np.abs(to_numpy(c[rows][:, rows]) - priest).max())
         off = whole.distance(c)
         yield {"key": [data, code, n], "levels": depth, "error": entries, "whole": float(off.max())}
     _, plain = bench.row_by_column(a[rows], right)
-    error = float(np.abs(on_host(plain) - priest).max())
+    error = float(np.abs(to_numpy(plain) - priest).max())
     yield {"key": [data, "row by column", n], "levels": 0, "error": error, "references": float(apart)}
 
 

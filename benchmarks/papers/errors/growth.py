@@ -11,11 +11,10 @@ from itertools import product
 from math import prod, sqrt
 from typing import Any, Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.growth_plans import plans_on
-from benchmarks.papers.errors.matrices import FAMILIES, pair_of
-from benchmarks.papers.errors.precise import Precise, reference
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import plans_on
 from benchmarks.papers.experiment import Part, Row, products_of
+from benchmarks.papers.matrices import FAMILIES, Precise, pair_of, reference
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.data_growth import growth_on_data, plan_stages

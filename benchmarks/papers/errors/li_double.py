@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.li_identity import code_errors
-from benchmarks.papers.errors.matrices import kaporin, uniform
-from benchmarks.papers.errors.precise import precise_product
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Numbers, Results, Row, one_part
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import CPU, li_plan
+from benchmarks.papers.li_errors import code_errors
+from benchmarks.papers.matrices import kaporin, precise_product, uniform
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.stability import expected_error_growth
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.li_codes import CPU, GPU8, METHODS, li_plan
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan

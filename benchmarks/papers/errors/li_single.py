@@ -7,12 +7,12 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.li_identity import code_errors, code_plan, kaporin_bound
-from benchmarks.papers.errors.matrices import kaporin
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Row, products_of
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import CPU, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
+from benchmarks.papers.li_errors import code_errors, code_plan, kaporin_bound
+from benchmarks.papers.matrices import kaporin
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.stability import expected_error_growth
 

@@ -13,12 +13,11 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.growth import frobenius
-from benchmarks.papers.errors.matrices import FAMILIES, Array, graded_inside
-from benchmarks.papers.errors.precise import reference
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import frobenius
 from benchmarks.papers.experiment import Experiment, Part, Row, products_of
 from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.matrices import FAMILIES, Array, graded_inside, reference
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 

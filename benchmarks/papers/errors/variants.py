@@ -7,9 +7,8 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.errors.growth import SEEDS, SIDE, growth_rows, type_parts
-from benchmarks.papers.errors.growth_plans import LEAST
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import LEAST, SEEDS, SIDE, growth_rows, type_parts
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure, quantity
 from fmm.kernels.plans.plan import Plan

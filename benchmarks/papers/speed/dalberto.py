@@ -16,8 +16,7 @@ from math import prod
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.benches.timing import time_plans
+from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Products, Results, Row
 from benchmarks.papers.figure import Figure, quantity
 from fmm.kernels.plans.plan import Plan

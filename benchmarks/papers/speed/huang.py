@@ -15,8 +15,7 @@ from math import prod
 from statistics import median
 from typing import Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.benches.timing import time_plans
+from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
 from benchmarks.papers.figure import Figure, quantity
 from fmm.hardware.datasheets import device

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part
 from benchmarks.papers.figure import Figure, quantity
-from benchmarks.papers.li_codes import li_plan
-from benchmarks.papers.speed.li_parts import CHOICE, timed_part
+from benchmarks.papers.li_codes import CHOICE, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
 
 DOUBLE_SIZES: Final = (4096, 8192)

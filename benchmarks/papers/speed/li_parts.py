@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from benchmarks.papers.benches.bench import Bench
-from benchmarks.papers.benches.timing import time_plans
+from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Key, Part, Row, products_of
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem

@@ -12,11 +12,10 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from benchmarks.papers.benches.bench import Bench
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
 from benchmarks.papers.figure import Figure, quantity
-from benchmarks.papers.li_codes import GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
-from benchmarks.papers.speed.li_parts import CHOICE, timed_part
+from benchmarks.papers.li_codes import CHOICE, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
 from fmm.perfmodel.papers.li_results import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
 

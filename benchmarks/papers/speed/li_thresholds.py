@@ -7,7 +7,7 @@ from typing import Final
 from benchmarks.papers.experiment import Key, Numbers, Results
 from benchmarks.papers.figure import Figure
 from benchmarks.papers.li_codes import GPU8, SGEMM, SIZES
-from benchmarks.papers.speed.li_single import EXPERIMENT, SLOW, at_largest
+from benchmarks.papers.li_speed import EXPERIMENT, SLOW, at_largest
 from fmm.perfmodel.papers import li_counts
 
 TAU2: Final = (512, 1024, 2048, 4096, 8192, 16384)

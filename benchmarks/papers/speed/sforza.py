@@ -12,8 +12,7 @@ from itertools import product
 from typing import Any, Final
 
 import fmm
-from benchmarks.papers.benches.bench import Bench, Call
-from benchmarks.papers.benches.timing import timed_in_turns
+from benchmarks.papers.bench import Bench, Call, timed_in_turns
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure, quantity
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError

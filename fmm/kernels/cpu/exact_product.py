@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.algorithms.digits import DigitProducts, Planes, any_digits, digit_products
-from fmm.kernels.cpu.arena import Arena, Array
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.side_by_side import PRODUCTS_AT_ONCE, threads_per_product
-from fmm.kernels.cpu.threads.helper_threads import in_own_thread
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
+from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.worker_threads import on_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
 BLOCK = 2048  # rows, and columns, of C that are computed at a time
@@ -45,9 +44,9 @@ def exact_scratch(m: int, k: int, n: int, batch: int) -> int:
     other."""
     rows, cols, depth = _even_part(m, BLOCK), _even_part(n, BLOCK), min(MOST_PLANES * k, DEPTH)
     tiles = max(
-        count * temporary_bytes(min(high, TILE * PRODUCTS_AT_ONCE // count), wide, WIDE)
+        count * temporary_bytes(min(high, TILE * CONCURRENT_PRODUCTS // count), wide, WIDE)
         for high, wide in ((rows, cols), (cols, rows))  # C may lie by columns
-        for count in (1, PRODUCTS_AT_ONCE)
+        for count in (1, CONCURRENT_PRODUCTS)
     )
     return temporary_bytes(rows, depth, WIDE) + temporary_bytes(depth, cols, WIDE) + tiles
 
@@ -68,7 +67,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
         way, inner = digit_products(_magnitude(a, threads), _magnitude(b, threads), k, bits)
-    apart = threads.count > 1 and in_own_thread()
+    apart = threads.count > 1 and on_worker_thread()
     with threads_per_product(threads.count) if apart else nullcontext((1, threads.count)) as (at_once, _):
         _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
 
@@ -105,7 +104,7 @@ class _BlockedProduct:
         arena = Arena(memory, np.dtype(way.real))
         self.left = arena.take(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
         self.right = arena.take(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
-        high = min(self.rows, TILE if at_once > 1 else PRODUCTS_AT_ONCE * TILE)
+        high = min(self.rows, TILE if at_once > 1 else CONCURRENT_PRODUCTS * TILE)
         self.tiles = deque(arena.take(high, self.cols) for _ in range(at_once))
 
     def run(self) -> None:
@@ -161,7 +160,7 @@ class _BlockedProduct:
 def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
     """A block in bands of rows, as many as there are threads that multiply alone or a multiple of it; a low one in
     bands of columns."""
-    high = TILE if at_once > 1 else PRODUCTS_AT_ONCE * TILE
+    high = TILE if at_once > 1 else CONCURRENT_PRODUCTS * TILE
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
     across = 1
     if rows < bands * LEAST and at_once > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cpu.arena import Arena
+from fmm.kernels.cpu.host_arrays import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan

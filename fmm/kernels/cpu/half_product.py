@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.threads.openblas import cblas_function
+from fmm.kernels.cpu.host_arrays import Array, matmul
+from fmm.kernels.cpu.openblas import cblas_function
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Place
 

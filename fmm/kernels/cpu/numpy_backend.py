@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.half_product import half_product, mirror_tasks
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.sums.compiled_sums import sum_tasks
-from fmm.kernels.cpu.sums.elementwise import Call, CallSchedule, elementwise_calls
-from fmm.kernels.cpu.sums.rescale import rescaled_arrays
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.compiled_sums import sum_tasks
+from fmm.kernels.cpu.host_arrays import Array, matmul
+from fmm.kernels.cpu.numpy_backend import rescale_arrays
+from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.leaf_parts import Multiply
 from fmm.kernels.plans.steps.asked import Asked
@@ -71,7 +70,7 @@ class NumpyBackend:
 
     def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
         """The lower half, whatever the leaf: BLAS has one way."""
-        self.telling(partial(half_product, asked=asked))(left, right, dest)
+        self.telling(partial(triangle_product, asked=asked))(left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))
@@ -79,7 +78,7 @@ class NumpyBackend:
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums; beyond the edge of a smaller read there are zeros."""
         if isinstance(step, LineExponents | Rescaled):
-            rescaled_arrays(step, reads, writes[0])
+            rescale_arrays(step, reads, writes[0])
             return
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
             reads, writes = [x.T for x in reads], [x.T for x in writes]
@@ -89,7 +88,7 @@ class NumpyBackend:
             wanted = tuple(_reaches(x, window) for x in writes)
             if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
                 continue
-            plan = elementwise_calls(step.program, present, wanted, step.aliases)
+            plan = schedule_calls(step.program, present, wanted, step.aliases)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             compiled = sum_tasks(plan, slots, window)
             panels = _cache_panels(window, plan, slots)
@@ -141,7 +140,7 @@ def _sum_panel(plan: CallSchedule, slots: Sequence[Array | None], window: Window
         _OPERATIONS[call.op](views, call)
 
 
-_OPERATIONS: dict[str, Callable[[list[Any], Call], Any]] = {
+_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
     "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
     "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
     # Not numpy.negative: NumPy 2.3 and 2.4 read float32 16 bytes, or float64 64 bytes, apart wrongly.

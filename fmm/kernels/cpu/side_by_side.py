@@ -19,12 +19,12 @@ from functools import partial
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.half_product import BAND, half_product, mirror_band
-from fmm.kernels.cpu.numpy_backend import NumpyBackend, Told, host_product
-from fmm.kernels.cpu.threads.helper_threads import in_own_thread, until_done
-from fmm.kernels.cpu.threads.openblas import one_thread_each
-from fmm.kernels.cpu.threads.thread_pool import Share, Threads, side_by_side
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_product
+from fmm.kernels.cpu.openblas import single_threaded_blas
+from fmm.kernels.cpu.thread_pool import Share, Threads, start_on_workers
+from fmm.kernels.cpu.triangle_product import BAND, mirror_band, triangle_product
+from fmm.kernels.cpu.worker_threads import on_worker_thread, retry_until_done
 from fmm.kernels.plans.leaf_parts import Multiply
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
@@ -137,12 +137,12 @@ class TaskQueue:
     def close(self) -> None:
         """No more tasks will come: the workers end when all are done."""
         self.closed = True
-        until_done(self._wake_all)
+        retry_until_done(self._wake_all)
 
     def fail(self, error: BaseException) -> None:
         """No task is begun any more; whoever adds one, or waits for the end, gets the first error."""
         self.error = self.error or error
-        until_done(self._wake_all)
+        retry_until_done(self._wake_all)
 
     def _wake_all(self) -> None:
         with self.changed:
@@ -216,7 +216,7 @@ class SideBySide(NumpyBackend):
         self.flow.add(Task.multiplying(self.telling(host_product(leaf)), left, right, dest))
 
     def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
-        work = partial(self.telling(partial(half_product, asked=asked)), left, right, dest)
+        work = partial(self.telling(partial(triangle_product, asked=asked)), left, right, dest)
         self.flow.add(Task((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
@@ -239,15 +239,15 @@ class SideBySide(NumpyBackend):
 @contextmanager
 def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
     """How `count` threads are shared meanwhile: how many products run at a time, and threads for each."""
-    with one_thread_each(count if count == PRODUCTS_AT_ONCE else 0) as alone:
+    with single_threaded_blas(count if count == PRODUCTS_AT_ONCE else 0) as alone:
         yield (count, 1) if alone else (1, count)
 
 
 @contextmanager
-def backend_for(count: int, flops: int, told: Told | None = None) -> Iterator[NumpyBackend]:
+def backend_for(count: int, flops: int, told: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
     """What runs a plan on `count` threads: two products at a time where that is possible, in a thread of ours, else one
     on all threads."""
-    if flops < LEAST_FLOPS or not in_own_thread():
+    if flops < LEAST_FLOPS or not on_worker_thread():
         yield NumpyBackend(Threads(count), told=told)
         return
     with threads_per_product(count) as (at_a_time, each):
@@ -259,8 +259,8 @@ def backend_for(count: int, flops: int, told: Told | None = None) -> Iterator[Nu
 
 
 @contextmanager
-def _running_queue(flow: TaskQueue, count: int, each: int, told: Told | None) -> Iterator[NumpyBackend]:
-    workers: list[Share] = side_by_side(count, flow.work)
+def _running_queue(flow: TaskQueue, count: int, each: int, told: ProgressCallback | None) -> Iterator[NumpyBackend]:
+    workers: list[Share] = start_on_workers(count, flow.work)
     if not workers:
         yield NumpyBackend(Threads(each), told=told)
         return
@@ -272,6 +272,6 @@ def _running_queue(flow: TaskQueue, count: int, each: int, told: Told | None) ->
     finally:
         flow.close()
         for worker in workers:  # none may write any more when the caller goes on
-            until_done(worker.wait)
+            retry_until_done(worker.wait)
     if flow.error:
         raise flow.error

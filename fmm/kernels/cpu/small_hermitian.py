@@ -12,10 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.half_product import TILE, above_diagonal, imaginary_diagonal, make_hermitian
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.threads.helper_threads import run_together
+from fmm.kernels.cpu.host_arrays import Array, matmul
+from fmm.kernels.cpu.triangle_product import TILE, above_diagonal, imaginary_diagonal, make_hermitian
+from fmm.kernels.cpu.worker_threads import run_uninterrupted
 
 PANEL = 64  # rows
 # Multiply-adds of complex numbers up to which one half saves less than its panels cost.
@@ -55,7 +54,7 @@ def _fill(left: Array, right: Array, out: Array) -> None:
     """In panels, in one call of C; if one of them fails, the whole at once."""
     with np.errstate(all="ignore"):  # of an overflow BLAS's own halves do not tell either
         try:
-            run_together(_panel_steps(left, right, out))
+            run_uninterrupted(_panel_steps(left, right, out))
         except BaseException:
             matmul(left, right, out)
             raise

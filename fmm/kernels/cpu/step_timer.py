@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.side_by_side import PRODUCTS_AT_ONCE, SideBySide, backend_for
-from fmm.kernels.cpu.threads.helper_threads import call_apart
+from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, ConcurrentBackend, backend_for
+from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.steps.sums import Sum
 
 
@@ -28,16 +28,16 @@ class StepTimes:
 
 def time_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     """Run steps of a product of so many flops on `count` threads, as fmm.matmul would, and say what they took."""
-    return call_apart(partial(_times_of_steps, count, flops, steps))
+    return run_on_worker(partial(_times_of_steps, count, flops, steps))
 
 
 def _times_of_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     found = StepTimes()
     with backend_for(count, flops) as usual:
-        steps(usual if isinstance(usual, SideBySide) else _Timed(usual.threads, found))
-    if isinstance(usual, SideBySide):
+        steps(usual if isinstance(usual, ConcurrentBackend) else _Timed(usual.threads, found))
+    if isinstance(usual, ConcurrentBackend):
         seconds = usual.flow.seconds
-        return StepTimes(seconds[False] / PRODUCTS_AT_ONCE, seconds[True] / PRODUCTS_AT_ONCE)
+        return StepTimes(seconds[False] / CONCURRENT_PRODUCTS, seconds[True] / CONCURRENT_PRODUCTS)
     return found
 
 

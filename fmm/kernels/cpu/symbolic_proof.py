@@ -15,10 +15,10 @@ from itertools import product
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.rank import RankOp
-from fmm.kernels.cuda.views import Factor, View, columns_contiguous, constant_distance, transposed_view
+from fmm.kernels.cuda.ops import GemmOperand, RankOp, View, constant_distance, is_column_major, transposed_view
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 
 HalfExtent = Literal["loose", "lower", "full"]
@@ -31,8 +30,8 @@ class WantedHalf:
 class ReadyOperands:
     """Operands of which that stands ready which the leaf makes of them before it multiplies: planes, say."""
 
-    kept_of: Literal["A", "B"] | None = None  # the matrix behind which it was kept by an earlier call
-    from_sums: frozenset[Side] = frozenset()  # operands of the kernel's for which the sums before have written it
+    prepared_matrix: Literal["A", "B"] | None = None  # the matrix behind which it was kept by an earlier call
+    written_by_sums: frozenset[Side] = frozenset()  # operands of the kernel's for which the sums before have written it
 
 
 NOTHING_READY = ReadyOperands()
@@ -47,9 +46,9 @@ class GemmOp:
     m: int
     n: int
     k: int
-    left: Factor
-    right: Factor
-    dest: Factor
+    left: GemmOperand
+    right: GemmOperand
+    dest: GemmOperand
     count: int = 1
     alpha: complex = 1
     beta: complex = 0
@@ -61,7 +60,7 @@ class GemmOp:
     added: View | None = None  # the matrix to beta times which the product is added, if it is not dest; it lies as dest
 
     @property
-    def pieces(self) -> tuple[Factor, Factor, Factor]:
+    def pieces(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
         """The operands and the result: every matrix that it is given."""
         return self.left, self.right, self.dest
 
@@ -86,7 +85,7 @@ class GemmOp:
         """The products of a batch, each by itself."""
         itemsize = DTYPES[self.dtype].itemsize
 
-        def factor_of(x: Factor, i: int) -> Factor:
+        def factor_of(x: GemmOperand, i: int) -> GemmOperand:
             return x._replace(offset=x.offset + i * x.stride * itemsize, stride=0)
 
         factors = [tuple(factor_of(x, i) for x in self.pieces) for i in range(self.count)]
@@ -98,12 +97,12 @@ class GemmOp:
         return leaf_use(self.leaf)
 
     @property
-    def by_vendor(self) -> GemmOp:
+    def as_vendor_gemm(self) -> GemmOp:
         """The same product by the vendor's usual call, which computes all of it from the operands themselves."""
         return replace(self, leaf="vendor", half=None, checked=False, ready=NOTHING_READY)
 
     @property
-    def by_rank_update(self) -> RankOp:
+    def as_rank_update(self) -> RankOp:
         """The wanted half of a matrix's product with its own transpose, by the vendor's function for that."""
         assert self.half is not None and self.half.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
@@ -124,16 +123,16 @@ def gemm_op(
     """The operation of products (left, right, dest) of one size, at constant distances from each other: a batch."""
     lefts, rights, dests = zip(*products, strict=True)
     m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
-    if not columns_contiguous(dests[0]):
+    if not is_column_major(dests[0]):
         lefts, rights, dests = (tuple(transposed_view(v) for v in views) for views in (rights, lefts, dests))
         m, n, added = n, m, added and transposed_view(added)
     left, right, dest = (_batch_factor(views) for views in (lefts, rights, dests))
     return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch, added=added)
 
 
-def _batch_factor(views: Sequence[View]) -> Factor:
+def _batch_factor(views: Sequence[View]) -> GemmOperand:
     """The same operand of all products of a batch."""
     x, distance = views[0], constant_distance(views)
     assert distance is not None and 1 in x.strides
-    columns = columns_contiguous(x)
-    return Factor(x.base, x.offset, max(x.right if columns else x.down, 1), not columns, distance)
+    columns = is_column_major(x)
+    return GemmOperand(x.base, x.offset, max(x.right if columns else x.down, 1), not columns, distance)

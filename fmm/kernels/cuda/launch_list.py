@@ -13,10 +13,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.rank import RankOp
-from fmm.kernels.cuda.tensor_map import TensorMap
+from fmm.kernels.cuda.launch_list import Kernel, TensorMap
+from fmm.kernels.cuda.ops import GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -85,12 +83,12 @@ class LaunchList:
     alignment: tuple[int, ...]  # powers of two by which the bases' addresses must be divisible, in the order of BASES
 
     @cached_property
-    def lanes_used(self) -> int:
+    def stream_count(self) -> int:
         """How many lanes there are."""
         return max(self.lanes, default=0) + 1
 
     @cached_property
-    def vendor_lanes(self) -> int:
+    def vendor_stream_count(self) -> int:
         """How many lanes, from the first on, must be able to call cuBLAS."""
         pairs = zip(self.steps, self.lanes, strict=True)
         return max((lane for step, lane in pairs if isinstance(step, VendorCall)), default=-1) + 1

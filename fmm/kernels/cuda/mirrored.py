@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fmm.kernels.cuda.gemm import GemmOp, WantedHalf
-from fmm.kernels.cuda.sums.mirror import MirrorOp
-from fmm.kernels.cuda.views import View
+from fmm.kernels.cuda.ops import GemmOp, MirrorOp, TriangleOutput, View
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class MirroredOp:
     def whole(self) -> GemmOp:
         """The same by one kernel that writes both halves."""
         assert self.product.half is not None
-        return replace(self.product, half=WantedHalf("full", self.product.half.gram))
+        return replace(self.product, half=TriangleOutput("full", self.product.half.gram))
 
 
 def mirrored_op(op: object, source: View, mirror: MirrorOp) -> MirroredOp | None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp, MirrorOp, RankOp
 from fmm.kernels.cuda.products.f16_sums import PlaneSums
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.rank import RankOp
-from fmm.kernels.cuda.sums.mirror import MirrorOp
-from fmm.kernels.cuda.sums.rescale import Scaling
+from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-Operation = SumOp | PlaneSums | MirrorOp | Scaling | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | Turn
+Operation = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | StreamSync
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +28,6 @@ class OperationList:
     workspace: int  # bytes
 
     @cached_property
-    def lanes_used(self) -> int:
+    def stream_count(self) -> int:
         """How many lanes there are."""
         return max(self.lanes, default=0) + 1

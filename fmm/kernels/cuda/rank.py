@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmm.kernels.cuda.views import Factor, View, columns_contiguous, transposed_view
+from fmm.kernels.cuda.ops import GemmOperand, View, is_column_major, transposed_view
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class RankOp:
     dtype: str
     n: int
     k: int
-    factor: Factor
-    dest: Factor
+    factor: GemmOperand
+    dest: GemmOperand
     upper: bool
     alpha: float = 1
     beta: float = 0
 
     @property
-    def pieces(self) -> tuple[Factor, Factor]:
+    def pieces(self) -> tuple[GemmOperand, GemmOperand]:
         """Every matrix that it is given."""
         return self.factor, self.dest
 
@@ -37,14 +37,14 @@ def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: f
     None if neither of the two lies so that BLAS can read it. If dest lies row by row, BLAS sees its transpose, and is
     asked for the upper half of that.
     """
-    upper = not columns_contiguous(dest)
+    upper = not is_column_major(dest)
     if upper:
         left, right, dest = transposed_view(right), transposed_view(left), transposed_view(dest)
-    if columns_contiguous(left):
-        factor = Factor(left.base, left.offset, max(left.right, 1), False, 0)
-    elif columns_contiguous(right):
-        factor = Factor(right.base, right.offset, max(right.right, 1), True, 0)
+    if is_column_major(left):
+        factor = GemmOperand(left.base, left.offset, max(left.right, 1), False, 0)
+    elif is_column_major(right):
+        factor = GemmOperand(right.base, right.offset, max(right.right, 1), True, 0)
     else:
         return None
-    target = Factor(dest.base, dest.offset, max(dest.right, 1), False, 0)
+    target = GemmOperand(dest.base, dest.offset, max(dest.right, 1), False, 0)
     return RankOp(leaf, dtype, dest.rows, left.cols, factor, target, upper, alpha, beta)

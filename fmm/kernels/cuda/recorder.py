@@ -13,17 +13,25 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.cuda.gemm import NOTHING_READY, GemmOp, ReadyOperands, WantedHalf, gemm_op
-from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.mirrored import mirrored_op
-from fmm.kernels.cuda.operations import Operation
+from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import (
+    NONE_PREPARED,
+    GemmOp,
+    MirrorOp,
+    PreparedOperands,
+    TriangleOutput,
+    View,
+    constant_distance,
+    gemm_op,
+    is_column_major,
+    mirrored_op,
+    rank_op,
+)
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, updating_op
 from fmm.kernels.cuda.products.simt_tiles import leaf_strategy
-from fmm.kernels.cuda.rank import rank_op
-from fmm.kernels.cuda.sums.mirror import MirrorOp
-from fmm.kernels.cuda.sums.rescale import scaling_op
+from fmm.kernels.cuda.record import RecordedOp
+from fmm.kernels.cuda.sums.mirror_rescale import scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
-from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
@@ -51,17 +59,17 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self, componentwise: bool = False, kept_of: Literal["A", "B"] | None = None) -> None:
+    def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
         """`componentwise`: must every entry be right beside its own size? `kept_of`: behind which matrix stands what
         the leaf has made of it."""
         self.componentwise = componentwise
-        self.ready = ReadyOperands(kept_of) if kept_of else NOTHING_READY
-        self.ops: list[Operation] = []
+        self.ready = PreparedOperands(prepared_matrix) if prepared_matrix else NONE_PREPARED
+        self.ops: list[RecordedOp] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
         self._sums: dict[Hashable, _RecordedSum] = {}
 
-    def _note(self, *ops: Operation) -> None:
+    def _note(self, *ops: RecordedOp) -> None:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
@@ -168,7 +176,7 @@ class Recorder:
             if all(ranks):
                 self._note(*(op for op in ranks if op))
                 return
-        row_by_row = not columns_contiguous(dest)
+        row_by_row = not is_column_major(dest)
         if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_by_row):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
@@ -186,7 +194,7 @@ class Recorder:
         has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
-            temporary = self.take(dest.rows, dest.cols, columns_contiguous(dest) and not has_kernel, dtype)
+            temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
                 self._want_halves(first, asked._replace(fill="loose"))
@@ -195,7 +203,7 @@ class Recorder:
 
     def _want_halves(self, first: int, asked: Asked) -> None:
         """Tell the products noted from number `first` on that the lower half of their results is enough."""
-        half = WantedHalf("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
+        half = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
         self.ops[first:] = [replace(op, half=half) if isinstance(op, GemmOp) else op for op in self.ops[first:]]
 
     def mirror(self, step: Mirror, source: View, dest: View) -> None:
@@ -244,24 +252,24 @@ class Recorder:
         """Independent products in turn on two lanes, each lane with temporaries of its own."""
         mark, itemsize = self.used, DTYPES[dtype].itemsize
         room = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
-        self._note(Turn.FORK)
+        self._note(StreamSync.FORK)
         for i, product in enumerate(products):
             self.lane = i % 2
             self.used = mark + self.lane * room
             run(product)
         self.lane, self.used = 0, mark
-        self._note(Turn.JOIN)
+        self._note(StreamSync.JOIN)
 
-    def _on_lanes(self, lanes: Sequence[Sequence[Operation]]) -> None:
+    def _on_lanes(self, lanes: Sequence[Sequence[RecordedOp]]) -> None:
         """Note each lane's operations in order; those of different lanes may run in any order."""
         if len(lanes) > 1:
-            self._note(Turn.FORK)
+            self._note(StreamSync.FORK)
         for launches in zip_longest(*lanes):
             for self.lane, op in enumerate(launches):
                 self._note(*([op] if op else []))
         self.lane = 0
         if len(lanes) > 1:
-            self._note(Turn.JOIN)
+            self._note(StreamSync.JOIN)
 
     def _scale(self, dest: View, beta: Coefficient) -> None:
         """Note dest = beta dest: what is left of a product without terms."""

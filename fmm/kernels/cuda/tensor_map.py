@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fmm.kernels.cuda.views import Piece
+from fmm.kernels.cuda.ops import BlockTerm
 
 MAP_BYTES = 128  # of a CUtensorMap
 MAP_WORDS = MAP_BYTES // 8
@@ -13,7 +13,7 @@ MAP_WORDS = MAP_BYTES // 8
 class TensorMap(NamedTuple):
     """A block as lines of `length` numbers, and the box of them that is a tile."""
 
-    piece: Piece
+    piece: BlockTerm
     dtype: str
     length: int
     lines: int

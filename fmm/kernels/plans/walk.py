@@ -1,7 +1,7 @@
 """The one walk over a plan: level by level through the steps of its lowering, down to the leaf.
 
 What it walks on is a machine: NumPy's arrays and BLAS (fmm.kernels.cpu.execute), symbols
-(fmm.kernels.cpu.symbolic_proof), or a recorder that notes the operations for a GPU (fmm.kernels.cuda.recorder).
+(fmm.kernels.cpu.symbolic_proof), or a recorder that notes the operations for a GPU (fmm.kernels.cuda.record).
 Temporaries are taken and given back like a stack, so that the products of a level reuse each other's memory.
 """
 

@@ -48,7 +48,7 @@ class Polynomial:
     def times(self, factor: Fraction | int) -> Polynomial:
         return Polynomial.of(*(factor * c for c in self.coefficients))
 
-    def halved(self) -> Polynomial:
+    def writes_triangle(self) -> Polynomial:
         """The polynomial of n that this one is of n/2."""
         return Polynomial.of(*(c / 2**i for i, c in enumerate(self.coefficients)))
 
@@ -171,9 +171,9 @@ def polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8") -> P
     if not k:
         return LEAVES[scheme if scheme in LEAVES else leaf][quantity]
     innermost, above = TABLES[scheme]
-    found = table_cost(step_table(innermost), quantity, LEAVES[leaf][quantity]).halved()
+    found = table_cost(step_table(innermost), quantity, LEAVES[leaf][quantity]).writes_triangle()
     for _ in range(k - 1):
-        found = table_cost(step_table(above), quantity, found).halved()
+        found = table_cost(step_table(above), quantity, found).writes_triangle()
     return found
 
 

@@ -277,7 +277,7 @@ def hasa_plan(depth: int) -> Plan:
 
 def hasa_choice(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
     """As many levels as Equation 2 asks for, at most as many as the limits of error and workspace admit."""
-    if 0 in problem.size or problem.halved:
+    if 0 in problem.size or problem.writes_triangle:
         return VENDOR
 
     def ratio(m: int, k: int, n: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.kinds import type_name
+from fmm.arrays.detect import type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.dtypes import INTEGERS

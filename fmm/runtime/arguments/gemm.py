@@ -6,16 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.kinds import check_dense
+from fmm.arrays.detect import check_dense, library_of
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
-from fmm.arrays.pick import library_of
-from fmm.runtime.arguments.factors import fitting_factors
-from fmm.runtime.arguments.numbers import checked_scalar
-from fmm.runtime.arguments.result import check_place, single
-from fmm.runtime.arguments.wishes import checked_wishes, given_plan
-from fmm.runtime.decisions.limits import Wishes
-from fmm.runtime.gemm import OPS, Update
+from fmm.request import check_constraints, check_out, check_scalar, fit_factors, parse_plan, unwrap_out
+from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.gemm import OPS, BlasGemmParams
 
 
 class AskedGemm(NamedTuple):
@@ -26,24 +22,24 @@ class AskedGemm(NamedTuple):
     b: Any
     c: Any
     out: Any
-    update: Update
-    wishes: Wishes
+    update: BlasGemmParams
+    constraints: PlanConstraints
 
 
 def checked_gemm(a: Any, b: Any, c: Any, out: Any, update: tuple[Any, ...], wished: tuple[Any, ...]) -> AskedGemm:
     """`update`: alpha, beta, transpose_a, transpose_b; `wished`: plan, max_error_growth, workspace."""
-    given = given_plan(wished[0])
+    given = parse_plan(wished[0])
     if given is not None:  # a plan that was explained may conjugate, which the call itself decides
         given = given.conjugating(*given.conjugates) or given
-    told, wishes = _update(*update), checked_wishes(given, *wished[1:])
+    told, constraints = _update(*update), check_constraints(given, *wished[1:])
     library, arrays = _arrays(a, b, c, out)
     a, b, c, _ = arrays
     _check_scalars(library, (a, b, c), told)
-    alpha, beta = fitting_factors(library, (a, b, c if told.beta else None), told.alpha, told.beta)
-    return AskedGemm(library, *arrays, told._replace(alpha=alpha, beta=beta), wishes)
+    alpha, beta = fit_factors(library, (a, b, c if told.beta else None), told.alpha, told.beta)
+    return AskedGemm(library, *arrays, told._replace(alpha=alpha, beta=beta), constraints)
 
 
-def _update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update:
+def _update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> BlasGemmParams:
     """What was asked besides arrays."""
     ops = []
     for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
@@ -51,10 +47,10 @@ def _update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update
         if op is None:
             raise ValueError(f"{name} must be False, True or 'C', or 0, 1 or 2, not {value!r}")
         ops.append(op)
-    return Update(checked_scalar("alpha", alpha), checked_scalar("beta", beta), *ops)
+    return BlasGemmParams(check_scalar("alpha", alpha), check_scalar("beta", beta), *ops)
 
 
-def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) -> None:
+def _check_scalars(library: Library, arrays: tuple[Any, ...], update: BlasGemmParams) -> None:
     """Real matrices have no complex multiples."""
     if complex in (type(update.alpha), type(update.beta)):
         given = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
@@ -65,13 +61,13 @@ def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) ->
 def _arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, Any, Any, Any]]:
     """The library whose arrays these are, and the arrays."""
     check_dense("fmm.gemm", a, b, c)
-    out = single(out)
+    out = unwrap_out(out)
     library = library_of(a, b, out) if c is None else library_of(a, b, c, "c")
-    check_place(library, out)
+    check_out(library, out)
     if c is not None and out is not None:
         library_of(a, b, out)
-    own = library.adopted(a, b, c)
+    own = library.adopt_arrays(a, b, c)
     if own is not None:
         a, b, c = own
-        out = None if out is None else library.adopted(a, b, out)[2]  # type: ignore[index]
+        out = None if out is None else library.adopt_arrays(a, b, out)[2]  # type: ignore[index]
     return library, (a, b, c, out)

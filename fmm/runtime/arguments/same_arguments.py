@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec
 
-from fmm.runtime.arguments.operands_by_position import named_operands, operands_of
+from fmm.request import named_operands, operands_of
 from fmm.runtime.decisions.decide import Decision
 
 P = ParamSpec("P")

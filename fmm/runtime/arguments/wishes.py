@@ -6,27 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.runtime.arguments.numbers import checked_flag, checked_growth, checked_workspace
+from fmm.request import check_error_growth, check_flag, check_workspace
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
 def checked_wishes(
     plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any, componentwise: bool = False
-) -> Wishes:
+) -> PlanConstraints:
     """What the caller asks of a plan."""
     if plan is None and max_error_growth is None and workspace is None and componentwise is False:
-        return NO_WISHES
-    if componentwise is not False and not checked_flag("componentwise", componentwise):
+        return NO_CONSTRAINTS
+    if componentwise is not False and not check_flag("componentwise", componentwise):
         return checked_wishes(plan, max_error_growth, workspace)
-    growth = None if max_error_growth is None else checked_growth(max_error_growth)
-    nbytes = None if workspace is None else checked_workspace(workspace)
+    growth = None if max_error_growth is None else check_error_growth(max_error_growth)
+    nbytes = None if workspace is None else check_workspace(workspace)
     given = given_plan(plan)
     if given is not None and any(given.conjugates):
         raise PlanError(f"{given} multiplies conjugates: of fmm.gemm, transpose_a and transpose_b ask for them")
-    return Wishes(given, growth, nbytes, componentwise=bool(componentwise))
+    return PlanConstraints(given, growth, nbytes, componentwise=bool(componentwise))
 
 
 def given_plan(plan: Plan | Decision | str | None) -> Plan | None:

@@ -11,7 +11,7 @@ from math import prod
 from fmm.arrays.library import Operand, contiguous, product_shape
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
@@ -21,29 +21,28 @@ from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem, without_layouts
-from fmm.runtime.calls.operands import (
-    LibraryAnswersError,
-    Matrices,
-    NotOursError,
-    arranged_matrices,
-    byte_span,
+from fmm.runtime.decisions.decide import (
+    Decision,
+    check_runnable,
+    decide_plan,
+    decide_without_vendor,
+    is_gram_faster,
+    next_plans,
 )
-from fmm.runtime.calls.question import Call, Question
-from fmm.runtime.decisions.decide import Decision, check_runnable, decide
-from fmm.runtime.decisions.expected_time import faster_as_half
-from fmm.runtime.decisions.left_to_vendor import SMALLEST_SIDE
-from fmm.runtime.decisions.other_plans import only_choice, other_plans
-from fmm.runtime.devices import Device, chip_as_tuned
+from fmm.runtime.decisions.early_declines import SMALLEST_SIDE
+from fmm.runtime.devices import Device, tuned_chip
+from fmm.runtime.operands import LibraryAnswersError, Matrices, NotOursError, arranged_matrices, byte_span
+from fmm.runtime.prepare import PreparedCall, ProblemQuery
 
 RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
 
 
-def answer_question(asked: Question) -> Call:
+def answer_question(asked: ProblemQuery) -> PreparedCall:
     """The call that answers it; NotOursError where only the library can, PlanError where a given plan cannot run."""
     return _as_gram(asked) or _answered(asked)
 
 
-def _as_gram(asked: Question) -> Call | None:
+def _as_gram(asked: ProblemQuery) -> PreparedCall | None:
     """The call for a product of a matrix and its transpose in place, if it is faster to compute one half.
 
     NumPy's own product does so too; those of other libraries do not.
@@ -61,19 +60,19 @@ def _as_gram(asked: Question) -> Call | None:
     if asked.device.threads:
         own = call.plan == VENDOR
         return replace(call, decision=replace(call.decision, reason=MIRRORED_BY_US)) if own else call
-    return call if faster_as_half(call.decision, call.limits, asked.device) else None
+    return call if is_gram_faster(call.decision, call.limits, asked.device) else None
 
 
 MIRRORED_BY_US = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
 
 
-def _vendor_has_half(asked: Question, problem: Problem) -> bool:
+def _vendor_has_half(asked: ProblemQuery, problem: Problem) -> bool:
     """Is there a function of the vendor's that a library's own product does not call? Of 16-bit types there is none, so
     that a half would be a whole product and a pass besides. NumPy's product calls it, and mirrors by itself."""
     ranks = problem.dtype in VENDOR.leaf_use.leaf.halves.by_blas
     if asked.device.threads:
         large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE  # a shorter inner side is NumPy's unasked
-        return ranks and bool(asked.setting.vendor_better) and large
+        return ranks and bool(asked.setting.vendor_advantage) and large
     return ranks
 
 
@@ -83,7 +82,7 @@ def _vendor_has_half(asked: Question, problem: Problem) -> bool:
 LEAST_MIRRORED = 3000
 
 
-def _answered(asked: Question) -> Call:
+def _answered(asked: ProblemQuery) -> PreparedCall:
     """The call for just what is asked."""
     result, on_host = _checked(asked), asked.device.threads > 0
     kind = "tf32" if asked.setting.math == "tf32" else result.dtype
@@ -93,7 +92,7 @@ def _answered(asked: Question) -> Call:
     copied = work.copied_bytes(whole=not on_host)
     limits = _limits_left(asked.limits, work.problem, copied)
     decision, launches = _decided(asked, work.problem, limits)
-    call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
+    call = PreparedCall(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
         call = _on_device(call, launches, work, asked)
     elif on_host and (decision.plan != VENDOR or _not_the_librarys(asked, work)):
@@ -106,7 +105,7 @@ def _answered(asked: Question) -> Call:
         result=result,
         packs=work.packs,
         direct=work.direct,
-        folds=work.folds,
+        flattens_stack=work.flattens_stack,
         spans=(byte_span(asked.a), byte_span(asked.b), byte_span(work.c)),
         copies=any(work.packs),
     )
@@ -115,52 +114,52 @@ def _answered(asked: Question) -> Call:
 def _limits_left(limits: Limits, problem: Problem, copied: int) -> Limits:
     """Beside so many bytes of copies. Integers are exact; halves are not checked, so what has to be is not for them."""
     componentwise = limits.componentwise and not problem.type.exact
-    emulation = limits.emulation and not (componentwise and problem.halved)
+    emulation = limits.emulation and not (componentwise and problem.writes_triangle)
     room = max(limits.workspace - copied, 0)
     return replace(limits, workspace=room, emulation=emulation, componentwise=componentwise)
 
 
-def _as_asked(asked: Question, work: Matrices) -> Problem:
+def _as_asked(asked: ProblemQuery, work: Matrices) -> Problem:
     """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
     problem, kept = work.problem, asked.kept
     if asked.added is not None:
         problem = replace(problem, added=(asked.added[-2], asked.added[-1]))
-    if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
+    if problem.writes_triangle or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
     base = kept.base if kept is not None and usable and not asked.limits.componentwise else None
     return replace(problem, componentwise=asked.limits.componentwise, kept=base)
 
 
-def _not_the_librarys(asked: Question, work: Matrices) -> bool:
+def _not_the_librarys(asked: ProblemQuery, work: Matrices) -> bool:
     """Is it no product that the library has? A stack times one matrix is a single product for the vendor too, where its
     library does not see that."""
-    halved = work.problem.halved and not _is_numpys_half(asked, work.problem)
-    return halved or work.problem.updates or (work.folds and not asked.setting.folds_stacks)
+    writes_triangle = work.problem.writes_triangle and not _is_numpys_half(asked, work.problem)
+    return writes_triangle or work.problem.updates or (work.flattens_stack and not asked.setting.flattens_stacks)
 
 
-def _is_numpys_half(asked: Question, problem: Problem) -> bool:
+def _is_numpys_half(asked: ProblemQuery, problem: Problem) -> bool:
     """Is it just what NumPy's product of a small matrix and its transpose in place computes?"""
-    numpys = asked.setting.adjoint and bool(asked.setting.vendor_better)
+    numpys = asked.setting.adjoint and bool(asked.setting.vendor_advantage)
     return numpys and asked.asked == Asked(op=asked.asked.op) and problem.m < LEAST_MIRRORED
 
 
-def _on_host(call: Call, work: Matrices, copied: int) -> Call:
+def _on_host(call: PreparedCall, work: Matrices, copied: int) -> PreparedCall:
     """What a call on the host needs of memory: for its plan, and for the copies of operands that BLAS cannot read."""
     plan, problem = call.decision.plan, work.problem
-    copies = copied if plan != VENDOR or problem.halved else 0
+    copies = copied if plan != VENDOR or problem.writes_triangle else 0
     asked = problem.alpha, problem.beta, problem.op, problem.fill
     return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *asked) + copies)
 
 
-def _on_device(call: Call, launches: LaunchList, work: Matrices, asked: Question) -> Call:
+def _on_device(call: PreparedCall, launches: LaunchList, work: Matrices, asked: ProblemQuery) -> PreparedCall:
     """What a call on a device has besides: launches, addresses and memory."""
-    vendors = GRAPH_SCRATCH * launches.vendor_lanes
-    recurs = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
-    needed = cublas_scratch(launches) + vendors if recurs else launches.workspace
-    added = work.added_offsets(asked.added) if asked.added is not None else ()
-    found = replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
-    return replace(found, added_offsets=added)
+    vendors = GRAPH_SCRATCH * launches.vendor_stream_count
+    uses_graph = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
+    needed = cublas_scratch(launches) + vendors if uses_graph else launches.workspace
+    added = work.addend_offsets(asked.added) if asked.added is not None else ()
+    found = replace(call, launches=launches, offsets=work.offsets(), workspace=needed, uses_graph=uses_graph)
+    return replace(found, addend_offsets=added)
 
 
 def _recurs(launches: LaunchList, work: Matrices) -> bool:
@@ -171,7 +170,7 @@ def _recurs(launches: LaunchList, work: Matrices) -> bool:
     ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
     multiply_adds = work.count * prod(work.problem.size)
     several = work.count * len(launches.steps) > 1
-    return several and launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
+    return several and launches.stream_count == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
 def cublas_scratch(launches: LaunchList) -> int:
@@ -179,7 +178,7 @@ def cublas_scratch(launches: LaunchList) -> int:
     return -(-launches.workspace // 256) * 256
 
 
-def _checked(asked: Question) -> Operand:
+def _checked(asked: ProblemQuery) -> Operand:
     """The product as a new array, of what can be multiplied."""
     setting, shape = asked.setting, product_shape(asked.a.shape, asked.b.shape)
     if shape is None:
@@ -189,8 +188,8 @@ def _checked(asked: Question) -> Operand:
     if DTYPES[setting.dtype].exact and asked.asked != PLAIN:
         raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} besides matmul are its own")
     if asked.out is not None and asked.out.shape != shape:
-        raise (LibraryAnswersError if setting.casts_result else NotOursError)(OTHER_OUT)
-    if asked.out is not None and asked.out.dtype != setting.dtype and not setting.casts_result:
+        raise (LibraryAnswersError if setting.casts_out else NotOursError)(OTHER_OUT)
+    if asked.out is not None and asked.out.dtype != setting.dtype and not setting.casts_out:
         raise NotOursError(OTHER_OUT)
     if 0 in (*asked.a.shape, *asked.b.shape):
         raise LibraryAnswersError("there is nothing to multiply")
@@ -203,7 +202,7 @@ OTHER_OUT = "out has another shape or type than the product"
 # ---- the plan
 
 
-def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
+def _decided(asked: ProblemQuery, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
     """The plan and its launches. What these take counts, should it be more than the model thought."""
     device = asked.device
     if asked.plan is not None:
@@ -214,14 +213,14 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
         unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
         given = Decision(asked.plan, problem, f"this plan was given{unless}", on_cpu=device.threads > 0)
         return given, launches_on(asked.plan, problem, device, True)
-    if asked.setting.vendor_better and not problem.halved:
-        return Decision(VENDOR, problem, asked.setting.vendor_better), None
-    first = decide(problem, limits, device)
+    if asked.setting.vendor_advantage and not problem.writes_triangle:
+        return Decision(VENDOR, problem, asked.setting.vendor_advantage), None
+    first = decide_plan(problem, limits, device)
     if first.plan == VENDOR and asked.setting.lacking:
-        first = only_choice(first, limits, device)
-    if device.chip is None or (first.plan == VENDOR and not problem.halved):
+        first = decide_without_vendor(first, limits, device)
+    if device.chip is None or (first.plan == VENDOR and not problem.writes_triangle):
         return first, None
-    for plan in (first.plan, *other_plans(problem, first.plan, limits, device)):
+    for plan in (first.plan, *next_plans(problem, first.plan, limits, device)):
         launches = launches_on(plan, problem, device, False)
         if launches is not None and launches.workspace <= limits.workspace:
             return (first if plan == first.plan else _second_choice(first, plan)), launches
@@ -241,26 +240,28 @@ def _second_choice(first: Decision, plan: Plan) -> Decision:
     return Decision(plan, first.problem, why, first.considered, first.step, on_cpu=first.on_cpu)
 
 
-def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> LaunchList:
+def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
     """The launches of a device's call for A, B and C at these addresses; None: where the library allocates."""
     from fmm.kernels.cuda.record import record_launches
 
     assert call.launches is not None and call.device is not None and call.device.chip is not None
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
-    chip = chip_as_tuned(call.device) or call.device.chip
-    return record_launches(plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
+    chip = tuned_chip(call.device) or call.device.chip
+    return record_launches(
+        plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_create_nonfinite(plan))
+    )
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    chip = chip_as_tuned(device)
-    if (plan == VENDOR and not problem.halved and not problem.updates) or chip is None:
+    chip = tuned_chip(device)
+    if (plan == VENDOR and not problem.writes_triangle and not problem.updates) or chip is None:
         return None
     from fmm.kernels.cuda.record import record_launches
 
     try:
-        launches = record_launches(plan, problem, chip_target(chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, chip_target(chip, flagged=may_create_nonfinite(plan)))
     except PlanError:
         if given:
             raise

@@ -42,22 +42,22 @@ class Matrices:
     c: Operand
     packs: tuple[bool, bool]  # are A, B copied, because BLAS cannot read them as they are?
     direct: bool  # may the product be written into `out`, unless that overlaps an operand?
-    folds: bool  # is a stack of A's times one B a single product of all their rows?
+    flattens_stack: bool  # is a stack of A's times one B a single product of all their rows?
     problem: Problem
 
     @property
     def count(self) -> int:
         """How many products."""
-        return 1 if self.folds else prod(self.c.shape[:-2])
+        return 1 if self.flattens_stack else prod(self.c.shape[:-2])
 
     def offsets(self) -> tuple[Offsets, ...]:
         """Where the matrices of each product begin."""
-        if self.folds:
+        if self.flattens_stack:
             return ((0, 0, 0),)
         stack = self.c.shape[:-2]
         return tuple(zip(*(_places(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
-    def added_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
+    def addend_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """For each product, where that begins to which it is added, in bytes: in an array of C's shape with these
         strides."""
         added = Operand(self.c.shape, strides, self.c.dtype)
@@ -97,19 +97,19 @@ def arranged_matrices(
     if direct and out is not None:
         c = out
     left, right, dest = a, b, c
-    folds = a.ndim > 2 and prod(b.shape[:-2]) == 1 and asked.op == "product"
-    if folds:
+    flattens_stack = a.ndim > 2 and prod(b.shape[:-2]) == 1 and asked.op == "product"
+    if flattens_stack:
         tall, product = tall_matrix(a), tall_matrix(c)
         if tall is not None and product is not None and (packs[0] or matrix_layout(tall)) and matrix_layout(product):
             left, right, dest = tall, b._replace(shape=b.shape[-2:], strides=b.strides and b.strides[-2:]), product
         else:
-            folds = False
+            flattens_stack = False
     size = left.shape[-2], left.shape[-1], right.shape[-1]
     layouts = tuple(matrix_layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
     placed = layouts[0], layouts[1], layouts[2]
     update = _number(asked.alpha), _number(asked.beta)
     problem = Problem(*size, kind or result.dtype, placed, *update, asked.op, fill=asked.fill)
-    return Matrices(a, b, c, packs, direct, folds, problem)
+    return Matrices(a, b, c, packs, direct, flattens_stack, problem)
 
 
 def _number(c: Coefficient) -> complex:

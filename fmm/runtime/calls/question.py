@@ -9,10 +9,10 @@ from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.perfmodel.choose import Limits
-from fmm.runtime.calls.operands import Offsets, spans_meet
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import Kept
+from fmm.runtime.decisions.limits import PreparedSide
 from fmm.runtime.devices import Device
+from fmm.runtime.operands import Offsets, spans_meet
 
 NO_LIMITS = Limits(0)
 
@@ -36,14 +36,14 @@ class Call:
     result: Operand | None = None  # what the product is like, if it is a new array
     packs: tuple[bool, bool] = (False, False)  # are A, B copied, because BLAS cannot read them as they are?
     direct: bool = False  # the plan may write into `out`, unless that overlaps an operand
-    folds: bool = False  # is a stack multiplied by one matrix, all rows at once?
+    flattens_stack: bool = False  # is a stack multiplied by one matrix, all rows at once?
     offsets: tuple[Offsets, ...] = ()  # of A, B and C in bytes, one product each; on a device
-    added_offsets: tuple[int, ...] = ()  # the same of what is added, where C does not hold it
+    addend_offsets: tuple[int, ...] = ()  # the same of what is added, where C does not hold it
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # is anything packed?
     workspace: int = 0  # bytes
-    recurs: bool = False  # worth capturing as a graph, once it has come again and again
-    refused_plan: str = ""  # why a plan that was given cannot run, if the library seems to reject the call itself
+    uses_graph: bool = False  # worth capturing as a graph, once it has come again and again
+    plan_refusal: str = ""  # why a plan that was given cannot run, if the library seems to reject the call itself
 
     def overlap(self, a: int, b: int, c: int) -> bool:
         """With these pointers, may C share memory with an operand?"""
@@ -63,5 +63,5 @@ class Question:
     plan: Plan | None = None
     result: Operand | None = None  # the product as a new array; None: without gaps, its last axis contiguous
     asked: Asked = PLAIN
-    kept: Kept | None = None
+    kept: PreparedSide | None = None
     added: tuple[int, ...] | None = None  # strides of what is added, in elements, where that is not what C holds

@@ -166,7 +166,11 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if entry_and_plan is None:
         return None
     entry, plan = entry_and_plan
-    if is_b_column_major(problem) and not problem.halved and is_slow_on_column_major_b(plan.leaf_use, problem.dtype):
+    if (
+        is_b_column_major(problem)
+        and not problem.writes_triangle
+        and is_slow_on_column_major_b(plan.leaf_use, problem.dtype)
+    ):
         return None  # it was measured on a B that lies row by row
     allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu))
     try:
@@ -251,7 +255,7 @@ def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision
 
 def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     """The first products of a shape are measured in place, the model's choice against the vendor."""
-    if chosen.plan == VENDOR or problem.halved or problem.flops < WORTH_TUNING:
+    if chosen.plan == VENDOR or problem.writes_triangle or problem.flops < WORTH_TUNING:
         return chosen
     trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:

@@ -11,7 +11,7 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
-from fmm.runtime.decisions.decide import Decision, decide
+from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import Device
 
 # The vendor cuts a product of few rows along a long inner side; whether its functions for one half do so too, the model
@@ -33,7 +33,7 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
         return False
     if calibration.batches and half.plan == VENDOR and problem.m <= FEW_ROWS:
         return False
-    best = decide(whole, limits, device).plan
+    best = decide_plan(whole, limits, device).plan
     of_whole = min(
         recurring_call_seconds(quick_prediction(plan, whole, calibration), calibration) for plan in (VENDOR, best)
     )

@@ -17,7 +17,7 @@ from fmm.dtypes import DTYPES
 from fmm.perfmodel.choose import ranking_problem
 from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
 from fmm.problem import without_layouts
-from fmm.runtime.decisions.decide import SMALLEST_EXACT_SIDE, Decision
+from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
 
 # ---- on CUDA devices
 
@@ -60,7 +60,7 @@ def left_to_vendor(library: Library, a: Any, b: Any, room: int) -> bool:
     halves = itemsize == 2 and work < SMALL_HALF and (tensors or a.dtype.kind not in "iu")
     if halves and (work < SMALL_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    known: float | None = library.calls.get((room, shape, b.ndim, library.kind_key(a, b)))
+    known: float | None = library.calls.get((room, shape, b.ndim, library.type_key(a, b)))
     return known is not None and known > time.monotonic()
 
 
@@ -92,7 +92,9 @@ def small_enough_for_numpy(a: Any, b: Any) -> bool:
         m, k, n = SMALLEST_SIDE, a.shape[-1], b.shape[-1]
     if m >= SMALLEST_SIDE and k >= SMALLEST_SIDE and n >= SMALLEST_SIDE:
         return False
-    return m < SMALLEST_EXACT_SIDE or k < SMALLEST_EXACT_SIDE or n < SMALLEST_EXACT_SIDE or a.dtype.kind not in "iub"
+    return (
+        m < SMALLEST_INTEGER_SIDE or k < SMALLEST_INTEGER_SIDE or n < SMALLEST_INTEGER_SIDE or a.dtype.kind not in "iub"
+    )
 
 
 # ---- remembered
@@ -112,7 +114,7 @@ REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Mem
 
 def product_key(library: Library, a: Any, b: Any) -> Hashable:
     """By which it is remembered. B's sides follow from the bytes, or else do not match."""
-    return a.nbytes * b.nbytes, a.shape, b.ndim, library.kind_key(a, b)
+    return a.nbytes * b.nbytes, a.shape, b.ndim, library.type_key(a, b)
 
 
 def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:

@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
-from fmm.runtime.card_sharers import processes_on
+from fmm.runtime.decisions.limits import count_gpu_processes
 
 SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
 LIFETIME = 1.0  # seconds for which the free memory is taken for known
@@ -45,7 +45,7 @@ class Wishes(NamedTuple):
     added: tuple[int, ...] | None = None  # strides of what is added, of C's shape, where that is not what C holds
 
     @property
-    def insists(self) -> bool:
+    def plan_required(self) -> bool:
         """Must it be this plan, or an error?"""
         return self.plan is not None and not self.replaceable
 
@@ -53,7 +53,7 @@ class Wishes(NamedTuple):
 NO_WISHES = Wishes()
 
 
-class HalfWishes(NamedTuple):
+class GramKey(NamedTuple):
     """What is asked of a matrix and its own transpose, where that is all; no limit is among it."""
 
     rows: bool
@@ -78,7 +78,7 @@ def memory_share(library: Library, number: int) -> int:
     """
     known, now = _shares.get((library.name, number)), time.monotonic()
     if known is None or known[0] < now:
-        sharers = processes_on(number) if library.processor == "cuda" else 1
+        sharers = count_gpu_processes(number) if library.processor == "cuda" else 1
         known = _shares[library.name, number] = now + LIFETIME, share_of(library.free_bytes(number), sharers)
     return known[1]
 

@@ -16,7 +16,7 @@ from typing import Any
 from fmm.config import certify, environment, files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import Entry
-from fmm.kernels.cpu.threads.fork_safe import Lock
+from fmm.kernels.cpu.worker_threads import ForkSafeLock
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
@@ -76,7 +76,7 @@ class Trial:
 
 
 _trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
-_lock = Lock()
+_lock = ForkSafeLock()
 
 
 def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:

@@ -19,24 +19,21 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays.host_memory import also_released
 from fmm.arrays.library import DeviceLibrary
-from fmm.kernels.cuda.launch.blas_library import Lane
-from fmm.kernels.cuda.launch.cublas import set_stream
+from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
-from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph
+from fmm.kernels.cuda.launch.graphs import GraphCache, KernelNode, MovableGraph, Replays
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
 from fmm.kernels.cuda.launch.prepared_calls import make_calls
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
-from fmm.runtime.answered import left_because
-from fmm.runtime.calls.answer import cublas_scratch
-from fmm.runtime.calls.question import Call
-from fmm.runtime.devices import chip_as_tuned, cuda_device
+from fmm.runtime.call_record import record_fallback
+from fmm.runtime.devices import cuda_device, tuned_chip
+from fmm.runtime.prepare import PreparedCall, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
@@ -45,7 +42,9 @@ PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
 
-def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, added: Any = None) -> Any:
+def run_call(
+    library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, given: bool, added: Any = None
+) -> Any:
     """C by the call's plan, on the library's current stream; None if the vendor must multiply.
 
     `given`: the caller named the plan, which then runs even after products that had to be computed again. `added`: what
@@ -63,7 +62,7 @@ def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given
 
 def _run(
     library: DeviceLibrary,
-    call: Call,
+    call: PreparedCall,
     a: Any,
     b: Any,
     out: Any,
@@ -77,14 +76,14 @@ def _run(
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         if given:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
-        left_because("its stream is being captured")
+        record_fallback("its stream is being captured")
         return None  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)
     if ready.flagged and not (given or flag.trusted()):
-        left_because("products on its stream had inf or NaN a moment ago")
+        record_fallback("products on its stream had inf or NaN a moment ago")
         return None
     p, q, r, workspace, c, kept = library.allocate(call, a, b, out)
     if out is not None:
@@ -115,7 +114,7 @@ def run_to_the_end(library: DeviceLibrary, launches: LaunchList, pointer: int, d
         runtime.streamSynchronize(stream)
 
 
-def _completed(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, added: Any) -> None:
+def _completed(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, added: Any) -> None:
     """What is asked of a call, by the library's own functions; but nothing if the call adds to what `out` held, which
     may be written over by now."""
     problem = call.launches.problem if call.launches else None
@@ -129,15 +128,15 @@ def _completed(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, add
         library.updated(a, b, out, alpha, problem.beta)
     elif problem.beta:
         return
-    elif problem.halved:
-        library.finish_half(library.vendor(a, b), out, complex(alpha).real, 0.0, problem.fill)
+    elif problem.writes_triangle:
+        library.write_triangle(library.vendor(a, b), out, complex(alpha).real, 0.0, problem.fill)
     elif alpha != 1:
         library.updated(a, b, out, alpha, 0)
     else:
         library.vendor(a, b, out)
 
 
-def _made_ready(call: Call, flag: StreamFlag, device: int) -> StreamCall:
+def _made_ready(call: PreparedCall, flag: StreamFlag, device: int) -> StreamCall:
     if len(flag.prepared) >= PREPARED:
         flag.prepared.clear()
     found = flag.prepared[id(call)] = StreamCall(call, flag, device)
@@ -147,15 +146,15 @@ def _made_ready(call: Call, flag: StreamFlag, device: int) -> StreamCall:
 class StreamCall:
     """A call as one thread runs it on one stream: all that its launches need besides the addresses."""
 
-    def __init__(self, call: Call, flag: StreamFlag, device: int) -> None:
+    def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
         self.call = call  # so that it lives as long as its number is in use
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
-        self.flagged = may_differ(call.launches.plan)  # is it computed again where it has an inf or NaN?
+        self.flagged = may_create_nonfinite(call.launches.plan)  # is it computed again where it has an inf or NaN?
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
-        self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
+        self.replays = Replays(self._captured, GRAPHS) if call.uses_graph else None
         self._latest: Hashable = None  # the key of the last replay: usually all lies where it lay then
         self._players: dict[Alignment, Player | str] = {}  # or why there is none
         self._alone: Player | None = None  # of one product, for what lies as libraries allocate it
@@ -199,7 +198,7 @@ class StreamCall:
 
     def _made_player(self, alignment: Alignment) -> Player | str:
         """The player, or why there is none: a candidate of cuBLASLt, say, may want lines that are better aligned."""
-        chip = chip_as_tuned(cuda_device(self.device)) or chip_of(self.device)
+        chip = tuned_chip(cuda_device(self.device)) or chip_of(self.device)
         target = chip_target(chip, alignment, self.flagged)
         try:
             return player_of(record_launches(self.launches.plan, self.launches.problem, target), self.device)
@@ -209,7 +208,7 @@ class StreamCall:
     def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
         """Each product of the call: who plays it, and its addresses."""
         a, b, c, workspace, flag, count, d = addresses
-        for (x, y, z), w in zip(self.call.offsets, self.call.added_offsets or repeat(0), strict=False):
+        for (x, y, z), w in zip(self.call.offsets, self.call.addend_offsets or repeat(0), strict=False):
             own = addresses
             if x | y | z | w:
                 own = Addresses(a + x, b + y, c + z, workspace, flag, count, d + w)
@@ -243,7 +242,7 @@ class StreamCall:
         """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
         more memory of its own than was asked for."""
         products = list(self._products(addresses))
-        if any(player.launches.vendor_lanes > self.launches.vendor_lanes for player, _ in products):
+        if any(player.launches.vendor_stream_count > self.launches.vendor_stream_count for player, _ in products):
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):
@@ -259,7 +258,7 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            set_stream(Lane(cublas_handle(), self.stream, 0))  # the other one goes, and so may that memory
+            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # the other one goes, and so may that memory
         return _Replay(self, graph, addresses, counters)
 
     def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
@@ -286,7 +285,7 @@ class _Replay:
         return self.bases is not None
 
 
-def measured_product(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured_product(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement; within a graph's capture nothing can be measured."""
     stream, _ = library.current_stream(call.setting.device)
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):

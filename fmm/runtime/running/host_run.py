@@ -14,23 +14,23 @@ import numpy as np
 from fmm.arrays.host_memory import borrowed_block
 from fmm.arrays.library import HostLibrary
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.arena import Arena, Array
-from fmm.kernels.cpu.exact_product import digits_described
+from fmm.kernels.cpu.exact_product import describe_digits
 from fmm.kernels.cpu.execute import execute_plan
-from fmm.kernels.cpu.numpy_backend import Told
-from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
-from fmm.kernels.cpu.threads.helper_threads import NoThreadError, call_apart
-from fmm.kernels.cpu.threads.openblas import loaded_openblas
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.host_arrays import Arena, Array
+from fmm.kernels.cpu.numpy_backend import ProgressCallback
+from fmm.kernels.cpu.openblas import loaded_openblas
+from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, backend_for
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import leaf_halves, leaf_products
 from fmm.problem import Problem, without_layouts
-from fmm.runtime.answered import left_because
-from fmm.runtime.calls.question import Call
-from fmm.runtime.decisions.expected_time import expected_seconds
-from fmm.runtime.progress import Progress, asked_progress
-from fmm.runtime.running.overflow import may_overflow
+from fmm.runtime.call_record import record_fallback
+from fmm.runtime.decisions.decide import expected_seconds
+from fmm.runtime.overflow import may_overflow
+from fmm.runtime.prepare import PreparedCall
+from fmm.runtime.progress import Progress, current_progress
 
 SMALL = 256 * 1024  # bytes of each operand and of the product, below which a plan gains nothing from a second thread
 
@@ -43,7 +43,7 @@ class _LeftToVendorError(Exception):
     """The vendor must multiply, since numbers may overflow, or for want of room; what has been done is written over."""
 
 
-def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, added: Any = None) -> Any:
+def run_call(library: HostLibrary, call: PreparedCall, a: Any, b: Any, out: Any, given: bool, added: Any = None) -> Any:
     """C by the call's plan; None if the vendor must multiply, because numbers may overflow. `added`: what is added,
     where C does not hold it, of C's shape.
 
@@ -54,7 +54,7 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     (What is added to `out` itself cannot be begun anew: if memory runs out in its middle, PartlyAddedError says so.)
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
-        left_because("numpy.errstate asks to be told of underflow, and a plan's sums have their own")
+        record_fallback("numpy.errstate asks to be told of underflow, and a plan's sums have their own")
         return None
     assert call.result is not None
     c = library.new_array(call.result) if out is None else out
@@ -72,11 +72,11 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)
     except _LeftToVendorError as why:
-        left_because(str(why))
+        record_fallback(str(why))
         return None
     except NoThreadError:
         if not given:
-            left_because("no thread can be started")
+            record_fallback("no thread can be started")
             return None
         _fill_here(multiplier, x, y, z, out is not None, given)
     if call.plan == VENDOR and _numpy_might_warn(call, z):
@@ -84,10 +84,10 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     return library.returned(c) if out is None else out
 
 
-def _numpy_might_warn(call: Call, c: Array) -> bool:
+def _numpy_might_warn(call: PreparedCall, c: Array) -> bool:
     """Might NumPy's own product of a matrix and its transpose, which calls the same function of BLAS, warn of an
     overflow? It is enough to look at the diagonal: no other entry is larger, nor is any part of its sum."""
-    numpys = call.setting.adjoint and bool(call.setting.vendor_better)
+    numpys = call.setting.adjoint and bool(call.setting.vendor_advantage)
     return numpys and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
 
 
@@ -125,17 +125,17 @@ def _fill_apart(
         last.clear()
 
     try:
-        call_apart(work, last)
+        run_on_worker(work, last)
     except _LeftToVendorError as why:
         if not last:
             raise
-        left_because(str(why))
+        record_fallback(str(why))
     except MemoryError as error:
         if multiplier.added:
             raise PartlyAddedError("memory ran out while a product was added to out") from error
         if given or not last:
             raise
-        left_because("memory ran out")
+        record_fallback("memory ran out")
 
 
 def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, seen: bool, given: bool) -> None:
@@ -152,7 +152,7 @@ def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, seen: bool
     np.copyto(z, c)
 
 
-def measured_product(library: HostLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured_product(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement."""
     assert call.decision.trial is not None
     return call.decision.trial.run(multiply)
@@ -161,19 +161,19 @@ def measured_product(library: HostLibrary, call: Call, multiply: Callable[[Plan]
 class _Multiplier:
     """Multiplies the matrices of a call by its plan."""
 
-    def __init__(self, call: Call, added: Array | None = None) -> None:
+    def __init__(self, call: PreparedCall, added: Array | None = None) -> None:
         assert call.plan is not None and call.device is not None
         self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
         self.dtype, self.begun = np.dtype(call.dtype), False
         problem = call.decision.problem
         assert problem is not None
         self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-        self.half, self.updates = problem.halved, problem.updates
+        self.half, self.updates = problem.writes_triangle, problem.updates
         self.apart = added  # what is added, where that is not what C holds
         self.in_place = added is None and self.asked.beta != 0
         self.added = False  # has anything been added to what C held?
-        self.progress = asked_progress()
-        self.told: Told | None = None
+        self.progress = current_progress()
+        self.told: ProgressCallback | None = None
 
     @property
     def can_be_completed(self) -> bool:
@@ -245,14 +245,14 @@ class _Multiplier:
             raise _LeftToVendorError("inf, NaN or numbers so large that sums may overflow are in its operands")
 
 
-def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
+def _products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
     """The products of two matrices that together fill c."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
         c = np.expand_dims(c, -1)
     a, b = a if a.ndim > 1 else a[None, :], b if b.ndim > 1 else b[:, None]
-    if call.folds:
+    if call.flattens_stack:
         yield a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), c.reshape(-1, c.shape[-1])
         return
     stack = c.shape[:-2]
@@ -266,7 +266,7 @@ def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array,
 
 def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """What really multiplies, a line each."""
-    if problem.halved and not plan.levels:
+    if problem.writes_triangle and not plan.levels:
         return (f"BLAS's syrk or herk on {counted_words(threads, 'thread')}, one half; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
@@ -274,9 +274,9 @@ def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str,
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.host.multiply_inside is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
-        return (f"{vendor}; {digits_described(problem.dtype, leaf_k)}",)
-    library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
-    if large and threads == PRODUCTS_AT_ONCE and library is not None and library.count() == threads:
+        return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
+    library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS
+    if large and threads == CONCURRENT_PRODUCTS and library is not None and library.count() == threads:
         return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)
     return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
 

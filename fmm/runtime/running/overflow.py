@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_products import dot
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.host_arrays import Array, dot
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.level_steps import Product

@@ -15,13 +15,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fmm.arrays.torch_calls import MATMUL, PLAIN, is_compiling, is_exporting
 from fmm.arrays.torch_library import HOST_TYPES, NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.runtime.decisions.left_to_vendor import SMALL
-from fmm.runtime.decisions.limits import Wishes
-from fmm.runtime.tensors.gradients import gradients, product, save_factors
-from fmm.runtime.tensors.operator_rules import add_rules
+from fmm.runtime.decisions.early_declines import SMALL
+from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.torch_autograd.functions import gradients, matmul_tensors, save_factors
+from fmm.runtime.torch_autograd.operator import add_rules
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
-# While a stream is captured no plan runs (fmm/runtime/running/device_run.py), so Inductor is to leave the operator
+# While a stream is captured no plan runs (fmm/runtime/run_device.py), so Inductor is to leave the operator
 # between the CUDA graphs that it captures; a torch older than that word captures it, as torch's own product.
 TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
@@ -31,8 +31,8 @@ OPERATOR: Any = torch.ops.fmm.matmul.default
 
 def _multiplied(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
     with torch.no_grad():  # the operator's gradients are its own, below
-        wishes = Wishes(None if plan is None else Plan.parse(plan), growth, room)
-        return product(a, b, None, wishes).contiguous()
+        constraints = PlanConstraints(None if plan is None else Plan.parse(plan), growth, room)
+        return matmul_tensors(a, b, None, constraints).contiguous()
 
 
 def _shaped(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
@@ -108,12 +108,18 @@ if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
 add_rules(OPERATOR, _LIBRARY)
 
 
-def recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def recorded_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """For those who record torch's calls: its own function; in a compiled graph, where it may pay, the operator."""
-    if out is None and not wishes.componentwise and _worth_an_operator(a, b):
-        return OPERATOR(a, b, None if wishes.plan is None else str(wishes.plan), wishes.error_growth, wishes.workspace)
-    if wishes.plan not in (None, VENDOR):
-        return product(a, b, out, wishes)  # which says why it cannot run
+    if out is None and not constraints.componentwise and _worth_an_operator(a, b):
+        return OPERATOR(
+            a,
+            b,
+            None if constraints.plan is None else str(constraints.plan),
+            constraints.error_growth,
+            constraints.workspace,
+        )
+    if constraints.plan not in (None, VENDOR):
+        return matmul_tensors(a, b, out, constraints)  # which says why it cannot run
     return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
 
 

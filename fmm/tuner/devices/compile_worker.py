@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.launch_list import Kernel
+from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
@@ -26,7 +26,7 @@ from fmm.tuner.devices.compile_ahead import Job
 def launched_kernels(job: Job, chip: Chip) -> Iterator[Kernel]:
     """What a plan launches on such a chip; with a label, of its sums those that are so labelled."""
     plan = Plan.parse(job.plan)
-    target = chip_target(chip, flagged=job.flagged and may_differ(plan))
+    target = chip_target(chip, flagged=job.flagged and may_create_nonfinite(plan))
     found = record_launches(plan, Problem(*job.size, job.dtype), target)
     chosen = (x.kernel for x in found.launches if not job.label or f"_sums, {job.label}:" in x.label)
     yield from dict.fromkeys(chosen)
@@ -67,10 +67,10 @@ def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
     import cupy
     from cupy.cuda import compiler
 
-    from fmm.kernels.cuda.launch.compile import code_for_architecture
+    from fmm.kernels.cuda.launch.compile import compile_for_architecture
 
     if kernel.architecture:
-        code_for_architecture(text, kernel.architecture, kernel.options)
+        compile_for_architecture(text, kernel.architecture, kernel.options)
         return
 
     class Functions:

@@ -17,14 +17,12 @@ from fmm.arrays import host_memory
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import identity
 from fmm.config.identity import Identity
-from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.numpy_products import matmul
-from fmm.kernels.cpu.side_by_side import threads_per_product
-from fmm.kernels.cpu.step_timer import StepTimes, time_steps
-from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.cpu.threads.thread_pool import blas_threads, usable_processors
+from fmm.kernels.cpu.parallel_products import StepTimes, threads_per_product, time_steps
+from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
+from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
@@ -32,8 +30,8 @@ from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.limits import memory_share
-from fmm.runtime.running.overflow import may_overflow
+from fmm.runtime.decisions.limits import default_workspace_bytes
+from fmm.runtime.overflow import may_overflow
 from fmm.tuner.devices.device import BEST, EFFORTS, TRIES, Effort, FailedError, Run
 
 LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
@@ -47,7 +45,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        self.lanes = call_apart(partial(_products_at_once, self.threads))
+        self.lanes = run_on_worker(partial(_products_at_once, self.threads))
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property
@@ -71,7 +69,7 @@ class CpuDevice:
 
     @property
     def memory(self) -> int:
-        return memory_share(NUMPY, self.threads)
+        return default_workspace_bytes(NUMPY, self.threads)
 
     def untuned(self) -> Calibration:
         return with_concurrent_products(cpu_calibration(self.threads), self.lanes)
@@ -97,7 +95,7 @@ class CpuDevice:
             raise MemoryError  # the system would hand it out, and end this process once it is filled
         numbers = self._numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
-        b = a.conj().T if problem.halved else b
+        b = a.conj().T if problem.writes_triangle else b
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _numbers(self, dtype: str, seed: int, count: int) -> Array:
@@ -182,7 +180,9 @@ class CpuSession:
     def _call(self, run: Run) -> Callable[[], Any]:
         if run.part not in ("whole", BEST):
             return partial(self._part, run)
-        if self.problem.halved:  # the vendor's way is BLAS's syrk, mirrored by who does that faster, NumPy or we
+        if (
+            self.problem.writes_triangle
+        ):  # the vendor's way is BLAS's syrk, mirrored by who does that faster, NumPy or we
             return partial(fmm.gram, self.a, None, self.c, rows=True, plan=run.plan)
         if run.plan == VENDOR:
             return partial(matmul, self.a, self.b, out=self.c)

@@ -18,14 +18,14 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
+from fmm.kernels.cuda.launch_list import LaunchList, StepKind, StreamSync
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
 from fmm.tuner.devices.device import BEST, GPU_EFFORTS, TRIES, Effort, FailedError, Run
 
@@ -34,7 +34,7 @@ LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 # 5 to 10 %). After so many idle seconds it is therefore kept busy for so many milliseconds before a sample.
 IDLE, HEAT = 0.004, 40.0
 ROWS = 16  # rows of a result that are checked
-PARTS: Mapping[str, Work] = {"sums": "sums", "products": "product"}
+PARTS: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -123,7 +123,7 @@ def _clocks(index: int) -> dict[str, Any]:
 
 def placed(problem: Problem) -> Layouts | tuple[()]:
     """How the operands of a session lie: row by row, but for A's adjoint, which lies as A does."""
-    if not problem.halved:
+    if not problem.writes_triangle:
         return ()
     rows, inner = Layout("C", max(problem.n, 1)), max(problem.k, 1)
     return Layout("C", inner), Layout("F", inner), rows
@@ -136,7 +136,7 @@ class CudaSession:
         self.problem = problem
         self.backend = DeviceBackend()
         cupy.random.seed(seed)
-        self.operands = Operands(problem.size, problem.dtype, ROWS, problem.halved)
+        self.operands = Operands(problem.size, problem.dtype, ROWS, problem.writes_triangle)
         self.asked = Problem(*problem.size, problem.dtype, placed(problem), op=problem.op)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
@@ -146,7 +146,7 @@ class CudaSession:
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = recorded_for_device(run.plan, self.asked)
+            whole = record_for_device(run.plan, self.asked)
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
@@ -154,7 +154,7 @@ class CudaSession:
             if run.part == "whole" and run.plan != VENDOR:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
-            steps = tuple(step for step in whole.steps if not isinstance(step, Turn) and step.does == kept)
+            steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
             self._launches[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:

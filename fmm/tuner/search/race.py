@@ -35,7 +35,7 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
     ]
-    if problem.halved:
+    if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
     without = leanest_plan(problem, calibration, journal.device)
     peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]

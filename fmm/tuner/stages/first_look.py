@@ -12,7 +12,7 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import FAR_BETTER
+from fmm.runtime.decisions.decide import ENTRY_OVERRIDE_GAIN
 from fmm.tuner.devices.compile_ahead import needed_first
 from fmm.tuner.devices.device import Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT, model_so_far, starting_calibration
@@ -27,7 +27,7 @@ from fmm.tuner.stages.probes import (
     find_scale,
     light_candidates,
     measure_runs,
-    time_undisturbed,
+    time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -38,7 +38,7 @@ SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), 
 
 def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
     """The vendor's products come first: they need no kernel of ours, and those are compiled meanwhile."""
-    time_undisturbed(journal, dtype)
+    time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
     for shares in SEEN:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
@@ -88,4 +88,4 @@ def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | No
     light = set(light_candidates(device, effort)) - {VENDOR}
     ready = (c for c in known if c.plan in light and journal.ready(problem.dtype, c.plan))
     best = next(ready, None)
-    return best.plan if best and best.time < FAR_BETTER * known[0].time else None
+    return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * known[0].time else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fmm.config.identity import cpu_key, processor_name
-from fmm.kernels.cpu.threads.thread_pool import blas_threads, usable_processors
+from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 
 
 def environment(command: list[str]) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks.papers.command import NAMES, main
-from benchmarks.papers.experiment import Experiment, Results, read_results, write_results
+from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
 from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from benchmarks.papers.measuring import planned_parts
 from fmm.perfmodel.papers.inventory import ENTRIES, Entry, inventory, named_in
 from fmm.tuner.commands.paper import TABLES
 from tests.support import ROOT

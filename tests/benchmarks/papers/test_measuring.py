@@ -13,22 +13,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from benchmarks.papers.bench import HostBench
 
-from benchmarks.papers import figures
-from benchmarks.papers.benches.host_bench import HostBench
+from benchmarks.papers import figures, li_errors
 from benchmarks.papers.command import main
-from benchmarks.papers.errors import li_single
-from benchmarks.papers.experiment import Experiment, Part, Results, packed, read_results, write_results
-from benchmarks.papers.figures import EXPERIMENTS
-from benchmarks.papers.measuring import (
+from benchmarks.papers.experiment import (
+    Experiment,
+    Part,
     Progress,
+    Results,
     TimeLimit,
     by_worth,
     experiment_progress,
     measured_parts,
     missing_of,
+    packed,
     planned_parts,
+    read_results,
+    write_results,
 )
+from benchmarks.papers.figures import EXPERIMENTS
 from tests.support import ROOT
 
 BENCH: Any = SimpleNamespace(
@@ -172,7 +176,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, 
 
 def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the midst of the next part."""
-    measure, done = li_single._of_levels, [0]
+    measure, done = li_errors._of_levels, [0]
 
     def rows(*given: Any) -> Iterator[Any]:
         yield from measure(*given)
@@ -180,7 +184,7 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if done[0] > parts:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(li_single, "_of_levels", rows)
+    monkeypatch.setattr(li_errors, "_of_levels", rows)
 
 
 def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
@@ -328,7 +332,7 @@ import os
 from tests.support import simulated_laboratory
 simulated_laboratory.install()
 from fmm.problem import Problem
-from benchmarks.papers.benches.by_name import bench_of
+from benchmarks.papers.bench import bench_of
 bench = bench_of("0")
 for emulation in (True, False, True):
     plan = bench.chosen(Problem(8192, 8192, 8192, "float32"), emulation=emulation)

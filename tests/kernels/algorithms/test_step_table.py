@@ -23,7 +23,7 @@ from fmm.kernels.cpu.symbolic_proof import (
     Polynomial,
     first_plan_defect,
     plan_defect,
-    proved_fringe,
+    prove_fringe,
     symbolic_matrix,
     unequal_blocks,
 )
@@ -100,7 +100,7 @@ UNEQUAL = {
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
     assert unequal_blocks(name) is UNEQUAL[name]
-    assert proved_fringe(name) == step_table(name).fringe
+    assert prove_fringe(name) == step_table(name).fringe
     # The proof looks at sides of 2 and 3; its claim is for every size.
     if UNEQUAL[name]:
         plan = Plan((Level(name, "sequential", "unequal"),))

@@ -12,19 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.parallel_products import ConcurrentBackend, PlanTask, TaskQueue, time_steps
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.worker_threads import run_on_worker
 
 import fmm
-from fmm.kernels.cpu import numpy_backend, side_by_side
+from fmm.kernels.cpu import numpy_backend, openblas, parallel_products
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
-from fmm.kernels.cpu.side_by_side import SideBySide, Task, TaskQueue
-from fmm.kernels.cpu.step_timer import time_steps
-from fmm.kernels.cpu.threads import openblas
-from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.cpu.threads.thread_pool import Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime import probe
-from fmm.runtime.running import host_run
+from fmm.runtime import probe, run_host
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Run
 from tests.support import ROOT
@@ -40,10 +37,10 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
-    monkeypatch.setattr(side_by_side, "LEAST_FLOPS", 0)
-    monkeypatch.setattr(host_run, "SMALL", 0)
-    monkeypatch.setattr(side_by_side, "LEAST_ROWS", 8)
-    monkeypatch.setattr(side_by_side, "ROW_UNIT", 8)
+    monkeypatch.setattr(parallel_products, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
+    monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
     library = openblas.loaded_openblas()
     assert library is not None
     before = library.count()
@@ -84,7 +81,7 @@ def test_the_last_digits_do_not_depend_on_who_was_first(
     dtype: str, order: Any, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Products are cut where a thread would be idle, that is by chance; a row's digits are the same in any cut."""
-    monkeypatch.setattr(side_by_side, "ROW_UNIT", 192)
+    monkeypatch.setattr(parallel_products, "ROW_UNIT", 192)
     shapes = ((2301, 450), (450, 303))
     a, b = (np.asarray(rng.standard_normal(shape), dtype, order=order) for shape in shapes)
     first = fmm.matmul(a, b, plan="winograd > vendor")
@@ -111,21 +108,21 @@ def test_two_products_run_side_by_side(eager: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_small_product_is_not_worth_it(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(side_by_side, "TaskQueue", lambda: pytest.fail("a flow for nothing"))
+    monkeypatch.setattr(parallel_products, "TaskQueue", lambda: pytest.fail("a flow for nothing"))
     fmm.matmul(*rng.standard_normal((2, 256, 256)), plan="winograd > vendor")
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])
 def test_other_numbers_of_threads_do_as_before(count: int) -> None:
     def look() -> None:
-        with side_by_side.backend_for(count, 1 << 60) as found:
+        with parallel_products.backend_for(count, 1 << 60) as found:
             assert type(found) is NumpyBackend and found.threads == Threads(count)
 
-    call_apart(look)
+    run_on_worker(look)
 
 
 def test_never_on_a_thread_that_signals_interrupt(eager: None) -> None:
-    with side_by_side.backend_for(2, 1 << 60) as found:
+    with parallel_products.backend_for(2, 1 << 60) as found:
         assert type(found) is NumpyBackend
 
 
@@ -147,7 +144,7 @@ def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monke
     seen, original = set(), NumpyBackend.sum
 
     def watched(self: NumpyBackend, *arguments: Any) -> None:
-        seen.add((self.threads.count, openblas.threads_given_up(), threading.current_thread().name[:3]))
+        seen.add((self.threads.count, openblas.paused_blas_threads(), threading.current_thread().name[:3]))
         original(self, *arguments)
 
     monkeypatch.setattr(NumpyBackend, "sum", watched)
@@ -172,13 +169,13 @@ def test_sums_and_products_are_told_apart(count: int, eager: None) -> None:
 def test_what_must_wait_is_read_off_the_memory() -> None:
     x = np.zeros((8, 8))
     top, bottom, left, right = x[:4], x[4:], x[:, :4], x[:, 4:]
-    write = Task([], [top], lambda: None)
-    assert Task([x], [], lambda: None).must_follow(write), "reads what is written"
-    assert Task([], [left], lambda: None).must_follow(write), "writes it again"
-    assert write.must_follow(Task([left], [], lambda: None)), "writes what is still read"
-    assert not Task([bottom], [bottom], lambda: None).must_follow(write)
-    assert not Task([top], [], lambda: None).must_follow(Task([top], [], lambda: None)), "both only read"
-    assert not Task([], [left], lambda: None).must_follow(Task([], [right], lambda: None)), "interleaved rows"
+    write = PlanTask([], [top], lambda: None)
+    assert PlanTask([x], [], lambda: None).must_follow(write), "reads what is written"
+    assert PlanTask([], [left], lambda: None).must_follow(write), "writes it again"
+    assert write.must_follow(PlanTask([left], [], lambda: None)), "writes what is still read"
+    assert not PlanTask([bottom], [bottom], lambda: None).must_follow(write)
+    assert not PlanTask([top], [], lambda: None).must_follow(PlanTask([top], [], lambda: None)), "both only read"
+    assert not PlanTask([], [left], lambda: None).must_follow(PlanTask([], [right], lambda: None)), "interleaved rows"
 
 
 def test_two_tasks_meet_where_their_arrays_do() -> None:
@@ -191,31 +188,31 @@ def test_two_tasks_meet_where_their_arrays_do() -> None:
         for right in views:
             share = np.shares_memory(left, right)
             met += share
-            assert Task([], [left], lambda: None).must_follow(Task([right], [], lambda: None)) == share
+            assert PlanTask([], [left], lambda: None).must_follow(PlanTask([right], [], lambda: None)) == share
     assert 0.1 < met / len(views) ** 2 < 0.9
 
 
 def test_the_window_is_bounded_and_in_order() -> None:
     flowing, x, done = TaskQueue(), np.zeros(4), []
-    for i in range(side_by_side.WINDOW):
-        flowing.add(Task([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
-    late = threading.Thread(target=flowing.add, args=(Task([x], [x], lambda: done.append(-1)),))
+    for i in range(parallel_products.WINDOW):
+        flowing.add(PlanTask([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
+    late = threading.Thread(target=flowing.add, args=(PlanTask([x], [x], lambda: done.append(-1)),))
     late.start()
     late.join(0.05)
-    assert late.is_alive() and len(flowing.waiting) == side_by_side.WINDOW
+    assert late.is_alive() and len(flowing.waiting) == parallel_products.WINDOW
     worker = threading.Thread(target=flowing.work)
     worker.start()
     late.join(10)
     flowing.close()
     worker.join(10)
-    assert done == [*range(side_by_side.WINDOW), -1]
+    assert done == [*range(parallel_products.WINDOW), -1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "order"), [(8, ["sum", "check", "product"]), (64, ["sum", "product", "check"])])
 def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None:
     flowing, log, done = TaskQueue(share * 128), list[str](), {name: threading.Event() for name in order}
-    backend = SideBySide(Threads(1), flowing)
+    backend = ConcurrentBackend(Threads(1), flowing)
     x, y = np.ones((2, 4, 4))
 
     def note(name: str) -> None:
@@ -229,8 +226,8 @@ def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None
         note("check")
 
     backend.first([x], check)
-    flowing.add(Task([y], [y], lambda: note("sum")))
-    flowing.add(Task((x, y), (np.empty((4, 4)),), lambda: note("product"), flops=128))
+    flowing.add(PlanTask([y], [y], lambda: note("sum")))
+    flowing.add(PlanTask((x, y), (np.empty((4, 4)),), lambda: note("product"), flops=128))
     flowing.close()
     workers = [threading.Thread(target=flowing.work) for _ in range(2)]
     for worker in workers:
@@ -243,8 +240,8 @@ def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None
 def test_a_product_that_is_alone_is_shared() -> None:
     flowing = TaskQueue()
     x, y, z = np.ones((2400, 8)), np.ones((8, 8)), np.empty((2400, 8))
-    after = Task((z[-1:],), (), lambda: None)
-    flowing.add(Task.multiplying(numpy_product, x, y, z))
+    after = PlanTask((z[-1:],), (), lambda: None)
+    flowing.add(PlanTask.multiplying(numpy_product, x, y, z))
     flowing.add(after)
     parts = [flowing._ready(), flowing._ready(), flowing._ready()]
     assert [len(part.writes[0]) for part in parts if part] == [1152, 576, 672]
@@ -292,13 +289,13 @@ def test_what_is_not_finite_is_numpys(bad: float, eager: None, rng: np.random.Ge
 
 
 def test_the_count_that_others_see_is_the_usual_one(eager: None) -> None:
-    with openblas.one_thread_each(2) as alone:
+    with openblas.single_threaded_blas(2) as alone:
         library = openblas.loaded_openblas()
         assert alone and library is not None and library.count() == 1
         assert blas_threads() == 2
-        with openblas.one_thread_each(2) as second:
+        with openblas.single_threaded_blas(2) as second:
             assert not second, "one call at a time"
-    assert openblas.threads_given_up() == 0
+    assert openblas.paused_blas_threads() == 0
 
 
 def test_a_library_that_is_limited_is_left_alone(eager: None) -> None:
@@ -306,7 +303,7 @@ def test_a_library_that_is_limited_is_left_alone(eager: None) -> None:
     assert library is not None
     library.limit(1)
     try:
-        with openblas.one_thread_each(2) as alone:
+        with openblas.single_threaded_blas(2) as alone:
             assert not alone and library.count() == 1
     finally:
         library.limit(2)

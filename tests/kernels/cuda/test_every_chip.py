@@ -10,8 +10,7 @@ import pytest
 from benchmarks.compile_ahead import named_chip
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES
-from fmm.kernels.cuda.launch_list import Launch, LaunchList
+from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Launch, LaunchList
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError

@@ -18,10 +18,10 @@ from fmm.problem import Problem
 pytest.importorskip("cupy")
 
 import cupy
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 from fmm.kernels.cuda.launch import graphs
-from fmm.kernels.cuda.launch.compile import compiled_kernel
-from fmm.runtime.running.device_backend import DeviceBackend, compile_for, recorded_for_device
+from fmm.kernels.cuda.launch.compile import compile_kernel
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +38,7 @@ def lists(use: LeafUse) -> Iterator[LaunchList]:
                 continue  # the library's own product of integers, of which no launch list is made
             for size in SIZES:
                 try:
-                    yield recorded_for_device(
+                    yield record_for_device(
                         Plan.parse(f"{level} > {use}" if level else str(use)), Problem(*size, dtype)
                     )
                 except PlanError:
@@ -61,12 +61,12 @@ def captured(found: LaunchList) -> Counter[int]:
 def test_what_is_said_is_what_is_launched(use: LeafUse) -> None:
     found: list[Any] = list(lists(use))
     assert found
-    compile_for(found)
+    compile_launch_lists(found)
     for launches in found:
         ours = [step for step in launches.steps if isinstance(step, Launch)]
         calls = [step for step in launches.steps if isinstance(step, VendorCall)]
         seen = captured(launches)
-        named = Counter(compiled_kernel(0, launch.kernel).address for launch in ours)
+        named = Counter(compile_kernel(0, launch.kernel).address for launch in ours)
         assert {kernel: seen[kernel] for kernel in named} == named, launches.describe()
         theirs = seen.total() - named.total()
         # A call of the library's is one kernel or several; without a call there is no kernel but ours.

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, MirrorOp, RankOp, View, rank_op
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
-from fmm.kernels.cuda.rank import RankOp, rank_op
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.cuda.sums.mirror import MirrorOp
-from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Fill, Layout, Operation, Problem

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.device_code.entry_source import header_text
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
+from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LeafUse, ending_rows
@@ -241,7 +241,7 @@ def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
     found = list(lists(use, on))
     assert found or (use.leaf.name in residue_endings() and on is not H200)  # integers, of which no vendor has all
     for launches in found:
-        steps = [step for step in launches.steps if not isinstance(step, Turn)]
+        steps = [step for step in launches.steps if not isinstance(step, StreamSync)]
         said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.describe()]
         assert [label for count, label in said for _ in range(int(count))] == [step.label for step in steps]
         for step in steps:

@@ -9,21 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cuda.ops import GemmOp
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.operations import Operation, OperationList
+from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.products.simt_tiles import TileOp
-from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.recorder import Recorder
+from fmm.kernels.cuda.record import OperationList, RecordedOp, Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import lower_level
@@ -73,7 +71,7 @@ def test_sums_that_are_met_again_are_what_they_would_be_without_the_first(
         read, written = (list(zip(*x, strict=True)) for x in ((step.reads, reads), (step.writes, writes)))
         return sum_op(step.label, step.program, read, written)
 
-    def told(op: Operation) -> Any:
+    def told(op: RecordedOp) -> Any:
         return (op.label, op.kernel, op.parameters, op.arrays, op.grid, op.access) if isinstance(op, SumOp) else op
 
     problem = Problem(150, 131, 170, "float32", beta=beta)
@@ -200,14 +198,14 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     """Between a fork and its join, all of one lane before the other: nothing that one needs is the other's."""
     problem = Problem(45, 38, 51, "float64")
     tape = record_operations(Plan.parse(f"{text} > vendor"), problem)
-    assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
+    assert tape.stream_count == 2 and tape.workspace == _needed(tape.plan, problem)
     memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
     memory["W"] = buffer(tape.workspace)
-    kept: list[tuple[int, Operation]] = []
+    kept: list[tuple[int, RecordedOp]] = []
     between, start = False, 0
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
-        if isinstance(op, Turn):
-            between = op is Turn.FORK
+        if isinstance(op, StreamSync):
+            between = op is StreamSync.FORK
             start = len(kept)
         else:
             place = start + sum(x == first for x, _ in kept[start:]) if between and lane == first else len(kept)
@@ -221,7 +219,7 @@ def test_a_single_product_runs_beside_nothing(text: str) -> None:
     problem = Problem(45, 38, 51, "float64")
     found, expected, tape = _both(Plan.parse(f"{text} > vendor"), problem)
     np.testing.assert_array_equal(found, expected)
-    assert tape.lanes_used == 1 and not any(isinstance(op, Turn) for op in tape.ops)
+    assert tape.stream_count == 1 and not any(isinstance(op, StreamSync) for op in tape.ops)
     assert tape.workspace == _needed(tape.plan, problem) == cost(tape.plan, 45, 38, 51).workspace
 
 

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.runtime.overflow import growth_bound
 
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.levels.sforza import Sforza
 from fmm.kernels.plans.lower import lower_level
@@ -27,7 +28,6 @@ from fmm.perfmodel.stability import error_bound, expected_error_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
-from fmm.runtime.running.overflow import growth_bound
 
 LOOSE, FULL = Asked(op="gram", fill="loose"), Asked(op="gram")
 BACKEND = NumpyBackend(Threads(1))
@@ -89,7 +89,7 @@ def test_problems_that_are_no_halves() -> None:
         Problem(3, 4, 3, fill="lower")
     with pytest.raises(ValueError, match="fill"):
         Problem(3, 4, 3, op="gram", fill="loose")
-    assert Problem(3, 4, 3, op="symmetric", fill="lower").halved
+    assert Problem(3, 4, 3, op="symmetric", fill="lower").writes_triangle
 
 
 # ---- counts

@@ -7,25 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
+from fmm.runtime.prepare import PreparedCall, plan_call
+from fmm.runtime.run_host import _products
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime.calls.operands import byte_span, matrix_layout, tall_matrix
-from fmm.runtime.calls.prepare import prepare
-from fmm.runtime.calls.question import Call
-from fmm.runtime.decisions.limits import NO_WISHES, Wishes
-from fmm.runtime.running.host_run import _products
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))
-LEVEL = Wishes(Plan.parse("winograd > vendor"))
+LEVEL = PlanConstraints(Plan.parse("winograd > vendor"))
 
 
-def prepared(a: Any, b: Any, out: Any = None, wishes: Wishes = NO_WISHES, **options: Any) -> Call:
-    return prepare(NUMPY.with_options(options), a, b, out, wishes)
+def prepared(a: Any, b: Any, out: Any = None, constraints: Wishes = NO_CONSTRAINTS, **options: Any) -> PreparedCall:
+    return plan_call(NUMPY.with_options(options), a, b, out, constraints)
 
 
 def new_result(a: Array, b: Array, order: str = "K") -> Any:
@@ -190,7 +189,7 @@ CALLS: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
 @pytest.mark.parametrize(("left", "right", "count"), CALLS, ids=str)
 def test_products_fill_the_result(left: tuple[int, ...], right: tuple[int, ...], count: int) -> None:
     a, b = numbered(*left), numbered(*right)
-    call = prepared(a, b, wishes=LEVEL)
+    call = prepared(a, b, constraints=LEVEL)
     c = np.full(call.shape, np.nan)
     made = 0
     for x, y, part in _products(call, a, b, c):
@@ -204,20 +203,20 @@ def test_products_fill_the_result(left: tuple[int, ...], right: tuple[int, ...],
     assert (m * count == np.matmul(a, b).size // n) is True
 
 
-def size(call: Call) -> tuple[int, int, int]:
+def size(call: PreparedCall) -> tuple[int, int, int]:
     assert call.decision.problem is not None
     return call.decision.problem.size
 
 
 def test_a_fold_copies_nothing() -> None:
     a, b = numbered(3, 4, 5), numbered(5, 6)
-    call = prepared(a, b, wishes=LEVEL)
+    call = prepared(a, b, constraints=LEVEL)
     c = np.empty(call.shape)
     assert size(call) == (12, 5, 6)
     ((x, y, part),) = _products(call, a, b, c)
     assert np.shares_memory(x, a) and np.shares_memory(y, b) and np.shares_memory(part, c)
-    swapped = prepared(a.swapaxes(0, 1), b, wishes=LEVEL)
-    assert not swapped.folds and size(swapped) == (3, 5, 6)
+    swapped = prepared(a.swapaxes(0, 1), b, constraints=LEVEL)
+    assert not swapped.flattens_stack and size(swapped) == (3, 5, 6)
 
 
 # ---- which calls are ours

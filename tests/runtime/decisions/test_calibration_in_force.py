@@ -16,11 +16,11 @@ from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.default_calibration import cpu_calibration, with_integer_rates
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import (
+    add_unmeasured_rates,
     calibration_in_force,
     integer_calibration,
     tuned_calibration,
     untuned_calibration,
-    with_unmeasured,
 )
 from fmm.runtime.devices import Device, cpu_device
 from tests.support import configs as tuned
@@ -165,10 +165,10 @@ def test_a_leaf_that_failed_when_it_was_measured_is_not_taken_by_a_guess(path: P
 def test_what_a_tuning_measured_stands() -> None:
     guess = H200.guess
     assert guess is not None
-    (name, *_) = with_unmeasured(replace(guess, rates=MappingProxyType({})), guess).rates
+    (name, *_) = add_unmeasured_rates(replace(guess, rates=MappingProxyType({})), guess).rates
     own = Rate(1.0, 2.0, 3.0)
     measured = replace(guess, rates=MappingProxyType({name: own}), call_of_small=9.0, call_of_library=8.0)
-    found = with_unmeasured(measured, guess)
+    found = add_unmeasured_rates(measured, guess)
     assert found.rates[name] is own and (found.call_of_small, found.call_of_library) == (9.0, 8.0)
 
 

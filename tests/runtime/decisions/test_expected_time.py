@@ -14,8 +14,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, recurring_call_seconds
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide
-from fmm.runtime.decisions.expected_time import expected_seconds, faster_as_half
+from fmm.runtime.decisions.decide import decide_plan, expected_seconds, is_gram_faster
 from fmm.runtime.devices import Device
 from tests.support.devices import H200
 
@@ -39,17 +38,17 @@ def test_one_half_is_no_faster_if_the_processor_takes_longer_than_the_whole_prod
     seconds: float, faster: bool
 ) -> None:
     own = device(call_of_leaf=seconds, call=seconds)
-    half = decide(Problem(4096, 512, 4096, "bfloat16", op="gram"), LIMITS, own)
+    half = decide_plan(Problem(4096, 512, 4096, "bfloat16", op="gram"), LIMITS, own)
     assert str(half.plan) == "tile"
-    assert faster_as_half(half, LIMITS, own) is faster
+    assert is_gram_faster(half, LIMITS, own) is faster
 
 
 @pytest.mark.parametrize(("rows", "faster"), [(1024, False), (3072, True)])
 def test_the_vendors_half_of_few_rows_is_no_faster(rows: int, faster: bool) -> None:
     own, limits = device(call_of_leaf=0.0, call=0.0), replace(LIMITS, emulation=False)
-    half = decide(Problem(rows, rows, rows, "float64", op="gram"), limits, own)
+    half = decide_plan(Problem(rows, rows, rows, "float64", op="gram"), limits, own)
     assert str(half.plan) == "vendor"
-    assert faster_as_half(half, limits, own) is faster
+    assert is_gram_faster(half, limits, own) is faster
 
 
 def test_a_call_takes_the_longer_of_both_times() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 
 from fmm.arrays.library import Library
 from fmm.config import files
@@ -17,8 +18,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, ranking_problem
 from fmm.perfmodel.predict import BY_COLUMNS, is_slow_on_column_major_b, predict
 from fmm.problem import Layout, Problem, without_layouts
-from fmm.runtime.decisions.decide import Decision, certified_entry, decide, model_choice
-from fmm.runtime.decisions.left_to_vendor import just_left_to_vendor, remember_vendor
+from fmm.runtime.decisions.decide import Decision, decide_by_model, decide_plan, find_certified_entry
 from tests.support.configs import entry
 from tests.support.devices import H200
 
@@ -32,7 +32,7 @@ class OnDevice:
         self.calls: dict[object, float] = {}
 
     @staticmethod
-    def kind_key(a: Any, b: Any) -> object:
+    def type_key(a: Any, b: Any) -> object:
         return a.dtype, b.dtype
 
 
@@ -54,7 +54,7 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> None:
     raw = files.read_config(SHIPPED)[H200.identity.key]["float32"]
     known = read_section(raw, "float32", H200.identity, "float32").trusted
-    rows, columns = (model_choice(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
+    rows, columns = (decide_by_model(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
     assert columns.leaf != "tile"
     assert rows.leaf == "tile" or rows == columns == VENDOR
 
@@ -63,7 +63,7 @@ def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> Non
 def test_how_operands_lie_changes_no_other_choice(dtype: str) -> None:
     limits = replace(IEEE, emulation=True)
     for side in SIDES:
-        plans = {decide(laid(a, b, side, dtype), limits, H200).plan for a, b in product("NT", "NT")}
+        plans = {decide_plan(laid(a, b, side, dtype), limits, H200).plan for a, b in product("NT", "NT")}
         assert len(plans) == 1, (side, plans)
 
 
@@ -81,14 +81,14 @@ def test_the_model_says_by_how_much() -> None:
 def test_an_entry_was_measured_on_rows() -> None:
     known = entry((4096, 4096, 4096), "strassen.batched.pad16 > tile")
     tuned = Tuned(H200.identity, "float32", None, {known.key: known})
-    found = [certified_entry(laid(a, b, 4096), IEEE, tuned) for a, b in product("NT", "NT")]
+    found = [find_certified_entry(laid(a, b, 4096), IEEE, tuned) for a, b in product("NT", "NT")]
     assert [x is not None for x in found] == [True, False, True, False]
 
 
 def test_columns_are_not_remembered_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     a = np.ones((2048, 2048), np.float32)
     library = cast(Library, OnDevice())
-    remember_vendor(library, a, a.T, Decision(VENDOR, laid("N", "T", 2048), ""))
-    assert not just_left_to_vendor(library, a, a)
-    remember_vendor(library, a, a, Decision(VENDOR, laid("N", "N", 2048), ""))
-    assert just_left_to_vendor(library, a, a)
+    remember_decline(library, a, a.T, Decision(VENDOR, laid("N", "T", 2048), ""))
+    assert not was_declined(library, a, a)
+    remember_decline(library, a, a, Decision(VENDOR, laid("N", "N", 2048), ""))
+    assert was_declined(library, a, a)

@@ -12,8 +12,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.problem import Problem, without_layouts
-from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.other_plans import LEANER, leaner_plans, only_choice, other_plans
+from fmm.runtime.decisions.decide import LEANER, Decision, decide_without_vendor, next_plans, smaller_plans
 from fmm.runtime.devices import Device, cpu_device
 
 PROBLEM = Problem(2048, 2048, 2048, "float32")
@@ -36,7 +35,7 @@ def test_other_plans_win_within_the_limits_the_fastest_first(device: Device) -> 
     limits = Limits(1 << 27, 6.0)
     considered = choose(without_layouts(PROBLEM), FREE_SUMS, limits).candidates
     fastest = considered[0].plan
-    found = list(other_plans(PROBLEM, fastest, limits, device))
+    found = list(next_plans(PROBLEM, fastest, limits, device))
     assert found and fastest not in found and VENDOR not in found
     allowed = [c for c in considered if c.plan in found]
     assert [c.plan for c in allowed] == found and all(c.wins for c in allowed)
@@ -54,36 +53,36 @@ def test_the_times_of_slow_plans_stand_below_each_other() -> None:
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
     fastest = choose(without_layouts(PROBLEM), FREE_SUMS, LARGE).best
     rooms = [fastest.workspace]
-    for plan in leaner_plans(PROBLEM, fastest.plan, LARGE, device):
+    for plan in smaller_plans(PROBLEM, fastest.plan, LARGE, device):
         rooms.append(Decision(plan, PROBLEM, "").workspace)
     assert len(rooms) > 1 and all(y <= LEANER * x for x, y in pairwise(rooms))
 
 
 def test_nothing_is_leaner_than_no_workspace(device: Device) -> None:
-    assert list(leaner_plans(PROBLEM, VENDOR, LARGE, device)) == []
+    assert list(smaller_plans(PROBLEM, VENDOR, LARGE, device)) == []
 
 
 def test_the_only_choice_need_not_win(device: Device) -> None:
     slow = replace(device, guess=replace(FREE_SUMS, stream=1.0))
-    found = only_choice(vendors(), LARGE, slow)
+    found = decide_without_vendor(vendors(), LARGE, slow)
     assert found.plan != VENDOR and found.reason == "the library has no product of this type"
     plans = [c.plan for c in choose(without_layouts(PROBLEM), replace(FREE_SUMS, stream=1.0), LARGE).candidates]
     assert found.plan == next(plan for plan in plans if plan != VENDOR)
 
 
 def test_the_only_choice_is_within_the_limits(device: Device) -> None:
-    found = only_choice(vendors(), Limits(1 << 24), device)
+    found = decide_without_vendor(vendors(), Limits(1 << 24), device)
     assert found.plan != VENDOR and found.workspace <= 1 << 24
-    assert only_choice(vendors(), Limits(0, 0.5), device) == vendors()
+    assert decide_without_vendor(vendors(), Limits(0, 0.5), device) == vendors()
 
 
 def test_no_other_choice_where_fmm_is_switched_off(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FMM_DISABLE", "1")
-    assert only_choice(vendors(), LARGE, device) == vendors()
+    assert decide_without_vendor(vendors(), LARGE, device) == vendors()
 
 
 def test_nothing_else_where_nothing_is_known(device: Device) -> None:
     for guess in (None, replace(FREE_SUMS, rates=MappingProxyType({"float64": FREE_SUMS.rates["float64"]}))):
         unknown = replace(device, guess=guess)
-        assert list(other_plans(PROBLEM, Plan.parse("winograd > vendor"), LARGE, unknown)) == []
-        assert only_choice(vendors(), LARGE, unknown) == vendors()
+        assert list(next_plans(PROBLEM, Plan.parse("winograd > vendor"), LARGE, unknown)) == []
+        assert decide_without_vendor(vendors(), LARGE, unknown) == vendors()

@@ -13,9 +13,9 @@ import pytest
 from fmm.config import environment, files, reader
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import Decision, decide
+from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.tuner.cli import main
-from fmm.tuner.findings.model_in_use import CANARY, ROOM, UNTIMED, answer_for, model_in_use
+from fmm.tuner.findings.model_in_use import NO_MEMORY, UNTIMED, UNVERIFIED, answer_for, model_in_use
 from tests.support import configs
 from tests.support.devices import H200
 
@@ -45,7 +45,7 @@ def section(plan: str = OLD, speedup: float = 1.3, verified: bool = True, **more
 def decided(path: Path, found: dict[str, Any], limits: Limits = LIMITS) -> Decision:
     path.write_text(reader.config_text({H200.identity.key: {"float32": found}}), encoding="utf-8")
     files.clear_config_cache()
-    return decide(PROBLEM, limits, H200)
+    return decide_plan(PROBLEM, limits, H200)
 
 
 @pytest.mark.parametrize(("plan", "speedup"), [(OLD, 1.3), ("vendor", 1.02)])
@@ -106,9 +106,9 @@ BEFORE = "is from before f16x3"
         (section(), (), False, UNTIMED),
         (section(speedup=3.6), (), True, ""),
         (section("vendor", 1.0, calibration=MEASURED), (), True, ""),
-        (section(calibration=MEASURED), ("--workspace", "0"), False, ROOM),
+        (section(calibration=MEASURED), ("--workspace", "0"), False, NO_MEMORY),
         (section(calibration=MEASURED), ("--max-error-growth", "1.5"), False, "its expected error is more"),
-        (section(calibration=MEASURED, verified=False), (), False, CANARY),
+        (section(calibration=MEASURED, verified=False), (), False, UNVERIFIED),
     ],
     ids=["surpassed", "as fast", "nothing gained", "no room", "too much error", "not verified"],
 )
@@ -118,7 +118,7 @@ def test_predict_tells_what_is_done_and_why(
     """The plan is that of fmm.matmul, by the same limits; of an entry that it passes over it says why."""
     told = predicted(path, found, capsys, *options)
     limits = Limits(told["workspace_limit"], told["error_growth_limit"])
-    decision = decide(PROBLEM, limits, H200)
+    decision = decide_plan(PROBLEM, limits, H200)
     assert told["chosen"]["plan"] == str(decision.plan) and decision.by_entry == by_entry
     assert bool(told["measured"]) == by_entry and bool(told["passed_over"]) != by_entry
     assert why in told["passed_over"] and (BEFORE in told["reason"]) == (why == UNTIMED)

@@ -69,8 +69,8 @@ WRITERS = (["conclude"], ["merge", "x"], ["report"], ["canary"])
 def test_all_that_writes_has_one_option_for_where(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Before the command or behind it; the name that some had once is understood, and no help shows it."""
     for arguments in ([*command, "--output", "y"], ["--output", "y", *command], [*command, "--into", "y"]):
-        assert cli._parsers()[0].parse_args(arguments).output == Path("y"), arguments
-    assert cli._parsers()[0].parse_args(command).output is None
+        assert cli.parsers()[0].parse_args(arguments).output == Path("y"), arguments
+    assert cli.parsers()[0].parse_args(command).output is None
     with pytest.raises(SystemExit):
         main([command[0], "--help"])
     printed = capsys.readouterr().out
@@ -196,7 +196,7 @@ def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
 @pytest.mark.parametrize("command", ["predict", "bench"])
 def test_every_command_has_the_types_of_fmm_plan(command: str) -> None:
     usual = fmm.plan(8, 8, 8).problem
-    assert usual and cli._parsers()[0].parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
+    assert usual and cli.parsers()[0].parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
 
 
 # ---- as a command

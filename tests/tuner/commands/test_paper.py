@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.config import files, identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
@@ -363,7 +363,7 @@ def test_a_gpu_here_is_asked_for_by_its_number(name: str, run: Run, monkeypatch:
 
 
 def test_a_gpu_here_without_tuning_or_datasheet_is_an_error(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = devices.described_gpu("Abacus 3000", "9.9", 7)
+    unknown = devices.gpu_from_description("Abacus 3000", "9.9", 7)
     monkeypatch.setattr(devices, "cuda_device", lambda index: unknown)
     assert "nothing is known of Abacus 3000 for float64" in refused("predict", "8", "--device", "0")
 

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
+from fmm.tuner.report.meaning import meaning, notes_of_cases
 
 from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
-from fmm.tuner.findings.summary import TypeInShort, in_short, most_gained
+from fmm.tuner.findings.summary import TypeSummary, in_short, most_gained
 from fmm.tuner.report.case import mapped
-from fmm.tuner.report.details import parameters_table
-from fmm.tuner.report.meaning import meaning, notes_of_cases
 from fmm.tuner.report.overview import (
     LEFT,
     NARROW,
@@ -35,8 +34,8 @@ from fmm.tuner.report.overview import (
     shown_gains,
     speedup_of_all_types,
 )
-from fmm.tuner.report.page import _meaning, _start_text, gains_table, tunings_left
-from fmm.tuner.report.plan_words import names_in, plan_words, plans_in
+from fmm.tuner.report.page import _meaning, _start_text, gains_table, parameters_table, tunings_left
+from fmm.tuner.report.plan_names import names_in, plan_names, plans_in
 from fmm.tuner.report.type_figures import caption
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -174,7 +173,7 @@ def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
 def test_the_page_says_how_much_in_the_numbers_of_show() -> None:
     """Both from the same answers: the most that was timed, and what the model says of a large square."""
     cases = list(tuned_cases(RECORDED))
-    types = [TypeInShort(case.dtype, case.used) for case in cases]
+    types = [TypeSummary(case.dtype, case.used) for case in cases]
     most, table = most_gained(types), list(in_short(types))
     found = re.findall(r"(timed up to|by the model) (\S+) times as fast \((\w+), (\d+)\)", most)
     assert [how for how, *_ in found] == ["timed up to", "by the model"]
@@ -313,7 +312,7 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
     ],
 )
 def test_names_of_plans(plan: str, words: set[str]) -> None:
-    found = plan_words([plan])
+    found = plan_names([plan])
     assert set(found) == words and all(len(text) > 10 for text in found.values())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import Plan

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.arrays import host_memory
 from fmm.config import files
-from fmm.kernels.cpu.threads.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -107,7 +107,9 @@ def test_a_real_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.clear_config_cache()
-    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads()))
+    decided = decide.decide_plan(
+        Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads())
+    )
     if code:  # so short a tuning may have been checked on too few shapes: then it is not used, and says so
         assert code == 1 and found["section"]["doubts"] and decided.step != "calibrated model"
         return

@@ -18,7 +18,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
@@ -28,12 +28,12 @@ from fmm.tuner.findings.diagnostics import (
     DISTANT,
     ENOUGH,
     MARGIN,
-    UNDISTURBED,
-    disturbance,
-    disturbed_margin,
+    QUIET,
     losing_margin,
-    machine_doubts,
+    machine_diagnostics,
     noise_floor,
+    noisy_margin,
+    slowdown,
     unexplained_share,
 )
 from fmm.tuner.fit.model import Observation
@@ -121,16 +121,16 @@ def test_where_plans_pay_only_far_beyond_what_was_measured_more_must_be_gained()
 
 
 def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed() -> None:
-    assert list(machine_doubts(0.02, 1.2, 0.1)) == []
-    assert list(machine_doubts(None, None, None)) == ["the tuning ended before the noise was measured"]
-    (noisy,), (slow,) = machine_doubts(1.3, None, None), machine_doubts(0.0, 2.0, 0.0)
-    (uneven,) = machine_doubts(0.0, 1.0, 0.5)
+    assert list(machine_diagnostics(0.02, 1.2, 0.1)) == []
+    assert list(machine_diagnostics(None, None, None)) == ["the tuning ended before the noise was measured"]
+    (noisy,), (slow,) = machine_diagnostics(1.3, None, None), machine_diagnostics(0.0, 2.0, 0.0)
+    (uneven,) = machine_diagnostics(0.0, 1.0, 0.5)
     assert (
         "differed by 130%" in noisy
         and "2.0 times as long" in slow
         and "was at least 1.6 times slower, or faster, than" in uneven
     )
-    assert disturbed_margin(None) == disturbed_margin(1.2) == 0 and disturbed_margin(1.5) == pytest.approx(1 / 6)
+    assert noisy_margin(None) == noisy_margin(1.2) == 0 and noisy_margin(1.5) == pytest.approx(1 / 6)
 
 
 def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain() -> None:
@@ -142,13 +142,11 @@ def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain()
 
 
 def test_what_nobody_measured_is_no_number() -> None:
-    assert noise_floor([]) is None and disturbance([], TRUTH, "float64") is None
+    assert noise_floor([]) is None and slowdown([], TRUTH, "float64") is None
     problem = Problem(512, 512, 512)
     seconds = formula_seconds(Run(), problem, counted_work(VENDOR, problem), TRUTH)
-    trials = [
-        Trial("r", UNDISTURBED, problem.size, "float64", "vendor", BEST, 0, 0, 0.0, s / 2) for s in (seconds, 9.0)
-    ]
-    assert disturbance(trials, TRUTH, "float64") == pytest.approx(2.0)  # the model's time over the shortest
+    trials = [Trial("r", QUIET, problem.size, "float64", "vendor", BEST, 0, 0, 0.0, s / 2) for s in (seconds, 9.0)]
+    assert slowdown(trials, TRUTH, "float64") == pytest.approx(2.0)  # the model's time over the shortest
 
 
 # ---- who is doubted is not used
@@ -166,7 +164,7 @@ def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: py
         section = tuned.section(doubts=doubts, versions=dict(SIMULATED.versions))
         tuned.write(path, SIMULATED.key, found=section)
         files.clear_config_cache()
-        decision = decide(problem, Limits(1 << 60), device)
+        decision = decide_plan(problem, Limits(1 << 60), device)
         assert (decision.step == "calibrated model") == expected and (decision.plan != VENDOR) == expected
     assert logged == ["the tuning of a fake CPU for float64 is not used: it was not checked"]
 

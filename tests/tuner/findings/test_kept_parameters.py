@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from fmm.tuner.findings.described import described_rows
+from fmm.tuner.findings.kept_parameters import described_kept
 
 from fmm.config.schema import calibration_fields
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
-from fmm.tuner.findings.described import described_rows
-from fmm.tuner.findings.kept_parameters import described_kept, kept_parameters
-from fmm.tuner.fit.parameters import is_determined
+from fmm.tuner.fit.parameters import fixed_parameters, is_determined
 from tests.support import configs as tuned
 
 SHEET = datasheet_calibration("H200")
@@ -22,7 +22,7 @@ INTERVALS: dict[str, Any] = {"rate.flops": [1e13, 2e13], "stream": [1e12, 2e12]}
 
 
 def sources(fitted: Calibration, dtype: str, guess: Calibration | None = SHEET) -> dict[str, str]:
-    return {kept.name: kept.source for kept in kept_parameters(INTERVALS, fitted, dtype, guess)}
+    return {kept.name: kept.source for kept in fixed_parameters(INTERVALS, fitted, dtype, guess)}
 
 
 def with_rate(fitted: Calibration, dtype: str, **fields: float) -> Calibration:

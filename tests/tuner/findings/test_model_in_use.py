@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
+from fmm.tuner.findings.described import described, described_rows
 
 from fmm.config import files, schema
 from fmm.config.files import SHIPPED
@@ -18,20 +20,19 @@ from fmm.kernels.leaves import F16X3_RATE
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import decide
-from fmm.runtime.devices import described_gpu
-from fmm.tuner.findings.advice import TO_ITS_END, tuning_advice
-from fmm.tuner.findings.described import described, described_rows, instead
-from fmm.tuner.findings.diagnostics import machine_doubts
+from fmm.runtime.decisions.decide import decide_plan
+from fmm.runtime.devices import gpu_from_description
+from fmm.tuner.findings.diagnostics import machine_diagnostics
 from fmm.tuner.findings.model_in_use import (
     answer_for,
     device_name,
+    fallback_model,
     guess_of,
     model_in_use,
-    unmeasured_in_use,
+    unmeasured_leaves,
     usual_limits,
 )
-from fmm.tuner.findings.summary import TypeInShort, in_short, next_steps
+from fmm.tuner.findings.summary import TypeSummary, in_short, next_steps
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -66,7 +67,7 @@ def test_it_is_the_one_by_which_products_are_decided(
     assert used is not None
     for side in (1500, 4096, 8192):
         problem = Problem(side, side, side, dtype)
-        plan = decide(problem, limits, described_gpu("NVIDIA H200", "9.0", 132)).plan
+        plan = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132)).plan
         assert plan == choose(problem, used, limits).best.plan
     files.clear_config_cache()
 
@@ -86,7 +87,7 @@ def test_what_is_told_of_squares_is_what_is_decided(dtype: str, tmp_path: Any, m
         problem = Problem(side, side, side, dtype)
         limits, answer = usual_limits(used, problem), answer_for(used, side)
         assert limits is not None and answer is not None
-        decided = decide(problem, limits, described_gpu("NVIDIA H200", "9.0", 132))
+        decided = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132))
         assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.step), side
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
         found[side] = answer.known
@@ -106,7 +107,7 @@ def test_a_leaf_that_a_tuning_did_not_measure_goes_by_the_datasheet_and_is_named
     told = " ".join("\n".join(described(section, "float32", KEY)).split())
     assert "Plans that end in f16x3 go by the datasheet: this tuning did not measure them" in told
     assert "f16x3" in told.partition("squares")[2].partition("besides")[0]
-    short = TypeInShort("float32", used)
+    short = TypeSummary("float32", used)
     assert "float32: what is predicted is by f16x3, at the datasheet's speed." in "\n".join(in_short([short]))
     commands = next_steps(KEY, [short], True, "x")
     assert any(re.match(r"  fmm-tune --device 0 --dtype float32  +measures what goes by the", x) for x in commands)
@@ -128,7 +129,7 @@ def test_what_no_tuning_measures_goes_by_the_datasheet_and_is_named() -> None:
     assert model_in_use(KEY, "bfloat16", TYPES).assumed == ()
     assert "residues" not in "\n".join(described(without_three_products(), "float32", KEY))
     used = model_in_use(KEY, "float64", TYPES)
-    chosen = unmeasured_in_use(used)
+    chosen = unmeasured_leaves(used)
     assert set(chosen) <= {*used.assumed, *used.left_out}
     told = one_line(described(TYPES["float64"], "float64", KEY))
     assert all((f"Plans that end in {leaf}" in told) == (leaf in chosen) for leaf in used.assumed)
@@ -152,7 +153,7 @@ def test_complex_numbers_know_what_real_ones_do() -> None:
 def test_in_short_answers_whether_fmm_helps_and_what_is_next() -> None:
     doubted = tuned.section(doubts=["nobody looked"])
     gains = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
-    types = [TypeInShort(t, model_in_use("cpu-a", t, {t: s})) for t, s in (("float32", gains), ("float64", doubted))]
+    types = [TypeSummary(t, model_in_use("cpu-a", t, {t: s})) for t, s in (("float32", gains), ("float64", doubted))]
     head, columns, one, two, by_the_model, timed, why, without = in_short(types)
     assert head == "How many times as fast fmm.matmul is as NumPy's product on square matrices, by their side (rows):"
     assert by_the_model == "  By the model: at 16000, or at the first side that gains."
@@ -181,13 +182,13 @@ def test_what_to_type_is_the_same_sentence_wherever_it_stands() -> None:
         tuning_advice("cpu-a", ["float64"]) == f"To change that: `fmm-tune --device cpu --dtype float64` {TO_ITS_END}."
     )
     assert tuning_advice("cpu-a", ["float64"]) in one_line(described(section, "float64", "cpu-a"))
-    said = one_line(next_steps("cpu-a", [TypeInShort("float64", used)], True, "c.json"))
+    said = one_line(next_steps("cpu-a", [TypeSummary("float64", used)], True, "c.json"))
     assert f"fmm-tune --device cpu --dtype float64 {TO_ITS_END}" in said
 
 
 def test_figures_of_a_disturbed_tuning_are_not_told() -> None:
     """Of one that is not used for another reason they are."""
-    for doubt, told in ((*machine_doubts(0.34, None, None), False), ("the tuning ended too early", True)):
+    for doubt, told in ((*machine_diagnostics(0.34, None, None), False), ("the tuning ended too early", True)):
         section = tuned.section(doubts=[doubt], noise=0.34, thresholds=TYPES["float64"]["thresholds"])
         said = one_line(described(section, "float64", "cpu-a"))
         assert ("Rates and thresholds: too disturbed to say." in said) != told
@@ -198,7 +199,7 @@ def test_figures_of_a_disturbed_tuning_are_not_told() -> None:
 def test_as_json_it_says_what_fmm_matmul_does() -> None:
     """A measured side by its entry, others by the model; the same as is printed."""
     section = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
-    found = TypeInShort("float64", model_in_use("cpu-a", "float64", {"float64": section})).fields
+    found = TypeSummary("float64", model_in_use("cpu-a", "float64", {"float64": section})).fields
     squares = {row["side"]: row for row in found["squares"]}
     assert squares[4096]["known"] == "measured" and squares[4096]["speedup"] == 1.17
     assert squares[4096]["plan"] == "winograd > vendor" and squares[8000]["known"] == "predicted"
@@ -275,10 +276,10 @@ def test_only_huangs_strategies_are_said_to_be_huangs() -> None:
 
 def test_what_fmm_does_where_a_tuning_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FMM_CONFIG", raising=False)
-    assert "measures this processor for a moment" in instead(Identity("cpu-a", "a"), "float64")
+    assert "measures this processor for a moment" in fallback_model(Identity("cpu-a", "a"), "float64")
     card = Identity(KEY, "NVIDIA H200")
-    assert instead(card, "float32") == "fmm goes by the model that comes with it for such cards"
-    assert instead(card, "complex64") == "fmm goes by the datasheet alone"
+    assert fallback_model(card, "float32") == "fmm goes by the model that comes with it for such cards"
+    assert fallback_model(card, "complex64") == "fmm goes by the datasheet alone"
     monkeypatch.setenv("FMM_CONFIG", "mine.json")  # then that alone is read
-    assert instead(card, "float32") == "fmm goes by the datasheet alone"
-    assert "the library's own" in instead(Identity("cuda-9.0-1sm", "a card"), "float32")
+    assert fallback_model(card, "float32") == "fmm goes by the datasheet alone"
+    assert "the library's own" in fallback_model(Identity("cuda-9.0-1sm", "a card"), "float32")

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fmm.tuner.findings.described import described, described_parts
+from fmm.tuner.findings.outcome import outcome
+from fmm.tuner.findings.parts import labelled_rows
 
+from benchmarks.threshold_agreement import Table
 from fmm.config import files
 from fmm.config.files import SHIPPED
 from fmm.config.schema import read_calibration, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.tuner.findings.described import described, described_parts
 from fmm.tuner.findings.model_in_use import ModelInUse, answers_for, chosen_square, gains_from, model_in_use, odd_gains
-from fmm.tuner.findings.outcome import outcome
-from fmm.tuner.findings.parts import Table, labelled_rows
 from fmm.tuner.findings.thresholds import CLOSE, ROW, holds_from, li_plan
 from tests.support import ROOT
 from tests.support import configs as tuned

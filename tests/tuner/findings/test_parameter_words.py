@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from fmm.tuner.findings.parameter_words import MEANINGS, meaning_of, spelled, unit_of
-from fmm.tuner.fit.parameters import PARAMETERS, TILE
+from fmm.tuner.findings.parameter_words import MEANINGS
+
+from fmm.tuner.fit.parameters import PARAMETERS, TILE, meaning_of, scaled_text, unit_of
 from tests.support import ROOT
 
 ROW = re.compile(r"^\| `([a-z._]+)` \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
@@ -24,7 +25,7 @@ def test_the_page_says_the_same() -> None:
 
 
 def test_numbers_are_told_in_thousands_and_thousandths() -> None:
-    assert spelled("bytes/s", 1.736e10) == (["17.4"], "Gbytes/s")
-    assert spelled("s", 0.0037, 0.0207) == (["3.7", "20.7"], "ms")
-    assert spelled("s", 3e-9) == (["0.003"], "µs") and spelled("bytes", 0.0) == (["0"], "bytes")
-    assert spelled("rows of C", 76.04) == (["76"], "rows of C") and spelled("", 0.622) == (["0.622"], "")
+    assert scaled_text("bytes/s", 1.736e10) == (["17.4"], "Gbytes/s")
+    assert scaled_text("s", 0.0037, 0.0207) == (["3.7", "20.7"], "ms")
+    assert scaled_text("s", 3e-9) == (["0.003"], "µs") and scaled_text("bytes", 0.0) == (["0"], "bytes")
+    assert scaled_text("rows of C", 76.04) == (["76"], "rows of C") and scaled_text("", 0.622) == (["0.622"], "")

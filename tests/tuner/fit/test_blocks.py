@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fmm.tuner.findings.threshold_words import described_blocks
 
-from benchmarks.block_model import read_shapes
 from benchmarks.compile_ahead import named_chip
+from benchmarks.shipped import recorded_blocks
 from fmm.config import files
 from fmm.config.files import SHIPPED
 from fmm.config.schema import Spread, Thresholds, read_thresholds
@@ -24,12 +25,11 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.runtime.devices import chip_as_tuned
+from fmm.runtime.devices import tuned_chip
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.findings.model_in_use import device_name, guess_of
-from fmm.tuner.findings.threshold_words import described_blocks
 from fmm.tuner.fit import blocks
 from fmm.tuner.fit.blocks import compared_rows, fitted_constants, root_mean_square
 from fmm.tuner.stages.probes import probe_strategies
@@ -83,7 +83,7 @@ def test_a_fit_to_noise_is_not_taken(seed: int) -> None:
 def test_what_the_strategies_on_record_say() -> None:
     """Forty shapes on an H200, all of which the built-in terms were fitted to: these are off by more than what they are
     kept for unasked, and a fit to half of the shapes by still more on the other half."""
-    found = blocks.judged_blocks(read_shapes(ROOT / "results" / "nvidia-h200" / "blocks.json"), H200)
+    found = blocks.judged_blocks(recorded_blocks(ROOT / "results" / "nvidia-h200" / "blocks.json"), H200)
     assert found.shapes == 40 and found.fitted is None
     assert found.error == found.built_in_error == pytest.approx(0.093, abs=0.0005)
     assert found.held_back == pytest.approx(0.1075, abs=0.0005)
@@ -112,13 +112,13 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", section)
     files.clear_config_cache()
-    chip = chip_as_tuned(DEVICE)
+    chip = tuned_chip(DEVICE)
     assert chip and asdict(chip.fitted) == pytest.approx(section["blocks"]["fitted"])
     tuned.write(
         tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": {"fitted": {"wait": 1}}}
     )
     files.clear_config_cache()
-    assert chip_as_tuned(DEVICE) == DEVICE.chip  # damaged: as built in
+    assert tuned_chip(DEVICE) == DEVICE.chip  # damaged: as built in
 
 
 # ---- what is shown is what is launched

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fmm.tuner.findings.described import described_rows
+from fmm.tuner.report.words import WORDS
 
 from fmm.config import files
 from fmm.config.files import SHIPPED
 from fmm.config.schema import EPSILON, UNDETERMINED_EPSILON
 from fmm.tuner.cli import main
-from fmm.tuner.findings.described import described_rows
-from fmm.tuner.findings.diagnostics import machine_doubts
-from fmm.tuner.report.recursion_table import ABOUT, COLUMNS, HEAD, recursion_lines, recursion_rows
-from fmm.tuner.report.words import WORDS
+from fmm.tuner.findings.diagnostics import machine_diagnostics
+from fmm.tuner.findings.summary import ABOUT, COLUMNS, HEAD, recursion_lines, recursion_rows
 from tests.support import ROOT, configs
 from tests.support.configs import raw_thresholds
 
@@ -74,7 +74,7 @@ def test_of_a_disturbed_tuning_no_numbers_are_told() -> None:
     """They would be others' work; where it was not disturbed but not checked, they stand."""
     noisy, unchecked = (
         {"thresholds": found(), "doubts": [doubt]}
-        for doubt in (*machine_doubts(0.34, None, None), "the tuning ended too early to check its model")
+        for doubt in (*machine_diagnostics(0.34, None, None), "the tuning ended too early to check its model")
     )
     types = [("float32", noisy), ("float64", unchecked)]
     short, whole = recursion_rows(types)

@@ -13,7 +13,7 @@ from fmm.config import files, schema
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
-from fmm.runtime.decisions.calibration_in_force import with_unmeasured
+from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner import tune, tune_type
 from fmm.tuner.cli import main
 from fmm.tuner.devices.compile_ahead import compile_jobs, compile_weight, kernel_places, needed_first
@@ -185,7 +185,7 @@ def test_of_a_leaf_with_a_rate_of_its_own_the_rate_is_measured_or_follows_from_t
     (name,) = {p.leaf_use.leaf.time.rate for p in [leaf]}
     without = scaled_calibration(known, "float32", observations(truth, "float32")).calibration
     assert name not in without.rates, "nobody timed it"
-    whole = with_unmeasured(without, SHEET)
+    whole = add_unmeasured_rates(without, SHEET)
     assert whole.rates[name].flops == pytest.approx(0.9 * known.rates[name].flops, rel=1e-3), "as fast beside the rest"
     timed = scaled_calibration(known, "float32", observations(truth, "float32", (leaf,))).calibration
     assert timed.rates[name].flops == pytest.approx(0.9 * known.rates[name].flops, rel=0.01)

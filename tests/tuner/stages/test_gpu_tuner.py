@@ -13,7 +13,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decisions.decide import decide
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, GPU_EFFORTS, Run
 from fmm.tuner.fit.blocks import fitted_blocks
@@ -61,7 +61,7 @@ def test_a_short_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.clear_config_cache()
-    decided = decide(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda_device(0))
+    decided = decide_plan(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda_device(0))
     assert decided.step == "calibrated model"
 
 

@@ -13,9 +13,9 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.decisions.decide import certified_entry
+from fmm.runtime.decisions.decide import find_certified_entry
 from fmm.tuner.commands.export import with_predictions
-from fmm.tuner.commands.measure import canary
+from fmm.tuner.commands.verify import measure_entries
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import EFFORTS, FailedError, Run
 from fmm.tuner.devices.simulated import SimulatedDevice
@@ -42,7 +42,7 @@ def test_a_trial_knows_its_operation(tmp_path: Path) -> None:
     lines = kept.path.read_text().splitlines()
     assert '"op"' in lines[0] and '"op"' not in lines[1]
     found = [Trial(**{**record, "size": SIZE}) for _, record in kept._records()]
-    assert [t.problem.op for t in found] == ["gram", "product"] and found[0].problem.halved
+    assert [t.problem.op for t in found] == ["gram", "product"] and found[0].problem.writes_triangle
 
 
 def test_entries_of_one_shape_and_two_operations() -> None:
@@ -64,10 +64,10 @@ def test_a_halfs_entry_answers_no_product() -> None:
     assert journal.knows(("search", Problem(*SIZE, op="gram"), 0, Run()))
     (entry,) = (e for e in all_entries(recorded, 0.001) if not e.lean)
     tuned = Tuned(device.identity, "float64", None, {entry.key: entry})
-    answer = certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)
+    answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)
     assert answer is not None and answer.plan == Plan.parse("gram > winograd > vendor")
-    assert certified_entry(Problem(*SIZE), Limits(1 << 34), tuned) is None
-    assert certified_entry(Problem(*SIZE, op="symmetric"), Limits(1 << 34), tuned) is None
+    assert find_certified_entry(Problem(*SIZE), Limits(1 << 34), tuned) is None
+    assert find_certified_entry(Problem(*SIZE, op="symmetric"), Limits(1 << 34), tuned) is None
 
 
 def test_squares_are_tuned_as_halves_too() -> None:
@@ -91,7 +91,7 @@ def test_a_canary_measures_a_half_as_such() -> None:
     tune_halves(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
     found = [e for e in all_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
     assert found
-    holds, said = canary(Journal("canary", device), "float64", found)
+    holds, said = measure_entries(Journal("canary", device), "float64", found)
     assert holds and "measured again" in said
 
 

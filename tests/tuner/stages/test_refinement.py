@@ -13,8 +13,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.problem import Problem
-from fmm.runtime.decisions.calibration_in_force import completed_calibration
-from fmm.runtime.decisions.decide import certified_entry, model_choice
+from fmm.runtime.decisions.calibration_in_force import complete_calibration
+from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.tuner.devices.device import GPU_EFFORTS
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.trials.journal import Journal
@@ -58,14 +58,14 @@ class Tuned:
         """The true speedups of what would be run."""
         tuned = schema.read_section(section, "test", self.device.identity, self.dtype)
         known, limits = (
-            completed_calibration(tuned, None, SHEET),
+            complete_calibration(tuned, None, SHEET),
             Limits(self.device.memory, default_error_growth(True)),
         )
         found = {}
         for side in SIDES:
             problem = Problem(side, side, side, self.dtype)
-            entry = certified_entry(problem, limits, tuned)
-            plan: Plan = (entry or model_choice(problem, limits, known, True, self.device.identity)).plan
+            entry = find_certified_entry(problem, limits, tuned)
+            plan: Plan = (entry or decide_by_model(problem, limits, known, True, self.device.identity)).plan
             found[side] = self.device.true_speedup(plan, problem)
         return found
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from fmm.runtime.prepare import launches_on
 
 from fmm.config import schema
 from fmm.config.schema import Tuned
@@ -19,8 +20,7 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import WRITING, predict, predict_vendor
 from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
-from fmm.runtime.calls.answer import launches_on
-from fmm.runtime.decisions.decide import certified_entry, model_choice
+from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.search.certify import searched_entries
@@ -70,7 +70,7 @@ def test_shapes_have_an_entry_without_workspace(section: Tuned) -> None:
     problem, best, lean = Problem(*WANTED, "float32"), section.entry(WANTED), section.entry(WANTED, lean=True)
     assert best and lean and len(section.entries) == 2
     assert not best[0].lean and workspace(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
-    decided = [certified_entry(problem, limits, section) for limits in (MUCH, NONE)]
+    decided = [find_certified_entry(problem, limits, section) for limits in (MUCH, NONE)]
     assert [d.plan for d in decided if d] == [best[1], FUSED]
 
 
@@ -103,12 +103,12 @@ def paired(trials: list[Trial]) -> list[Trial]:
 def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
     problem = Problem(12288, 12288, 12288, "float32")
     known, device = section.calibration, section.identity
-    assert model_choice(problem, NONE, known, True, device).plan == FUSED
-    assert workspace(model_choice(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
+    assert decide_by_model(problem, NONE, known, True, device).plan == FUSED
+    assert workspace(decide_by_model(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
     odd = Problem(12288, 12287, 12288, "float32")  # on rows that are not aligned it is too slow
-    assert model_choice(odd, NONE, known, True, device).plan == VENDOR
+    assert decide_by_model(odd, NONE, known, True, device).plan == VENDOR
     rates = MappingProxyType({"float32": replace(RATE, tiled=1.2)})
-    assert model_choice(problem, NONE, replace(TRUTH, rates=rates), True, device).plan == VENDOR
+    assert decide_by_model(problem, NONE, replace(TRUTH, rates=rates), True, device).plan == VENDOR
 
 
 ALONE = Plan(leaf="tile")

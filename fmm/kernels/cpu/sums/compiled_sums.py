@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.sums.elementwise import CallSchedule
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.sum_schedule import CallSchedule
 
 LINE = 64  # bytes
 LEAST = 1 << 16  # numbers in a block, below which NumPy's loops do

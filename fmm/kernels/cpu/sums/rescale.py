@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 
 ROWS = 256 * 1024  # numbers that are looked at or scaled at a time

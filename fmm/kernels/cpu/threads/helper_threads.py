@@ -25,7 +25,7 @@ from operator import call
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from fmm.kernels.cpu.threads.fork_safe import in_child
+from fmm.kernels.cpu.worker_threads import after_fork_in_child
 
 Result = TypeVar("Result")
 Job = Callable[[], object]  # it keeps what it raises to itself
@@ -51,8 +51,8 @@ _numbers = count()
 # How a job is handed to each of the threads that wait for any caller's: taken by `pop`, given back by `append`.
 _idle: list[Callable[[Job], None]] = []
 _given_up: list[float] = []  # when a thread did not begin
-in_child(_idle.clear)
-in_child(_given_up.clear)
+after_fork_in_child(_idle.clear)
+after_fork_in_child(_given_up.clear)
 
 
 def in_own_thread() -> bool:

@@ -16,8 +16,7 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
-from fmm.kernels.cpu.threads.fork_safe import Lock, in_child
-from fmm.kernels.cpu.threads.helper_threads import until_done
+from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child, retry_until_done
 
 # Names of OpenBLAS's functions in NumPy's wheels (two generations) and in those of the system, of conda and others.
 PREFIXES, SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
@@ -32,7 +31,7 @@ class OpenBlas:
     limit: Callable[[int], object]
 
 
-_lock = Lock()
+_lock = ForkSafeLock()
 _held = 0
 
 
@@ -58,7 +57,7 @@ def one_thread_each(count: int) -> Iterator[bool]:
         try:
             yield True
         finally:
-            until_done(partial(library.limit, count))
+            retry_until_done(partial(library.limit, count))
             _held = 0
     finally:
         lock.release()
@@ -99,7 +98,7 @@ def _numpys_library() -> ctypes.CDLL | None:
         return None
 
 
-@in_child
+@after_fork_in_child
 def _after_fork() -> None:
     """A forked child has no call of its parent's: its BLAS is what it was before that."""
     global _held

@@ -15,9 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.threads import openblas
-from fmm.kernels.cpu.threads.fork_safe import Lock, in_child
-from fmm.kernels.cpu.threads.helper_threads import Helper, NoThreadError, call_apart, claimed, until_done
+from fmm.kernels.cpu import openblas
+from fmm.kernels.cpu.worker_threads import (
+    ForkSafeLock,
+    NoThreadError,
+    Worker,
+    after_fork_in_child,
+    retry_until_done,
+    run_on_worker,
+    try_claim,
+)
 
 # Where BLAS libraries look for their number of threads, in the order in which OpenBLAS does.
 VARIABLES = (
@@ -54,13 +61,13 @@ class Threads:
         count = min(self.count, MOST, len(tasks))
         if count > 1:
             try:
-                call_apart(partial(_share_out, tasks, count))
+                run_on_worker(partial(_share_out, tasks, count))
                 return
             except NoThreadError:
                 pass
         _work_off(deque(tasks))
 
-    def run_in_turns(self, tasks: Sequence[Task]) -> None:
+    def run_interruptibly(self, tasks: Sequence[Task]) -> None:
         """The same, some tasks at a time, so that an interrupt is heard in between: as many as take TURN seconds
         if they take as long as those before."""
         together, first = max(self.count, 1), 0
@@ -81,7 +88,7 @@ def _share_out(tasks: Sequence[Task], count: int) -> None:
     finally:
         # Who has not begun by now is not needed; an error must not leave while another thread still writes.
         for share in shares:
-            until_done(share.cancel_or_wait)
+            retry_until_done(share.cancel_or_wait)
     for share in shares:
         share.check()
 
@@ -113,7 +120,7 @@ class Share:
 
     def __call__(self) -> None:
         try:
-            if claimed(self.claim):
+            if try_claim(self.claim):
                 self.work()
         except BaseException as error:
             self.error = error
@@ -125,7 +132,7 @@ class Share:
         self.ended.acquire()
 
     def cancel_or_wait(self) -> None:
-        if claimed(self.claim):
+        if try_claim(self.claim):
             self.work = _nothing  # its arrays are not kept until the helper comes to it
         else:
             self.wait()
@@ -141,8 +148,8 @@ def _nothing() -> None:
     pass
 
 
-_lock = Lock()  # taken by threads of ours alone
-_helpers: list[Helper] = []
+_lock = ForkSafeLock()  # taken by threads of ours alone
+_helpers: list[Worker] = []
 
 
 def _start_helpers(count: int, queue: deque[Task]) -> list[Share]:
@@ -156,15 +163,15 @@ def _start_helpers(count: int, queue: deque[Task]) -> list[Share]:
     return shares
 
 
-def _hire_helpers(count: int) -> list[Helper]:
+def _hire_helpers(count: int) -> list[Worker]:
     """The first `count` helpers; NoThreadError where there is no such thread to be had."""
     with _lock.now:
         while len(_helpers) < count:
-            _helpers.append(Helper.hired())
+            _helpers.append(Worker.hired())
         return _helpers[:count]
 
 
-def _hand_out(helper: Helper, task: Task, shares: list[Share]) -> None:
+def _hand_out(helper: Worker, task: Task, shares: list[Share]) -> None:
     """A share for the helper, noted before it is handed over."""
     share = Share(task)
     shares.append(share)
@@ -186,7 +193,7 @@ def side_by_side(count: int, task: Task) -> list[Share]:
     return shares
 
 
-def _keep_off(helpers: Sequence[Helper]) -> None:
+def _keep_off(helpers: Sequence[Worker]) -> None:
     """Keep helpers off the processor that the caller runs on: Linux likes to wake them there, and moves them away only
     after the sums are done."""
     if not sys.platform.startswith("linux"):
@@ -199,7 +206,7 @@ def _keep_off(helpers: Sequence[Helper]) -> None:
         pass  # a system that does not let us: the helpers run where they like
 
 
-def _pin_to_processors(helpers: Sequence[Helper]) -> None:
+def _pin_to_processors(helpers: Sequence[Worker]) -> None:
     """Give each helper one of the processors that there are just enough of: Linux takes its time to spread them."""
     if not sys.platform.startswith("linux"):
         return
@@ -216,13 +223,13 @@ def _current_processor() -> int:
         return int(file.read().rpartition(b")")[2].split()[36])  # field 39, the 37th after the command's name
 
 
-in_child(_helpers.clear)
+after_fork_in_child(_helpers.clear)
 
 
 def blas_threads() -> int:
     """How many threads numpy's BLAS would use now: asked of threadpoolctl if it is installed, else guessed as the
     libraries do, from the environment and the processors that this process may use."""
-    if (count := openblas.threads_given_up()) > 0:
+    if (count := openblas.paused_blas_threads()) > 0:
         return count
     if (controller := _controller()) is not None:
         counts = [lib.num_threads or 1 for lib in controller.lib_controllers if lib.user_api == "blas"]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
+from fmm.kernels.cuda.ops import GemmOp
 
 
 class Lane(NamedTuple):

@@ -11,8 +11,8 @@ import cupy
 from cupy_backends.cuda.api import driver
 from cupy_backends.cuda.libs import nvrtc
 
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch.code_cache import cached_code
+from fmm.kernels.cuda.launch.compile import cached_code
+from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import said_if_long
 
 THREADS = 8  # that compile at a time

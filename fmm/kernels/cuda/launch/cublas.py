@@ -12,13 +12,18 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch.blas_library import GemmCall, Lane, check_status, load_library, scalars_of
-from fmm.kernels.cuda.launch.cublaslt import CandidateCall, line_alignment
+from fmm.kernels.cuda.launch.cublas import (
+    CandidateCall,
+    GemmCall,
+    StreamContext,
+    check_status,
+    host_scalars,
+    line_alignment,
+    load_library,
+)
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
-from fmm.kernels.cuda.rank import RankOp
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
@@ -56,7 +61,7 @@ _FUNCTIONS = {
     "float16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
     "bfloat16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
-# By three real products each; a batch of complex128 comes one by one (fmm.kernels.cuda.selectors.vendor).
+# By three real products each; a batch of complex128 comes one by one (fmm.kernels.cuda.select).
 _FUNCTIONS_3M = {
     "complex64": _Function("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
     "complex128": _Function("cublasZgemm3m", ""),
@@ -115,12 +120,12 @@ def cublas_version() -> int:
     return parts[0] * 10000 + parts[1] * 100 + parts[2]
 
 
-def math_mode(lane: Lane) -> int:
+def math_mode(lane: StreamContext) -> int:
     """The mode that a lane's handle has now."""
     return int(_cublas.getMathMode(lane.handle))
 
 
-def entering_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
+def entering_calls(lane: StreamContext, math: Math, before: int) -> list[PreparedCall]:
     """The calls that set a lane's handle to its stream and to this mode; `before` is the mode that it has."""
     calls: list[PreparedCall] = [partial(_library().cublasSetStream_v2, lane.handle, lane.stream)]
     if before != _MATH[math]:
@@ -128,12 +133,12 @@ def entering_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
     return calls
 
 
-def leaving_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
+def leaving_calls(lane: StreamContext, math: Math, before: int) -> list[PreparedCall]:
     """The calls that set the handle back to the mode that it had."""
     return [partial(_cublas.setMathMode, lane.handle, before)] if before != _MATH[math] else []
 
 
-def set_stream(lane: Lane) -> None:
+def set_stream(lane: StreamContext) -> None:
     """Set the handle to the lane's stream. cuBLAS then forgets what memory it was given."""
     check_status(_library().cublasSetStream_v2(lane.handle, lane.stream))
 
@@ -145,7 +150,7 @@ def new_handle() -> int:
     return int(handle.value or 0)
 
 
-def memory_call(lane: Lane, pointer: int, size: int) -> PreparedCall:
+def memory_call(lane: StreamContext, pointer: int, size: int) -> PreparedCall:
     """The call that gives cuBLAS memory for itself, until the handle's stream is set anew.
 
     While a stream is captured it may allocate none.
@@ -160,10 +165,10 @@ class _CublasCall:
         batched = op.count > 1
         name = call.batched if batched else call.plain
         self.function: Callable[..., int] = _library()[name]  # without argument types: its arguments have theirs
-        self.scalars = scalars_of(op, element.scalar)  # the host's copies, read at the call
+        self.scalars = host_scalars(op, element.scalar)  # the host's copies, read at the call
         alpha, beta = self.scalars.ctypes.data, self.scalars.ctypes.data + self.scalars.itemsize
 
-        def described(x: Factor, stored: DType) -> tuple[int, ...]:
+        def described(x: GemmOperand, stored: DType) -> tuple[int, ...]:
             """What a matrix's address is followed by."""
             kind = (stored.cuda_type,) if call.any_type else ()
             return *kind, x.leading, *((x.stride,) if batched else ())
@@ -186,7 +191,7 @@ class _CublasCall:
         self.parts = [converted(values) for values in parts]
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, lane: StreamContext, bases: Sequence[int]) -> PreparedCall:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
@@ -207,7 +212,7 @@ class _RankCall:
         self.leading = op.factor.leading, op.dest.leading
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, lane: StreamContext, bases: Sequence[int]) -> PreparedCall:
         (i, x), (k, z) = self.where
         factor_lines, dest_lines = self.leading
         factor, dest = bases[i] + x, bases[k] + z

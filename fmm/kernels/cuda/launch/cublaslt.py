@@ -9,11 +9,10 @@ from math import gcd
 from typing import Any
 
 from fmm.dtypes import DType
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch.blas_library import Lane, check_status, load_library, scalars_of
+from fmm.kernels.cuda.launch.cublas import StreamContext, check_status, host_scalars, load_library
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand
 from fmm.kernels.plans.plan_error import PlanError
 
 CANDIDATES = 32  # that cuBLASLt is asked for
@@ -62,7 +61,7 @@ class CandidateCall:
         self.types, self.scratch = types, op.scratch
         self.room = op.use.leaf.call.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _library()
-        self.scalars = scalars_of(op, types.scalar)
+        self.scalars = host_scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
         self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
@@ -73,7 +72,7 @@ class CandidateCall:
         alpha = self.scalars.ctypes.data
         self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
 
-    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, lane: StreamContext, bases: Sequence[int]) -> PreparedCall:
         a, b, c = (bases[base] + offset for base, offset in self.where)
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
@@ -86,7 +85,7 @@ class CandidateCall:
         function = getattr(self.library, f"cublasLt{noun}SetAttribute")
         check_status(function(described, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
 
-    def _layout(self, rows: int, cols: int, x: Factor, count: int) -> ctypes.c_void_p:
+    def _layout(self, rows: int, cols: int, x: GemmOperand, count: int) -> ctypes.c_void_p:
         layout = ctypes.c_void_p()
         stored = (cols, rows) if x.transposed else (rows, cols)
         check_status(
@@ -125,6 +124,6 @@ class CandidateCall:
         return _Candidate.from_buffer_copy(candidates[number])
 
 
-def line_alignment(x: Factor, itemsize: int, divides: int) -> int:
+def line_alignment(x: GemmOperand, itemsize: int, divides: int) -> int:
     """The power of two that divides the addresses of all lines of an operand, if `divides` does its base's address."""
     return gcd(divides, x.offset, x.leading * itemsize, x.stride * itemsize)

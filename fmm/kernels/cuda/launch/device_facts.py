@@ -8,7 +8,7 @@ import cupy
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import nearest_capability
-from fmm.kernels.cuda.launch.tensor_map import driver_encoder
+from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
 USUAL_BYTES = 16  # of memory that a multiprocessor has in a clock
 
@@ -29,5 +29,5 @@ def chip_of(device: int) -> Chip:
         attributes["L2CacheSize"],
         version=int(version),
         shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),
-        tensor_maps=driver_encoder() is not None,
+        tensor_maps=tensor_map_encoder() is not None,
     )

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from cupy_backends.cuda.api import driver
 
-from fmm.kernels.cuda.launch.compile import compiled_kernel
+from fmm.kernels.cuda.launch.compile import compile_kernel
+from fmm.kernels.cuda.launch.kernel_call import encode_tensor_map
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
-from fmm.kernels.cuda.launch.tensor_map import map_words
 from fmm.kernels.cuda.launch_list import Launch
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -30,13 +30,13 @@ class KernelCall:
 
     def __init__(self, launch: Launch, device: int) -> None:
         self.launch = launch
-        self.function = compiled_kernel(device, launch.kernel).address
+        self.function = compile_kernel(device, launch.kernel).address
         shape = *launch.grid, launch.kernel.threads, 1, 1, launch.kernel.shared
         overlapping = partial(_overlapping_launch, self.function, shape)
         self.start: Start = overlapping if launch.overlaps else partial(partial, launch_kernel, self.function, *shape)
         self.words: Any = np.frombuffer(launch.parameters, np.int64).copy()
         for word, tensor_map in launch.maps:
-            encoded = map_words(tensor_map)
+            encoded = encode_tensor_map(tensor_map)
             self.words[word : word + len(encoded)] = encoded
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fmm.kernels.cuda.launch.compile import compile_all
+from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.kernel_call import KernelCall
 from fmm.kernels.cuda.launch.prepared_calls import make_calls
 from fmm.kernels.cuda.launch_list import Launch
@@ -16,7 +16,7 @@ class LaunchRun:
     """Launches made ready for one device. Several threads may play them at once, since nothing in here changes."""
 
     def __init__(self, launches: Sequence[Launch], device: int) -> None:
-        compile_all(device, {launch.kernel for launch in launches})
+        compile_kernels(device, {launch.kernel for launch in launches})
         self.calls = [KernelCall(launch, device) for launch in launches]
         starts = np.cumsum([0, *(len(call.words) for call in self.calls)])[:-1]
         self._words = np.concatenate([call.words for call in self.calls] or [np.empty(0, np.int64)])  # all parameters

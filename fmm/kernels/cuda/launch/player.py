@@ -19,22 +19,22 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from fmm.kernels.cuda.launch.blas_library import GemmCall, Lane
-from fmm.kernels.cuda.launch.compile import compile_all
-from fmm.kernels.cuda.launch.counters import new_counters, stream_counters
+from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.cublas import (
+    GemmCall,
     Math,
-    entering_calls,
-    leaving_calls,
+    StreamContext,
     math_mode,
-    memory_call,
+    restore_calls,
+    setup_calls,
     vendor_call,
+    workspace_call,
 )
 from fmm.kernels.cuda.launch.graphs import KernelNode
 from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
-from fmm.kernels.cuda.launch.streams import lanes_for, turn_calls
-from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, Turn, VendorCall
+from fmm.kernels.cuda.launch.streams import acquire_streams, new_counters, stream_counters, sync_calls
+from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.target import ALIGNED, Alignment, alignment_of
 from fmm.kernels.plans.steps.sums import APART
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
@@ -122,7 +122,7 @@ class Player:
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
         self.math: Math = "tf32" if launches.vendor_cuts_float32 else "ieee"
-        compile_all(device, {launch.kernel for launch in launches.launches})
+        compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
         self._set_slots()
@@ -150,7 +150,7 @@ class Player:
         columns = np.array(slots, np.int64).reshape(-1, 3).T
         self._words, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
 
-    def _steps(self) -> Iterator[_OwnLaunch | _VendorProduct | Turn]:
+    def _steps(self) -> Iterator[_OwnLaunch | _VendorProduct | StreamSync]:
         calls = iter(self.calls)
         divides = dict(zip(BASES, self.launches.alignment, strict=True))
         for step, lane in zip(self.launches.steps, self.launches.lanes, strict=True):
@@ -181,10 +181,10 @@ class Player:
             self._spare.free.append(parameters)
             return
         if self._vendors_alone is not None and not scratch:
-            lane = Lane(cublas_handle(), stream, 0)
+            lane = StreamContext(cublas_handle(), stream, 0)
             mode = math_mode(lane)
-            calls = [*entering_calls(lane, self.math, mode), self._vendors_alone.prepared(lane, addresses)]
-            make_calls(calls + leaving_calls(lane, self.math, mode))
+            calls = [*setup_calls(lane, self.math, mode), self._vendors_alone.prepared(lane, addresses)]
+            make_calls(calls + restore_calls(lane, self.math, mode))
             return
         lanes, parameters = self._lanes_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
@@ -203,32 +203,32 @@ class Player:
 
     def _lanes_and_parameters(
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
-    ) -> tuple[list[Lane], _Parameters]:
+    ) -> tuple[list[StreamContext], _Parameters]:
         """The lanes of this call, and parameters of its own with its addresses in them."""
-        handle = cublas_handle() if self.launches.vendor_lanes else 0  # a thread's own, which dies with it
-        lanes = lanes_for(self.launches, self.device, stream, handle)
+        handle = cublas_handle() if self.launches.vendor_stream_count else 0  # a thread's own, which dies with it
+        lanes = acquire_streams(self.launches, self.device, stream, handle)
         if counters is None:
             counters = self._stream_counters(lanes) if self._counting else ()
         return lanes, self._filled_parameters(addresses, counters)
 
     def _prepared_rest(
-        self, addresses: Addresses, lanes: list[Lane], blocks: Iterator[int], scratch: int
+        self, addresses: Addresses, lanes: list[StreamContext], blocks: Iterator[int], scratch: int
     ) -> list[PreparedCall]:
         """All calls but the first ones, and around them those that set cuBLAS's handles and set them back."""
         calls, leaving = list[PreparedCall](), list[PreparedCall]()
-        for i, lane in enumerate(lanes[: self.launches.vendor_lanes]):
+        for i, lane in enumerate(lanes[: self.launches.vendor_stream_count]):
             mode = math_mode(lane)
-            calls += entering_calls(lane, self.math, mode)
-            leaving += leaving_calls(lane, self.math, mode)
+            calls += setup_calls(lane, self.math, mode)
+            leaving += restore_calls(lane, self.math, mode)
             if scratch:
-                calls.append(memory_call(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
+                calls.append(workspace_call(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
         for step in self._rest:
             if isinstance(step, _OwnLaunch):
                 calls.append(step.start(lanes[step.lane].stream, next(blocks), 0))
             elif isinstance(step, _VendorProduct):
                 calls.append(step.call.prepared(lanes[step.lane], addresses))
             else:
-                calls += turn_calls(step, lanes)
+                calls += sync_calls(step, lanes)
         return calls + leaving
 
     def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _Parameters:
@@ -253,14 +253,14 @@ class Player:
 
     # ---- counters and graphs
 
-    def _stream_counters(self, lanes: list[Lane]) -> tuple[int, ...]:
+    def _stream_counters(self, lanes: list[StreamContext]) -> tuple[int, ...]:
         pairs = zip(self.launches.steps, self.launches.lanes, strict=True)
         counting = ((step.counters, lane) for step, lane in pairs if isinstance(step, Launch) and step.counters)
         return tuple(stream_counters(self.device, lanes[lane].stream, count) for count, lane in counting)
 
-    def make_lanes(self) -> None:
+    def create_streams(self) -> None:
         """Make this thread's lanes, which cannot be made while a stream is captured."""
-        lanes_for(self.launches, self.device, 0, 0)
+        acquire_streams(self.launches, self.device, 0, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
         """Counters of a graph's own, since it may run beside others."""

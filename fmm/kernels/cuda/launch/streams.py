@@ -13,16 +13,15 @@ from typing import Any
 
 import cupy
 
-from fmm.kernels.cuda.launch.blas_library import Lane
-from fmm.kernels.cuda.launch.cublas import new_handle
+from fmm.kernels.cuda.launch.cublas import StreamContext, new_handle
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
-from fmm.kernels.cuda.launch_list import LaunchList, Turn
+from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
-def turn_calls(turn: Turn, lanes: list[Lane]) -> list[PreparedCall]:
+def turn_calls(turn: StreamSync, lanes: list[StreamContext]) -> list[PreparedCall]:
     """The calls after which the other lanes wait for what the first has done so far (FORK), or it for them (JOIN)."""
     first, *others = lanes
-    pairs = [(first, lane) if turn is Turn.FORK else (lane, first) for lane in others]
+    pairs = [(first, lane) if turn is StreamSync.FORK else (lane, first) for lane in others]
     runtime = cupy.cuda.runtime
     recorded = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
     calls: list[PreparedCall] = [partial(runtime.eventRecord, event, stream) for event, stream in recorded]
@@ -78,14 +77,17 @@ def _another_lane(device: int) -> _LaneOfOurs:
     return _LaneOfOurs()
 
 
-def lanes_for(launches: LaunchList, device: int, stream: int, handle: int) -> list[Lane]:
+def lanes_for(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
     """As many lanes as the list uses, with a cuBLAS handle for each that calls it. The first is the caller's stream."""
-    if launches.lanes_used == 1:
-        return [Lane(handle, stream, 0)]
+    if launches.stream_count == 1:
+        return [StreamContext(handle, stream, 0)]
     own_lanes = _lanes.own.by_device.setdefault(device, [])
-    while len(own_lanes) < launches.lanes_used:
+    while len(own_lanes) < launches.stream_count:
         own_lanes.append(_another_lane(device))
-    for lane in own_lanes[1 : launches.vendor_lanes]:
+    for lane in own_lanes[1 : launches.vendor_stream_count]:
         lane.handle = lane.handle or new_handle()
-    first, *others = own_lanes[: launches.lanes_used]
-    return [Lane(handle, stream, first.event.ptr), *(Lane(x.handle, x.stream.ptr, x.event.ptr) for x in others)]
+    first, *others = own_lanes[: launches.stream_count]
+    return [
+        StreamContext(handle, stream, first.event.ptr),
+        *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fmm.dtypes import BYTE, DTYPES
-from fmm.kernels.cuda.tensor_map import MAP_BYTES, TensorMap
+from fmm.kernels.cuda.launch_list import MAP_BYTES, TensorMap
 
 MAP_ALIGNMENT = 64  # bytes to which the driver wants a map to be aligned
 DIMENSIONS = 3  # of a map: along a line, across lines, and from one block of a batch to the next

@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, Side
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
     PLANE_ALIGN,
@@ -28,11 +27,9 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.cuda.tensor_map import TensorMap
-from fmm.kernels.cuda.views import Factor, Piece
 from fmm.kernels.plans.memory_layout import whole
 
-SIDES: tuple[Side, Side] = ("left", "right")  # the kernel's A, its B
+SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
 SPLIT_THREADS = 256  # threads of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP = 32
@@ -74,7 +71,7 @@ class OperandPlanes:
     The planes are in the workspace, or behind the operand itself if an earlier call prepared them.
     """
 
-    source: Factor
+    source: GemmOperand
     along: Along  # the dimension along which the operand's lines run
     lines: int
     length: int  # numbers in a line
@@ -151,7 +148,7 @@ class OperandPlanes:
     def tensor_map(self, most: int) -> TensorMap:
         """Return the map of planes in which hi and lo alternate by 64 numbers; one copy loads at most `most` lines."""
         length = PLANES_PER_OPERAND * self.pitch
-        piece = Piece(self.base, self.offset, self.lines, length)
+        piece = BlockTerm(self.base, self.offset, self.lines, length)
         box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
         return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, LINE_BYTES)
 
@@ -168,20 +165,24 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
     gram = op.half is not None and op.half.gram
-    shared = gram and not (op.checked or op.ready.from_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
+    shared = (
+        gram and not (op.checked or op.ready.written_by_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
+    )
     return a, a if shared else b
 
 
 def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
     """Return these planes, or the prepared planes behind the operand if there are any."""
-    if op.ready.kept_of is None or op.ready.kept_of != x.source.base or op.checked:
+    if op.ready.prepared_matrix is None or op.ready.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.ready.kept_of, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.ready.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
     """Return the planes of A and B that must still be made; one if both operands share them."""
-    missing = [x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.from_sums]
+    missing = [
+        x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.written_by_sums
+    ]
     return list(dict.fromkeys(missing))
 
 

@@ -13,16 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, Side
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import GemmOp, OperandSide
 from fmm.kernels.cuda.products.f16_planes import SIDES, OperandPlanes, operand_planes
 from fmm.kernels.cuda.products.kernel_sizes import FLOAT32_BYTES
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
-from fmm.kernels.cuda.sums.sum_arrays import Array
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, SumOp
-from fmm.kernels.cuda.sums.sum_source import step_lines
+from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
 
 EXTENT_THREADS, WARP, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
 MASK_BITS = 64  # blocks that the mask of a sum can name
@@ -34,7 +31,7 @@ class PlaneSums:
 
     split: SumOp
     planes: OperandPlanes
-    side: Side  # the operand of the row-major product
+    side: OperandSide  # the operand of the row-major product
     separate: bool = False  # True if all hi come before all lo, as the vendor's products need
 
     @property
@@ -42,7 +39,7 @@ class PlaneSums:
         return False
 
     @cached_property
-    def source(self) -> Array:
+    def source(self) -> BlockArray:
         """The matrix that provides the blocks."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
@@ -107,7 +104,7 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
-        and -(-x.pitch // (THREADS * kernel.lanes)) <= GRID_LIMIT
+        and -(-x.pitch // (SUM_THREADS * kernel.lanes)) <= GRID_LIMIT
     )
 
 
@@ -184,7 +181,7 @@ def _sum_launch(x: PlaneSums) -> Launch:
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
-    grid = planes.lines, -(-planes.pitch // (THREADS * x.kernel.lanes)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, THREADS)
+    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.lanes)), 1
+    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, VendorCall
+from fmm.kernels.cuda.launch_list import FLAG, MAP_BYTES, MAP_WORDS, Kernel, Launch, Slot, TensorMap, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     ExponentSpread,
@@ -38,8 +37,6 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     raster_rows,
     wgmma_instruction,
 )
-from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor, View
 
 POINTERS = 5  # pointers of struct Product3, behind its maps
 # The sizes without clusters are for a C of so few rows that the lower thread block of a cluster would have no work.
@@ -86,7 +83,7 @@ class F16x3Op:
     left: OperandPlanes
     right: OperandPlanes
     missing: tuple[OperandPlanes, ...]  # planes that must be made before the product
-    dest: Factor
+    dest: GemmOperand
     m: int
     n: int
     k: int
@@ -223,16 +220,16 @@ def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct
     The call counts as "sums", because the last launch turns its result into C.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
-    whole = replace(op.by_vendor, dtype="float16", dest_dtype="float32")
+    whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")
     piece = replace(whole, k=x.length, left=left, right=right, alpha=x.factor, beta=x.keep)
     return VendorCall(piece, f"cuBLAS, float16 products added up in float32, {x.length} of the inner dimension", "sums")
 
 
-def _plane_factor(x: OperandPlanes, source: Factor, start: int, lo: bool) -> Factor:
+def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
     """Return hi or lo from position `start` of the inner dimension, as BLAS sees it; its layout is the operand's."""
     numbers = x.lines * x.pitch
     first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.pitch)
-    return Factor(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)
+    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)
 
 
 def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:

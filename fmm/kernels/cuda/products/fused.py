@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, View
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_strategy
 from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, Update, adding_epilogue, as_adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.products.tiling import Along
-from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
 from fmm.kernels.plans.steps.fused_order import Lane, launch_stages
@@ -106,7 +106,7 @@ def fused_op(s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, u
     own = left[0][0] * right[0][0]
     a, b = (tuple(_row_major_piece(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_row_major_piece(x, transposed, own * c, 1) for c, x in dest)
-    u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
+    u, v, w = (BlockStrides(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
     return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
 
 
@@ -131,7 +131,7 @@ def updating_op(
     kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
     a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
     dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
-    lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *blocks))
+    lines = tuple(BlockStrides(max(x.down, x.right)) for x in (left, right, *blocks))
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
@@ -141,6 +141,6 @@ def _operand_along(x: View, inner: int, transposed: bool) -> Along:
     return "inner" if by_rows == (inner == 0) else "outer"
 
 
-def _row_major_piece(x: View, transposed: bool, factor: float, keep: float = 0) -> Piece:
+def _row_major_piece(x: View, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
     """Return a block as the kernel sees it: the transpose of a column-major one."""
-    return Piece(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)
+    return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

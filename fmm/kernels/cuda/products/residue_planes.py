@@ -17,12 +17,10 @@ from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.cuda.tensor_map import TensorMap
-from fmm.kernels.cuda.views import Factor, Piece
 from fmm.kernels.plans.levels.residue_room import ResidueRoom
 from fmm.kernels.plans.levels.residue_steps import FAST
 from fmm.kernels.plans.memory_layout import whole
@@ -101,7 +99,7 @@ class ResidueOperand:
     Exponents and planes are in the workspace, or behind the operand itself if an earlier call prepared them.
     """
 
-    source: Factor
+    source: GemmOperand
     along: Along  # the dimension along which it is contiguous
     lines: int  # rows of A, or columns of B
     geometry: ResidueRoom
@@ -174,20 +172,20 @@ class ResidueOperand:
         filled = self.geometry.k if self.bytes_from else length
         # The workspace holds the planes of one group of moduli at a time.
         before = 0 if self.base == "W" else first * self.geometry.products * lines * length
-        piece = Piece(self.base, self.planes + before, lines, length)
+        piece = BlockTerm(self.base, self.planes + before, lines, length)
         return byte_map(piece, self.geometry.products * moduli, most, filled)
 
 
-def byte_map(piece: Piece, layers: int, most: int, filled: int | None = None) -> TensorMap:
+def byte_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:
     """Return the map of planes; numbers of a line from `filled` on read as zero."""
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
     return TensorMap(piece, BYTE.name, read, lines, layers, length, lines * length, (LINE_BYTES, most), LINE_BYTES)
 
 
-def source_byte_map(x: Factor, lines: int, length: int, layers: int, most: int) -> TensorMap:
+def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
     """Return the map of an operand, or of C, that holds the bytes itself."""
-    piece = Piece(x.base, x.offset, lines, length)
+    piece = BlockTerm(x.base, x.offset, lines, length)
     return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (LINE_BYTES, most), LINE_BYTES)
 
 

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from fmm.dtypes import BYTE, DTYPES, RINGS
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, Work
+from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, Kernel, Launch, Slot, StepKind
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_PIECES,
@@ -43,8 +42,6 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     count_cluster_tiles,
     wgmma_instruction,
 )
-from fmm.kernels.cuda.tensor_map import MAP_WORDS
-from fmm.kernels.cuda.views import Factor, Piece
 from fmm.kernels.plans.levels.residue_room import EXPONENT, ROOM, ResidueRoom, kept_room
 from fmm.kernels.plans.memory_layout import whole
 
@@ -65,7 +62,7 @@ class ResidueOp:
     geometry: ResidueRoom
     left: ResidueOperand
     right: ResidueOperand
-    dest: Factor
+    dest: GemmOperand
     planes: int  # offset of C's planes in the workspace, in bytes
     multiprocessors: int
     factor: float
@@ -94,7 +91,7 @@ class ResidueOp:
         if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_map(Piece("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+            dest = byte_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
@@ -135,21 +132,21 @@ def residue_op(
 
 def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
-    if op.use.leaf.preparation.keeps is None or not op.ready.kept_of == base == side.source.base:
+    if op.use.leaf.preparation.keeps is None or not op.ready.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + whole(EXPONENT * side.lines, ROOM)
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
-def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
+def _bytes_from(x: GemmOperand, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
     """Return the source of an operand's bytes that are residues themselves; None if they must be copied first."""
     if along == "outer":
         return "planes"
     return "source" if _is_aligned(x, divides) else None
 
 
-def _is_aligned(x: Factor, divides: Mapping[str, int]) -> bool:
+def _is_aligned(x: GemmOperand, divides: Mapping[str, int]) -> bool:
     """Return True if the copy engine can read the lines of an operand of bytes."""
     return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, divides.get(x.base, 1)))
 
@@ -216,7 +213,7 @@ class ResidueKernel:
     """A compiled variant of the products of planes."""
 
     sizes: WgmmaSizes
-    triangle: HalfExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
     def shared(self) -> int:
@@ -248,7 +245,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
-    does: Work = "product" if op.writes_c else "sums"
+    does: StepKind = "product" if op.writes_c else "sums"
     kernel = Kernel(residue_product_source, (spec,), ENTRY, s.threads, spec.shared, architecture="sm_90a")
     count = f"{product.count} product{'s' * (product.count > 1)}"
     products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"

@@ -17,9 +17,8 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
+from fmm.kernels.cuda.launch_list import FLAG, PARAMETER_BYTES, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
@@ -38,7 +37,6 @@ from fmm.kernels.cuda.products.tiling import (
     row_major_operands,
     triangle_tiles,
 )
-from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # format of struct Block of gemm_common.cuh, by the bytes of a number
@@ -52,10 +50,10 @@ class TileOp:
     """
 
     kernel: TileKernel
-    left: tuple[Piece, ...]
-    right: tuple[Piece, ...]
-    dest: tuple[Piece, ...]
-    lines: tuple[Lines, ...]  # of A's blocks, of B's blocks, and of each destination
+    left: tuple[BlockTerm, ...]
+    right: tuple[BlockTerm, ...]
+    dest: tuple[BlockTerm, ...]
+    lines: tuple[BlockStrides, ...]  # of A's blocks, of B's blocks, and of each destination
     m: int
     n: int
     k: int
@@ -83,7 +81,7 @@ class TileOp:
         return self
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[BlockTerm, ...]:
         """All blocks, in the order of the launch's parameters."""
         return (*self.left, *self.right, *self.dest)
 
@@ -155,7 +153,7 @@ class TileGroup:
         return replace(self.ops[0].kernel, products=len(self.ops))
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[BlockTerm, ...]:
         """All blocks, in the order of the launch's parameters."""
         return tuple(x for op in self.ops for x in op.pieces)
 
@@ -204,10 +202,10 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     left, right, along = row_major_operands(op)
     kernel = TileKernel(s, dtype, along=along, paths=leaf_paths(op.use), triangle=triangle_tiles(op.extent))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
-    a = Piece(left.base, left.offset, op.n, op.k)
-    b = Piece(right.base, right.offset, op.k, op.m)
-    c = Piece(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
-    u, v, w = (Lines(x.leading, x.stride) for x in (left, right, op.dest))
+    a = BlockTerm(left.base, left.offset, op.n, op.k)
+    b = BlockTerm(right.base, right.offset, op.k, op.m)
+    c = BlockTerm(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
+    u, v, w = (BlockStrides(x.leading, x.stride) for x in (left, right, op.dest))
     return TileOp(
         kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open_strategy=leaf_strategy(op.use) is None
     )
@@ -221,8 +219,8 @@ ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 def with_addend(op: TileOp, addend: View) -> TileOp:
     """Return the same product with a separate addend in place of old C; the addend has the layout of BLAS's C."""
     (into,) = op.dest
-    dest = into._replace(keep=0), Piece(addend.base, addend.offset, op.m, op.n, 1, into.keep)
-    lines = *op.lines, Lines(addend.right if op.m > 1 else 0)
+    dest = into._replace(keep=0), BlockTerm(addend.base, addend.offset, op.m, op.n, 1, into.keep)
+    lines = *op.lines, BlockStrides(addend.right if op.m > 1 else 0)
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
 
 

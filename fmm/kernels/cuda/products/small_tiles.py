@@ -8,17 +8,15 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.tiling import row_major_operands
-from fmm.kernels.cuda.views import Factor
 
 SMALL_TILE, SMALL_THREADS = 32, 256  # of gemm_small.cuh: rows and columns of a tile, threads of a thread block
 SMALL_BLOCKS_PER_SM = 2  # thread blocks on a multiprocessor that registers must suffice for
 SMALL_ENTRY = "fmm_small"
 # The enumerator of fmm::Part for each extent, and the end of its label.
-PARTS: Mapping[HalfExtent | None, str] = {None: "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
+PARTS: Mapping[TriangleExtent | None, str] = {None: "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
 PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": ", the lower triangle and its mirror"}
 
 
@@ -38,7 +36,7 @@ def small_launch(op: GemmOp, dtype: str) -> Launch:
     return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
 
 
-def _steps(x: Factor, inner: bool) -> tuple[int, int, int]:
+def _steps(x: GemmOperand, inner: bool) -> tuple[int, int, int]:
     """Return the strides of an operand: between lines, along the inner dimension, and between matrices of a batch."""
     return (x.leading, 1, x.stride) if inner else (1, x.leading, x.stride)
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Literal
 
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
-from fmm.kernels.cuda.views import Factor
 
 VECTOR_BYTES = 16  # bytes of a vector access, and the alignment that the copy engine needs
 RASTER_ROWS = 8  # rows of tiles computed together, so that the tiles of B that they read stay in the L2 cache
@@ -28,7 +27,7 @@ TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
 }
 
 
-def row_major_operands(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]:
+def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[Along, Along]]:
     """Return the kernel's A and B, and the dimension along which each is contiguous.
 
     The operands of the BLAS call are swapped: BLAS counts columns where the kernels count rows.
@@ -38,7 +37,7 @@ def row_major_operands(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]
     return op.right, op.left, (left, right)
 
 
-def triangle_tiles(extent: HalfExtent | None) -> TriangleTiles | None:
+def triangle_tiles(extent: TriangleExtent | None) -> TriangleTiles | None:
     """Return the tiles that a kernel computes for this extent; "loose" permits more than these kernels write."""
     return "lower" if extent == "loose" else extent
 

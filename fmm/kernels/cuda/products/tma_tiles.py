@@ -15,8 +15,18 @@ from math import prod
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
-from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
+from fmm.kernels.cuda.launch_list import (
+    COUNTERS,
+    FLAG,
+    MAP_BYTES,
+    MAP_WORDS,
+    PARAMETER_BYTES,
+    Kernel,
+    Launch,
+    Slot,
+    TensorMap,
+)
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_kernel import ASYNC, COMPILER_OPTIONS, adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import BLOCK, TileGroup, TileOp
@@ -33,8 +43,6 @@ from fmm.kernels.cuda.products.tiling import (
     strategy_cpp,
     triangle_cpp,
 )
-from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Lines, Piece
 
 SM90_SHARED_BYTES = 227 << 10  # shared memory that a thread block can have on compute capability 9.0
 Counts = tuple[int, int, int]  # of A, B, C
@@ -97,10 +105,10 @@ class TmaOp:
 
     kernel: TmaKernel
     maps: tuple[TensorMap, ...]  # of all blocks of A, then of B
-    dest: tuple[Piece, ...]  # all blocks of C
+    dest: tuple[BlockTerm, ...]  # all blocks of C
     parts: tuple[Part, ...]
     tasks: bytes  # struct Task of gemm_tma.cuh for every part
-    lines: Lines  # of C's blocks
+    lines: BlockStrides  # of C's blocks
     tiles: tuple[int, int]  # rows and columns of tiles in a block of C
     count: int  # products in the batch
 
@@ -224,12 +232,12 @@ def _is_supported(ops: Sequence[TileOp]) -> bool:
     return alike and plain and all(len(x) <= 1 for x in lengths)
 
 
-def _without_factors(x: Piece) -> Piece:
+def _without_factors(x: BlockTerm) -> BlockTerm:
     """Return a block without its coefficients, so that equal blocks compare equal."""
     return x._replace(factor=1, keep=0)
 
 
-def _operand_map(x: Piece, left: bool, kernel: TmaKernel, lines: Lines, count: int) -> TensorMap:
+def _operand_map(x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStrides, count: int) -> TensorMap:
     """Return the tensor map of a block of A (`left`) or of B."""
     s, along = kernel.strategy, kernel.along[0 if left else 1]
     out = s.m_s if left else s.n_s
@@ -240,7 +248,7 @@ def _operand_map(x: Piece, left: bool, kernel: TmaKernel, lines: Lines, count: i
 
 
 def _task_words(
-    ops: Sequence[TileOp], parts: Sequence[Part], kernel: TmaKernel, blocks: tuple[Sequence[Piece], ...]
+    ops: Sequence[TileOp], parts: Sequence[Part], kernel: TmaKernel, blocks: tuple[Sequence[BlockTerm], ...]
 ) -> Iterator[bytes]:
     """Yield struct Task of gemm_tma.cuh for each part; `blocks` are the distinct blocks of A, B and C.
 

@@ -14,9 +14,8 @@ from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.launch_list import MAP_BYTES, MAP_WORDS, Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, TriangleExtent, View
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
@@ -27,8 +26,6 @@ from fmm.kernels.cuda.products.tiling import (
     row_major_operands,
     triangle_tiles,
 )
-from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 
 LINE_BYTES = 128  # of a line of a tile along the inner dimension
 MMA_K_BYTES = 32  # of a row of A that one wgmma instruction multiplies
@@ -69,7 +66,7 @@ class WgmmaKernel:
     element: str
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
-    triangle: HalfExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
     def passes(self) -> int:
@@ -144,7 +141,7 @@ class GroupKernel(Protocol):
     @property
     def sizes(self) -> WgmmaSizes: ...
     @property
-    def triangle(self) -> HalfExtent | None: ...
+    def triangle(self) -> TriangleExtent | None: ...
 
 
 Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
@@ -204,10 +201,10 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.half is not None)
     line = LINE_BYTES // DTYPES[dtype].itemsize
 
-    def map_of(x: Factor, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
+    def map_of(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
         """Return the map of a matrix as lines, which are its rows or columns; one copy loads at most `most` lines."""
         length, lines = (cols, rows) if by_rows else (rows, cols)
-        piece, steps = Piece(x.base, x.offset, rows, cols), Lines(x.leading, x.stride)
+        piece, steps = BlockTerm(x.base, x.offset, rows, cols), BlockStrides(x.leading, x.stride)
         return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), LINE_BYTES)
 
     maps = (
@@ -245,7 +242,7 @@ def _can_write(op: GemmOp, dtype: str) -> bool:
     return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
 
 
-def _is_aligned(x: Factor, itemsize: int) -> bool:
+def _is_aligned(x: GemmOperand, itemsize: int) -> bool:
     """Return True if the copy engine can read or write the matrix whenever its base is aligned."""
     return all(step * itemsize % VECTOR_BYTES == 0 for step in (x.leading, x.stride)) and x.offset % VECTOR_BYTES == 0
 

@@ -19,7 +19,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.kernels.cuda.recompute.trust import Trust
+from fmm.kernels.cuda.recompute.recompute import Backoff
 
 FLAG_BYTES = 16  # of struct Slot in nonfinite_flag.cuh, rounded up
 CHUNK = 4096  # flags that are allocated together
@@ -50,7 +50,7 @@ class StreamFlag:
         self.stream = stream
         self._counts, self._number = memoryview(chunk.counts), number
         self._before = int(self._counts[number])  # counted for others, who had the place before
-        self._trust = Trust(self._before)
+        self._trust = Backoff(self._before)
         self.prepared: dict[int, Any] = {}  # the user's: what stands ready for this stream and thread
         runtime.memsetAsync(self.address, 0, FLAG_BYTES, stream)
 
@@ -109,7 +109,7 @@ def forget_flags() -> None:
         for flags in _idle.values():
             for flag in flags:
                 flag.prepared.clear()
-                flag._trust = Trust(flag._before + flag.recomputed)
+                flag._trust = Backoff(flag._before + flag.recomputed)
 
 
 def _new_flag(key: Key) -> StreamFlag:

@@ -16,14 +16,12 @@ from functools import lru_cache
 from fmm.dtypes import DTYPES, STORED
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, whole_source
-from fmm.kernels.cuda.gemm import gemm_op
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch, Slot
+from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import View, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, TriangleTiles
-from fmm.kernels.cuda.views import View, columns_contiguous, operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -46,7 +44,7 @@ def may_differ(plan: Plan) -> bool:
 
 def can_compute_again(problem: Problem) -> bool:
     """Can a product be computed again? Not one that is its own adjoint and updates C, whose old numbers are gone."""
-    return not (problem.halved and problem.updates)
+    return not (problem.writes_triangle and problem.updates)
 
 
 def recompute_launches(
@@ -57,7 +55,7 @@ def recompute_launches(
     `unseen`: must C be looked through first, since what writes it raises no flag? `kept`: what beta multiplies, be that
     a copy of what C held.
     """
-    whole = problem.fill == "full" or not columns_contiguous(operand_views(problem)["C"])
+    whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored in TILED_AGAIN and not problem.updates and whole
     scan = (_simple_launch(problem, SCAN, chip),) if unseen else ()
     again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, COMPUTE_AGAIN, chip, kept)

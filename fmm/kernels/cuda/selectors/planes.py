@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.f16_planes import plane_split_launch
 from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sums
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches, vendor_f16x3_steps
-from fmm.kernels.cuda.selectors.vendor import Selected, vendor_instead
+from fmm.kernels.cuda.select import SelectedSteps, vendor_fallback
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.target import Target
 
 Op = TypeVar("Op")
 
 
-def select_f16x3(op: GemmOp, target: Target) -> Selected:
+def select_f16x3(op: GemmOp, target: Target) -> SelectedSteps:
     """The leaf `f16x3`: our own kernel, else the vendor's products of planes, else the vendor's of the numbers."""
     if own := select_own_f16x3(op, target):
         return own
     op = replace(op, checked=op.checked and target.flagged)
-    selected: Selected | str = "alpha or beta is complex"
+    selected: SelectedSteps | str = "alpha or beta is complex"
     if not target.chip.rounds_pairs:
         selected = "only from compute capability 8.0 on are there the instructions by which numbers are split"
     elif not target.chip.has_warpgroups and op.extent == "lower":
         selected = "only compute capability 9.0 has its instructions, without which all of C is written"
     elif not target.chip.has_warpgroups:
         selected = vendor_f16x3_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
-    return vendor_instead(op, selected) if isinstance(selected, str) else selected
+    return vendor_fallback(op, selected) if isinstance(selected, str) else selected
 
 
 def select_own_f16x3(op: GemmOp, target: Target) -> tuple[Launch, ...]:
@@ -71,4 +71,4 @@ def with_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
 
 def _with_ready_side(op: GemmOp, sums: PlaneSums) -> GemmOp:
     """The product, which need not make the planes that these sums write."""
-    return replace(op, ready=replace(op.ready, from_sums=op.ready.from_sums | {sums.side}))
+    return replace(op, ready=replace(op.ready, written_by_sums=op.ready.written_by_sums | {sums.side}))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
-from fmm.kernels.cuda.selectors.vendor import Selected, vendor_instead
+from fmm.kernels.cuda.select import SelectedSteps, vendor_fallback
 from fmm.kernels.cuda.target import Target
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan_error import PlanError
 
 
-def select_residues(op: GemmOp, target: Target) -> Selected:
+def select_residues(op: GemmOp, target: Target) -> SelectedSteps:
     """Exponents, planes of residues, their products and C; the vendor where there are no such tensor cores."""
     product, chip = _residue_product(op, target), target.chip
     if product is not None:
@@ -20,7 +20,7 @@ def select_residues(op: GemmOp, target: Target) -> Selected:
     reason = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
     if DTYPES[op.dtype].exact:
         raise PlanError(f"{op.leaf} cannot multiply {op.dtype}, because {reason}")
-    return vendor_instead(op, reason)
+    return vendor_fallback(op, reason)
 
 
 def kept_residues(op: GemmOp, target: Target) -> tuple[tuple[Launch, ...], int]:

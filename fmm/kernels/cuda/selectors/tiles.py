@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES, tma_strategy
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy, tile_launches, tile_op, with_addend
 from fmm.kernels.cuda.products.small_tiles import small_launch
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.products.tma_tiles import TmaOp, rows_are_aligned, tma_launch, tma_op
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_launch, wgmma_op
-from fmm.kernels.cuda.selectors.vendor import Selected, batch_label
+from fmm.kernels.cuda.select import SelectedSteps, batch_label
 from fmm.kernels.cuda.target import Target
-from fmm.kernels.cuda.views import View
 
 
-def select_small(op: GemmOp, target: Target) -> Selected:
+def select_small(op: GemmOp, target: Target) -> SelectedSteps:
     """The leaf `small`: one launch, whatever the type and layout."""
     return (small_launch(op, op.dtype),)
 
 
-def select_tile(op: GemmOp, target: Target) -> Selected:
+def select_tile(op: GemmOp, target: Target) -> SelectedSteps:
     """The leaf `tile`: the tiled kernel for types that it has sums inside for, the tensor cores for the others.
 
     What the tensor cores' kernel cannot do is the vendor's.
@@ -32,7 +31,7 @@ def select_tile(op: GemmOp, target: Target) -> Selected:
     launch = _warpgroup_launch(op, target)
     if isinstance(launch, Launch):
         return (launch,)
-    return (VendorCall(op.by_vendor, batch_label(f"cuBLAS, not {op.leaf}, because {launch}", op)),)
+    return (VendorCall(op.as_vendor_gemm, batch_label(f"cuBLAS, not {op.leaf}, because {launch}", op)),)
 
 
 def select_tile_added(op: GemmOp, added: View, target: Target) -> tuple[Launch, ...]:

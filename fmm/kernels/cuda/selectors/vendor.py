@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.target import Target
 from fmm.kernels.plans.plan_error import PlanError
 
@@ -37,10 +37,10 @@ def vendor_instead(op: GemmOp, reason: str) -> Selected:
     """
     label = f"cuBLAS, not {op.leaf}, because {reason}"
     if op.half is None or op.half.extent != "lower":
-        return (VendorCall(op.by_vendor, batch_label(label, op)),)
+        return (VendorCall(op.as_vendor_gemm, batch_label(label, op)),)
     if not op.half.gram:
         raise PlanError(f"{op.leaf} cannot leave the upper half of this product as it is, because {reason}")
-    return tuple(VendorCall(one.by_rank_update, label) for one in op.one_by_one)
+    return tuple(VendorCall(one.as_rank_update, label) for one in op.one_by_one)
 
 
 def batch_label(label: str, op: GemmOp) -> str:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.views import View
+from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import View
 
 THREADS = 256  # MIRROR_THREADS
 ENTRY = "fmm_mirror"

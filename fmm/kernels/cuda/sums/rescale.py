@@ -9,9 +9,8 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.kernel import Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.views import View
+from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import View
 from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 
 THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as rescale.cuh has them

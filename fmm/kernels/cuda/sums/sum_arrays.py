@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fmm.kernels.cuda.sums.sum_kernel import Spot
-from fmm.kernels.cuda.views import View, constant_distance, transposed_view
+from fmm.kernels.cuda.ops import View, constant_distance, transposed_view
+from fmm.kernels.cuda.sums.sum_kernel import BlockIndex
 from fmm.kernels.plans.steps.sums import APART, Place
 
 Placed = tuple[Place, View]  # a rectangle as a level's steps name it, and where it lies in memory
@@ -27,7 +27,7 @@ class Array(NamedTuple):
     width: int
 
 
-def block_size(array: Array, spot: Spot) -> tuple[int, int]:
+def block_size(array: Array, spot: BlockIndex) -> tuple[int, int]:
     """Rows and columns of a block, which are fewer at the edge of its array."""
     return (
         min(array.height, array.rows - spot.i * array.height),
@@ -35,12 +35,12 @@ def block_size(array: Array, spot: Spot) -> tuple[int, int]:
     )
 
 
-def holds_block(array: Array, spot: Spot, rows: int, cols: int) -> bool:
+def holds_block(array: Array, spot: BlockIndex, rows: int, cols: int) -> bool:
     size = block_size(array, spot)
     return size[0] >= rows and size[1] >= cols
 
 
-def turned_arrays(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:
+def turned_arrays(arrays: Sequence[Array], reads: Sequence[BlockIndex], writes: Sequence[BlockIndex]) -> frozenset[int]:
     """The arrays that are read, if they lie column by column and all that is written row by row; else none."""
     read, written = ({spot.array for spot in side} for side in (reads, writes))
     turned = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
@@ -79,9 +79,9 @@ class FittedArrays:
         self.arrays: list[Array] = []
         self.batches: list[int] = []  # the numbers of arrays that hold several temporaries
         self.parts: frozenset[int] = frozenset()  # those of arrays of complex numbers, of which parts are wanted
-        self.spots: list[Spot | None] = [None] * len(placed)
+        self.spots: list[BlockIndex | None] = [None] * len(placed)
 
-    def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
+    def run(self) -> tuple[list[Array], tuple[BlockIndex, ...], list[int]]:
         """The arrays, the spot of each place, and the numbers of arrays that hold several temporaries."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
@@ -121,7 +121,7 @@ class FittedArrays:
         offset = view.offset - steps * view.itemsize
         self.arrays.append(Array(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
         for i, p, corner in zip(members, places, corners, strict=True):
-            self.spots[i] = Spot(len(self.arrays) - 1, *corner, int(p.part == "im"))
+            self.spots[i] = BlockIndex(len(self.arrays) - 1, *corner, int(p.part == "im"))
         return True
 
     def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:
@@ -149,4 +149,4 @@ class FittedArrays:
             self.batches.append(len(self.arrays))
         self.arrays.append(array)
         for layer, i in enumerate(run):
-            self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)
+            self.spots[i] = BlockIndex(len(self.arrays) - 1, layer, 0)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
-from fmm.kernels.cuda.sums.sum_order import Event, best_order, peak_values
+from fmm.kernels.cuda.sums.sum_order import Statement, best_order, peak_values
 
 Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in block_sums.cuh
@@ -64,7 +64,7 @@ class SumKernel:
     parts: frozenset[int] = frozenset()  # arrays of complex numbers, of which real and imaginary parts are loaded
 
     @cached_property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[Statement, ...]:
         """The kernel's statements, in order."""
         return best_order(self.program, self.aliases)
 
@@ -129,7 +129,7 @@ class SumKernel:
         down = SECTOR // DTYPES[self.element].itemsize
         return HIGH * down, THREADS // WARP // HIGH * (WARP // down) * self.lanes
 
-    def partner(self, event: Event) -> int | None:
+    def partner(self, event: Statement) -> int | None:
         """The other part of a complex number that is loaded or stored: the number of its value, of a store its output.
 
         The two parts are neighbours. None if the event has no such part, or the other one is not wanted.

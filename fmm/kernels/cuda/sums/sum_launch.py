@@ -10,23 +10,21 @@ from typing import Any
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
-from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.sums.sum_arrays import (
-    Array,
+from fmm.kernels.cuda.launch_list import FLAG, PARAMETER_BYTES, Kernel, Launch, Slot
+from fmm.kernels.cuda.ops import View, is_column_major
+from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, SumKernel, sum_source
+from fmm.kernels.cuda.sums.sum_launch import (
+    BlockArray,
     FittedArrays,
-    Placed,
-    as_reals,
+    PlacedView,
+    aliased_places,
+    as_real_array,
     block_size,
+    crosswise_arrays,
     holds_block,
-    same_places,
     transposed_place,
-    turned_arrays,
 )
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
-from fmm.kernels.cuda.sums.sum_order import Scalar
-from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
-from fmm.kernels.cuda.views import View, columns_contiguous
+from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.steps.sums import COPY, whole_matrix
 
@@ -40,7 +38,7 @@ class SumOp:
 
     label: str
     kernel: SumKernel
-    arrays: tuple[Array, ...]
+    arrays: tuple[BlockArray, ...]
     scalars: tuple[complex, ...]
     rows: int
     cols: int
@@ -95,7 +93,9 @@ class SumOp:
         return -(-self.cols // width), -(-down // deep), deep
 
 
-def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes: Sequence[Placed]) -> SumOp | None:
+def sum_op(
+    label: str, program: AdditionProgram, reads: Sequence[PlacedView], writes: Sequence[PlacedView]
+) -> SumOp | None:
     """The launch that does a step of sums; None where there is nothing to write."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
@@ -103,7 +103,7 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
     lines, scalars = _launch_scalars(program)
     # Threads lie along what is contiguous. A split that turns its blocks writes more than it reads, so that what it
     # writes decides.
-    if all(columns_contiguous(v) for _, v in writes):
+    if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
@@ -113,7 +113,7 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
         element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
-        arrays = [as_reals(x) for x in arrays]
+        arrays = [as_real_array(x) for x in arrays]
     if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
         raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
     read, written = spots[: len(reads)], spots[len(reads) :]
@@ -122,11 +122,11 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
         len(scalars),
         read,
         written,
-        same_places(reads, writes),
+        aliased_places(reads, writes),
         len(arrays),
         frozenset(a for a in batches if all(holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a)),
         element,
-        turned_arrays(arrays, read, written),
+        crosswise_arrays(arrays, read, written),
         fitted.parts,
     )
     kernel = _interned_kernel(kernel)
@@ -157,7 +157,7 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
     scalars: dict[complex, Any] = {}
     for c in (complex(c) for terms in program.lines for c, _ in terms):
         if c not in LITERALS:
-            scalars.setdefault(c, Scalar(len(scalars)))
+            scalars.setdefault(c, LaunchCoefficient(len(scalars)))
     if not scalars:
         return program, ()
     lines = tuple(tuple((scalars.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
@@ -181,5 +181,5 @@ def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     slots.append(Slot(words * len(op.arrays) + 2 * len(op.scalars) + 1, FLAG))
     how = "16 bytes at a time" if access == "vector" else "one number at a time"
     label = f"block_sums, {op.label}: reads {len(op.kernel.reads)} blocks, writes {len(op.kernel.writes)}, {how}"
-    kernel = Kernel(sum_source, given, ENTRY, THREADS)
+    kernel = Kernel(sum_source, given, SUM_ENTRY, SUM_THREADS)
     return Launch("sums", label, kernel, op.grid, op.parameters, tuple(slots), aligned=access == "vector")

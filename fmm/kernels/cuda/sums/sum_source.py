@@ -13,8 +13,8 @@ from functools import lru_cache
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, Spot, SumKernel
-from fmm.kernels.cuda.sums.sum_order import Event, Scalar
+from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, BlockIndex, SumKernel
+from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, Statement
 
 OPTIONS = ("--std=c++17",)  # of the compiler
 ENTRY = "fmm_sum"
@@ -81,13 +81,13 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
             yield f"v{event.value} = v{event.value} {_next_term(event)};"
 
 
-def _partner(kernel: SumKernel, event: Event, loads: Sequence[int]) -> int | None:
+def _partner(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
     """The other part of a complex number, if it is loaded or stored too."""
     other = kernel.partner(event)
     return other if event.kind == "store" or other in loads else None
 
 
-def _both_parts(kernel: SumKernel, event: Event, other: int, seen: set[int]) -> Iterator[str]:
+def _both_parts(kernel: SumKernel, event: Statement, other: int, seen: set[int]) -> Iterator[str]:
     """Real and imaginary parts move together: both are loaded with the first of the two, and stored with the second.
 
     `seen`: the numbers of values loaded so far, and ~ the numbers of outputs stored so far.
@@ -127,11 +127,11 @@ def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str
         yield from _start_batch(kernel, loads, batch + BATCHES)
 
 
-def _spot_text(spot: Spot) -> str:
+def _spot_text(spot: BlockIndex) -> str:
     return f"{spot.array}, {spot.i}, {spot.j}" + (f", {spot.part}" if spot.part else "")
 
 
-def _first_term(event: Event) -> str:
+def _first_term(event: Statement) -> str:
     if event.source < 0:
         return "io.zero()"
     if event.factor == 1:
@@ -139,13 +139,13 @@ def _first_term(event: Event) -> str:
     return f"{_factor_text(event.factor)} * v{event.source}"
 
 
-def _next_term(event: Event) -> str:
+def _next_term(event: Statement) -> str:
     if event.factor in (1, -1):
         return f"{'+' if event.factor == 1 else '-'} v{event.source}"
     return f"+ {_factor_text(event.factor)} * v{event.source}"
 
 
-def _factor_text(c: Coefficient | Scalar) -> str:
-    if isinstance(c, Scalar):
+def _factor_text(c: Coefficient | LaunchCoefficient) -> str:
+    if isinstance(c, LaunchCoefficient):
         return f"io.scalar({c.number})"
     return f"io.constant({float(c.real)!r})"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from benchmarks.papers.bench import HostBench, bench_of, time_plans
 
-from benchmarks.papers.benches.by_name import bench_of
-from benchmarks.papers.benches.host_bench import HostBench
-from benchmarks.papers.benches.timing import time_plans
 from tests.support.laboratory import BENCH
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.papers.error_growth import HOST_TYPES, growth_rows, host_plans, plans_on, promised
 
-from benchmarks.papers.errors import budget
-from benchmarks.papers.errors.contract import HOST_TYPES, promised
-from benchmarks.papers.errors.growth import growth_rows
-from benchmarks.papers.errors.growth_plans import host_plans, plans_on
+from benchmarks.papers import error_budget
 from benchmarks.papers.experiment import Results, read_results
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
@@ -63,7 +61,7 @@ def test_all_budgets_were_kept_in_all_samples() -> None:
     paths = samples_of("error-budget")
     assert paths
     for results in map(read_results, paths):
-        assert len(results.rows) == budget.PROBLEMS and not budget.broken(results)
+        assert len(results.rows) == error_budget.PROBLEMS and not error_budget.broken(results)
 
 
 def test_all_schemes_and_tables_are_in_the_experiment() -> None:
@@ -77,7 +75,7 @@ def test_all_schemes_and_tables_are_in_the_experiment() -> None:
 
 
 def test_budgets_are_kept() -> None:
-    rows = {tuple(row["key"]): row for row in budget.budget_rows(BENCH, 200, 12)}
+    rows = {tuple(row["key"]): row for row in error_budget.budget_rows(BENCH, 200, 12)}
     assert len(rows) == 12 and {key[1] for key in rows} == {"product", "gram"}
-    assert not budget.broken(Results((), 1.0, rows))
+    assert not error_budget.broken(Results((), 1.0, rows))
     assert any(str(key[-1]) != str(VENDOR) for key in rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.papers.errors import dalberto
+from benchmarks.papers import dalberto
 from benchmarks.papers.figures import FIGURES
 from tests.support.laboratory import measured_small
 

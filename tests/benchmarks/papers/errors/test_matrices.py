@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from benchmarks.papers.errors.matrices import FAMILIES, kaporin, pair_of
+from benchmarks.papers.matrices import FAMILIES, kaporin, pair_of
 
 
 def test_kaporins_matrices_are_each_others_inverse() -> None:

@@ -7,8 +7,7 @@ from math import fsum
 
 import numpy as np
 import pytest
-
-from benchmarks.papers.errors.precise import (
+from benchmarks.papers.matrices import (
     doubly_compensated_sums,
     precise_product,
     priest_product,

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.papers.bench import Call, HostBench
+from benchmarks.papers.li_speed import speed_plans
 
-from benchmarks.papers.benches.bench import Call
-from benchmarks.papers.benches.host_bench import HostBench
+from benchmarks.papers import dalberto, huang
 from benchmarks.papers.experiment import Results
 from benchmarks.papers.figure import figure_table
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from benchmarks.papers.li_codes import SGEMM, SIZES
-from benchmarks.papers.speed import dalberto, huang
-from benchmarks.papers.speed.li_single import speed_plans
 from fmm.kernels.plans.plan import Plan
 from tests.support.laboratory import measured_small
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.compiled_sums import sum_tasks
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
 
-from fmm.kernels.cpu import numpy_backend
-from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu import compiled_sums, numpy_backend
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.sums import compiled_sums
-from fmm.kernels.cpu.sums.compiled_sums import sum_tasks
-from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_calls
+from fmm.kernels.cpu.sum_schedule import plain_number as scalar
+from fmm.kernels.cpu.thread_pool import Threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, separate_sums, updating_program
 from fmm.kernels.algorithms.table_kernel import kernel_table
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.sums.elementwise import Call, elementwise_calls
-from fmm.kernels.cpu.sums.elementwise import plain_number as scalar
-from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.steps.sums import Place, Sum
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,7 +33,7 @@ def run(
 ) -> list[float | None]:
     """Run the schedule on one-number panels; a read that is None is absent; the wanted writes come back."""
     present = tuple(x is not None for x in reads)
-    found = elementwise_calls(program, present, tuple(wanted), aliases)
+    found = schedule_calls(program, present, tuple(wanted), aliases)
     places = dict(aliases)
     cells: list[list[complex]] = [[complex("nan") if x is None else x] for x in reads]
     cells += [cells[places[o]] if o in places else [complex("nan")] for o in range(len(wanted))]
@@ -43,7 +43,7 @@ def run(
     return [cells[len(reads) + o][0] if want else None for o, want in enumerate(wanted)]  # type: ignore[misc]
 
 
-def result(call: Call, cells: list[list[complex]]) -> complex:
+def result(call: ElementwiseCall, cells: list[list[complex]]) -> complex:
     first, second = cells[call.first][0], cells[call.second][0]
     match call.op:
         case "add":
@@ -147,7 +147,7 @@ SHORT = [
 def test_calls_are_as_few_as_they_can_be(
     program: AdditionProgram, present: tuple[bool, ...], aliases: Aliases, operations: list[str]
 ) -> None:
-    found = elementwise_calls(program, present, (True,) * len(program.outputs), aliases)
+    found = schedule_calls(program, present, (True,) * len(program.outputs), aliases)
     assert len(found.calls) <= len(operations)
     assert {call.op for call in found.calls} <= set(operations)
     assert found.scratch <= 1
@@ -155,8 +155,8 @@ def test_calls_are_as_few_as_they_can_be(
 
 def test_unwanted_outputs_cost_nothing() -> None:
     program = separate_sums([(1, 1), (1, -1)], 2)
-    assert len(elementwise_calls(program, (True, True), (False, True), ()).calls) == 1
-    assert elementwise_calls(program, (True, True), (False, False), ()).calls == ()
+    assert len(schedule_calls(program, (True, True), (False, True), ()).calls) == 1
+    assert schedule_calls(program, (True, True), (False, False), ()).calls == ()
 
 
 def test_scratch_panels_are_used_again() -> None:
@@ -164,7 +164,7 @@ def test_scratch_panels_are_used_again() -> None:
     lines: list[Terms] = [((1, 0), (1, 1))]
     lines += [((1, number), (1, 0)) for number in range(2, 12)]
     program = AdditionProgram(2, tuple(lines), (12,))
-    assert elementwise_calls(program, (True, True), (True,), ()).scratch <= 2
+    assert schedule_calls(program, (True, True), (True,), ()).scratch <= 2
 
 
 # ---- any program, any aliases, any part of it present or wanted

@@ -15,24 +15,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, on_worker_thread, run_on_worker
 
 import fmm
-from fmm.kernels.cpu import numpy_backend
-from fmm.kernels.cpu.threads import helper_threads
-from fmm.kernels.cpu.threads.helper_threads import Helper, NoThreadError, call_apart, in_own_thread
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu import numpy_backend, worker_threads
 from fmm.kernels.plans.plan import VENDOR
-from fmm.runtime.running import host_run
+from fmm.runtime import run_host
 
 
 def test_the_work_is_done_elsewhere_and_its_result_comes_back() -> None:
-    assert call_apart(threading.get_ident) != threading.get_ident()
-    assert call_apart(in_own_thread) and not in_own_thread()
+    assert run_on_worker(threading.get_ident) != threading.get_ident()
+    assert run_on_worker(on_worker_thread) and not on_worker_thread()
 
 
 def test_one_thread_serves_one_call_after_another() -> None:
-    call_apart(threading.get_ident)
-    assert len({call_apart(threading.get_ident) for _ in range(50)}) == 1
+    run_on_worker(threading.get_ident)
+    assert len({run_on_worker(threading.get_ident) for _ in range(50)}) == 1
 
 
 def test_two_callers_have_a_thread_each() -> None:
@@ -42,15 +41,15 @@ def test_two_callers_have_a_thread_each() -> None:
         seen.append(threading.get_ident())
         both.wait()
 
-    other = threading.Thread(target=call_apart, args=(meet,))
+    other = threading.Thread(target=run_on_worker, args=(meet,))
     other.start()
-    call_apart(meet)
+    run_on_worker(meet)
     other.join(10)
     assert not other.is_alive() and len({*seen, threading.get_ident(), other.ident}) == 4
 
 
 def test_work_within_work_stays_where_it_is() -> None:
-    assert len(set(call_apart(lambda: (threading.get_ident(), call_apart(threading.get_ident))))) == 1
+    assert len(set(run_on_worker(lambda: (threading.get_ident(), run_on_worker(threading.get_ident))))) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, IndexError, MemoryError, SystemExit])
@@ -64,7 +63,7 @@ def test_what_is_raised_comes_out_after_the_last_calls(error: type[BaseException
     last: list[Callable[[], object]] = [partial(log.append, -1), lambda: log.append(threading.get_ident())]
     for _ in range(3):
         with pytest.raises(error, match="mine"):
-            call_apart(fail, last)
+            run_on_worker(fail, last)
         assert log[0] != threading.get_ident() and log[1:] == [-1, threading.get_ident()]
         log.clear()
 
@@ -76,7 +75,7 @@ def test_the_work_says_what_the_last_calls_are() -> None:
     def work() -> None:
         last[:] = [partial(done.append, "first"), partial(done.append, "second")]
 
-    call_apart(work, last)
+    run_on_worker(work, last)
     assert done == ["first", "second"]
 
 
@@ -86,8 +85,8 @@ def test_what_a_last_call_raises_comes_out(error: type[BaseException]) -> None:
         raise error("last")
 
     with pytest.raises(error, match="last"):
-        call_apart(int, [fail])
-    assert call_apart(lambda: 3) == 3
+        run_on_worker(int, [fail])
+    assert run_on_worker(lambda: 3) == 3
 
 
 def test_nothing_of_the_work_is_kept() -> None:
@@ -105,7 +104,7 @@ def test_nothing_of_the_work_is_kept() -> None:
             thing = Thing()
             watched = weakref.ref(thing)
             with suppress(ValueError):
-                call_apart(partial(work, thing))
+                run_on_worker(partial(work, thing))
             del thing
             for _ in range(100):
                 if watched() is None:
@@ -122,7 +121,7 @@ def test_it_runs_where_its_caller_may() -> None:
     try:
         for allowed in ({min(everywhere)}, {max(everywhere)}, everywhere):
             os.sched_setaffinity(0, allowed)
-            assert call_apart(lambda: os.sched_getaffinity(0)) == allowed
+            assert run_on_worker(lambda: os.sched_getaffinity(0)) == allowed
     finally:
         os.sched_setaffinity(0, everywhere)
 
@@ -132,11 +131,11 @@ def test_the_vendors_product_hears_of_the_callers_settings(
     out: Any, small_by_plans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a stack times one matrix, all rows at once: that is no plan, and runs where the caller's errstate is."""
-    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
     seen, matmul = [], np.matmul
 
     def noted(*given: Any, **more: Any) -> Any:
-        seen.append((in_own_thread(), np.geterr()["over"]))
+        seen.append((on_worker_thread(), np.geterr()["over"]))
         return matmul(*given, **more)
 
     a, b = np.ones((40, 60, 60)), np.ones((60, 60))
@@ -160,22 +159,22 @@ def no_begin(*arguments: Any) -> int:
 
 @pytest.fixture(params=[no_start, no_begin])
 def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_threads, "start_new_thread", request.param)
-    monkeypatch.setattr(helper_threads, "PATIENCE", 0.01)
-    monkeypatch.setattr(helper_threads, "_idle", [])
-    monkeypatch.setattr(helper_threads, "_given_up", [])
-    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.threads.thread_pool"], "_helpers", [])
+    monkeypatch.setattr(worker_threads, "start_new_thread", request.param)
+    monkeypatch.setattr(worker_threads, "PATIENCE", 0.01)
+    monkeypatch.setattr(worker_threads, "_idle", [])
+    monkeypatch.setattr(worker_threads, "_given_up", [])
+    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_helpers", [])
 
 
 def test_that_there_is_none_is_said_and_nothing_was_done(no_threads: None) -> None:
     with pytest.raises(NoThreadError):
-        call_apart(pytest.fail, [pytest.fail])
+        run_on_worker(pytest.fail, [pytest.fail])
     with pytest.raises(NoThreadError):
-        Helper.hired()
+        Worker.hired()
 
 
 def test_one_that_does_not_begin_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_threads, "PATIENCE", 0.2)
+    monkeypatch.setattr(worker_threads, "PATIENCE", 0.2)
     start = time.monotonic()
     for _ in range(50):
         Threads(4).run([lambda: None] * 4)
@@ -192,17 +191,17 @@ def test_the_caller_does_its_tasks_alone(no_threads: None) -> None:
 def test_a_given_plan_runs_on_the_callers_thread(
     given: bool, no_threads: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
     a, b = rng.integers(-4, 5, (2, 300, 300)).astype(float)
     out = np.empty((300, 300)) if given else None
     filled: list[Any] = []
-    fill = host_run._Multiplier.fill
+    fill = run_host._Multiplier.fill
 
     def noted(self: Any, *arrays: Any) -> None:
         filled.append(arrays[2])
         fill(self, *arrays)
 
-    monkeypatch.setattr(host_run._Multiplier, "fill", noted)
+    monkeypatch.setattr(run_host._Multiplier, "fill", noted)
     c = fmm.matmul(a, b, out=out, plan="winograd > vendor")
     np.testing.assert_array_equal(c, a @ b)
     assert len(filled) == 1 and filled[0] is not out, "what the caller sees is written by one copy"
@@ -210,8 +209,8 @@ def test_a_given_plan_runs_on_the_callers_thread(
 
 @pytest.mark.usefixtures("eager", "no_threads")
 def test_otherwise_numpy_answers(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(host_run, "SMALL", 0)
-    monkeypatch.setattr(host_run._Multiplier, "fill", lambda *x: pytest.fail("a plan ran"))
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host._Multiplier, "fill", lambda *x: pytest.fail("a plan ran"))
     a, b = rng.standard_normal((2, 300, 300))
     assert fmm.explain(a, b).plan != VENDOR
     np.testing.assert_array_equal(fmm.matmul(a, b), a @ b)

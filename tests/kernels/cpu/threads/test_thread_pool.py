@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.worker_threads import run_on_worker
 
-from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu import thread_pool
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads import thread_pool
-from fmm.kernels.cpu.threads.helper_threads import call_apart
-from fmm.kernels.cpu.threads.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from tests.support import ROOT
@@ -131,7 +131,7 @@ def test_in_a_thread_of_ours_the_caller_is_one_of_two() -> None:
         Threads(2).run([meet, meet])
         return threading.current_thread().name
 
-    assert call_apart(caller) in names
+    assert run_on_worker(caller) in names
     assert len(set(names)) == 2
 
 
@@ -240,7 +240,7 @@ def test_helpers_keep_off_the_callers_processor() -> None:
         Threads(2).run([look, look])
         return threading.current_thread().name
 
-    assert seen.pop(call_apart(caller)) == everywhere, "the caller's own affinity is left alone"
+    assert seen.pop(run_on_worker(caller)) == everywhere, "the caller's own affinity is left alone"
     assert [len(allowed) for allowed in seen.values()] == [len(everywhere) - 1]
     assert os.sched_getaffinity(0) == everywhere
 
@@ -266,7 +266,7 @@ def test_a_helper_that_is_late_is_not_waited_for() -> None:
 AFTER_FORK = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore")  # a fork with threads alive is what is tested
-from fmm.kernels.cpu.threads.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import Threads
 done = []
 barrier = threading.Barrier(3)  # so that both threads of the pool have been started
 Threads(3).run([lambda: (barrier.wait(10), done.append(os.getpid()))] * 3)
@@ -319,11 +319,11 @@ def test_an_interrupt_is_heard_between_turns() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background are born deaf to it
     try:
         with pytest.raises(KeyboardInterrupt):
-            Threads(2).run_in_turns([partial(task, number) for number in range(100)])
+            Threads(2).run_interruptibly([partial(task, number) for number in range(100)])
     finally:
         signal.signal(signal.SIGINT, before)
     assert sorted(done) == [0, 1]
-    Threads(2).run_in_turns([partial(done.append, number) for number in range(100, 200)])
+    Threads(2).run_interruptibly([partial(done.append, number) for number in range(100, 200)])
     assert sorted(done)[2:] == list(range(100, 200))
 
 
@@ -342,7 +342,7 @@ def test_turns_are_as_long_as_an_interrupt_may_wait(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(thread_pool, "TURN", 1.0)
     monkeypatch.setattr(Threads, "run", run)
-    monkeypatch.setattr("fmm.kernels.cpu.threads.thread_pool.time.monotonic", lambda: now[0])
-    Threads(2).run_in_turns([partial(task, number) for number in range(400)])
+    monkeypatch.setattr("fmm.kernels.cpu.thread_pool.time.monotonic", lambda: now[0])
+    Threads(2).run_interruptibly([partial(task, number) for number in range(400)])
     assert done == list(range(400))
     assert turns[:5] == [2, 8, 16, 16, 16] and set(turns[-40:]) == {2}

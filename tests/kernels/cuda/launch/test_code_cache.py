@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels.cuda.launch.code_cache import cache_folder, cached_code
+from fmm.kernels.cuda.launch.compile import cache_folder, cached_code
 
 INPUTS = ("13.0", "sm_90a", "source")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.arrays import host_memory
-from fmm.kernels.cuda.launch.graph_cache import COUNTED, REPEATS, GraphCache, Replays
+from fmm.kernels.cuda.launch.graphs import COUNTED, REPEATS, GraphCache, Replays
 from tests.support.threads import at_once
 
 

@@ -10,19 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.operations import OperationList
-from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.recorder import Recorder
-from fmm.kernels.cuda.sums.sum_arrays import Array
-from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
-from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, SumOp
-from fmm.kernels.cuda.views import Factor, View, operand_views
+from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.record import OperationList, Recorder, record_operations
+from fmm.kernels.cuda.sums.sum_kernel import HIGH, SUM_THREADS
+from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, BlockArray, SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 from fmm.problem import Layout, Problem
@@ -71,10 +67,10 @@ def sums(tape: OperationList) -> list[SumOp]:
 def columns(op: SumOp, access: str) -> Any:
     """Which column each lane of each thread of one row of thread blocks takes, as block_sums.cuh says."""
     lanes = op.kernel.lanes
-    block, thread, lane = np.ogrid[: op.grid[0], :THREADS, :lanes]
+    block, thread, lane = np.ogrid[: op.grid[0], :SUM_THREADS, :lanes]
     if access == "vector":
-        return ((block * THREADS + thread) * lanes + lane).ravel()
-    return (block * THREADS * lanes + thread + lane * THREADS).ravel()
+        return ((block * SUM_THREADS + thread) * lanes + lane).ravel()
+    return (block * SUM_THREADS * lanes + thread + lane * SUM_THREADS).ravel()
 
 
 @given(
@@ -96,7 +92,7 @@ def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: 
 
 def tile(op: SumOp) -> tuple[Any, Any]:
     """Row and first column, within its thread block, of each thread of a launch that turns, as block_sums.cuh says."""
-    thread = np.arange(THREADS)
+    thread = np.arange(SUM_THREADS)
     down = 32 // DTYPES[op.kernel.element].itemsize
     (warp, lane), across = np.divmod(thread, 32), 32 // down
     return warp % HIGH * down + lane % down, (warp // HIGH * across + lane // down) * op.kernel.lanes
@@ -220,7 +216,7 @@ def places(op: Any, item: int) -> Iterator[tuple[str, Any, bool]]:
         size = DTYPES[op.kernel.element].itemsize
         for spots, written in ((op.kernel.reads, False), (op.kernel.writes, True)):
             for spot in spots:
-                x: Array = op.arrays[spot.array]
+                x: BlockArray = op.arrays[spot.array]
                 rows = max(min(op.rows, x.height, x.rows - spot.i * x.height), 0)
                 cols = max(min(op.cols, x.width, x.cols - spot.j * x.width), 0)
                 r, c = np.ogrid[:rows, :cols]
@@ -233,7 +229,7 @@ def places(op: Any, item: int) -> Iterator[tuple[str, Any, bool]]:
                 yield factor.base, _elements(factor, i, shape, item), written
 
 
-def _elements(x: Factor, i: int, shape: tuple[int, int], item: int) -> Any:
+def _elements(x: GemmOperand, i: int, shape: tuple[int, int], item: int) -> Any:
     r, c = np.ogrid[: shape[0], : shape[1]]
     down, right = (x.leading, 1) if x.transposed else (1, x.leading)
     return (x.offset + (i * x.stride + r * down + c * right) * item).ravel()
@@ -258,12 +254,12 @@ def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan:
 @given(problem=problems(), plan=st.sampled_from([p for p in PLANS if "overlapped" in str(p)]))
 def test_lanes_that_run_side_by_side_share_nothing_that_is_written(problem: Problem, plan: Plan) -> None:
     tape = record_operations(plan, problem)
-    assert tape.ops.count(Turn.FORK) == tape.ops.count(Turn.JOIN)
+    assert tape.ops.count(StreamSync.FORK) == tape.ops.count(StreamSync.JOIN)
     together = False
-    for turn, run in groupby(zip(tape.ops, tape.lanes, strict=True), lambda x: isinstance(x[0], Turn)):
+    for turn, run in groupby(zip(tape.ops, tape.lanes, strict=True), lambda x: isinstance(x[0], StreamSync)):
         ops = list(run)
         if turn:
-            together = ops[-1][0] is Turn.FORK
+            together = ops[-1][0] is StreamSync.FORK
         elif together:
             _assert_apart(ops, problem.itemsize)
         else:
@@ -289,7 +285,7 @@ def test_the_table_of_plans_has_every_kind_of_launch() -> None:
     ops = [op for tape in tapes for op in sums(tape)]
     assert {op.access for op in ops} == {"vector", "scalar"}
     assert any(op.kernel.whole for op in ops) and any(not op.kernel.whole for op in ops)
-    assert any(tape.lanes_used == 2 for tape in tapes)
+    assert any(tape.stream_count == 2 for tape in tapes)
 
 
 @pytest.mark.parametrize("size", [(4, 4, 4), (3, 5, 2)])

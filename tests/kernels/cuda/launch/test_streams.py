@@ -27,7 +27,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def launches(lanes: int, vendor: int) -> Any:
-    return SimpleNamespace(lanes_used=lanes, vendor_lanes=vendor)
+    return SimpleNamespace(stream_count=lanes, vendor_stream_count=vendor)
 
 
 def in_a_thread(streams: Any, device: int, lanes: int, vendor: int) -> set[int]:

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp
 
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_source
 from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_words, tile_op, with_addend
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_op
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.cuda.sums.sum_kernel import sum_source
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import APART
 from fmm.perfmodel.block_model import chip_target

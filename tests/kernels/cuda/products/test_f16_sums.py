@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.selectors.planes import with_plane_sums
-from fmm.kernels.cuda.sums.sum_kernel import THREADS
+from fmm.kernels.cuda.select import fuse_plane_sums
+from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.target import ALIGNED
 from fmm.kernels.plans.plan import Plan
@@ -38,7 +38,7 @@ DIVIDES = dict.fromkeys("ABCW", 256)
 def splits(plan: str, problem: Problem, chip: Chip = H200) -> list[PlaneSums]:
     """Those of a plan that write planes."""
     ops = record_operations(Plan.parse(f"{plan} > f16x3"), problem).ops
-    return [op for op in with_plane_sums(ops, chip_target(chip)) if isinstance(op, PlaneSums)]
+    return [op for op in fuse_plane_sums(ops, chip_target(chip)) if isinstance(op, PlaneSums)]
 
 
 def square(n: int, **given: Any) -> Problem:
@@ -67,9 +67,9 @@ def test_which_splits_write_planes(plan: str, problem: Problem, count: int) -> N
 
 def test_elsewhere_none_does() -> None:
     ops = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(1024)).ops
-    assert with_plane_sums(ops, chip_target(V100)) == list(ops)
-    assert [x.separate for x in with_plane_sums(ops, chip_target(A100)) if isinstance(x, PlaneSums)] == [True, True]
-    assert with_plane_sums(ops, chip_target(H200, (4, 4, 256, 256))) == list(ops)
+    assert fuse_plane_sums(ops, chip_target(V100)) == list(ops)
+    assert [x.separate for x in fuse_plane_sums(ops, chip_target(A100)) if isinstance(x, PlaneSums)] == [True, True]
+    assert fuse_plane_sums(ops, chip_target(H200, (4, 4, 256, 256))) == list(ops)
     split, other = (op for op in ops[:2] if isinstance(op, SumOp))
     gemm = next(op for op in ops if isinstance(op, GemmOp))
     assert plane_sums(split, gemm, DIVIDES) is not None
@@ -198,4 +198,4 @@ def _check_planes(op: PlaneSums, lies: Array, memory: Array) -> None:
 
 def test_a_thread_block_has_the_kernels_threads() -> None:
     (op, _) = splits("strassen.batched.pad16", square(1024))
-    assert [x.kernel.threads for x in plane_sum_launches(op, DIVIDES)] == [EXTENT_THREADS, EXTENT_THREADS, THREADS]
+    assert [x.kernel.threads for x in plane_sum_launches(op, DIVIDES)] == [EXTENT_THREADS, EXTENT_THREADS, SUM_THREADS]

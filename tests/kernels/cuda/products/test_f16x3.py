@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand
+from fmm.runtime.prepare import launches_on
 
 from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, read_calibration
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.products.f16_planes import (
     SCALING_RULES,
@@ -37,7 +38,6 @@ from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERA
 from fmm.kernels.cuda.products.tiling import Along
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_model import chip_target
@@ -45,7 +45,6 @@ from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, planes_by_vendor
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
-from fmm.runtime.calls.answer import launches_on
 from fmm.runtime.devices import Device
 from tests.support.chips import A100, H200
 from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
@@ -188,11 +187,11 @@ def gemm(problem: Problem) -> GemmOp:
 @pytest.mark.parametrize(("lines", "length"), [(1, 1), (7, 5000), (4096, 64), (1000, 1024), (3, 100_000)])
 def test_every_line_has_its_threads(lines: int, length: int) -> None:
     """And what a thread keeps in registers is never more than it reads."""
-    x = OperandPlanes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
+    x = OperandPlanes(GemmOperand("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
     assert x.blocks(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
     assert (kernel.register_loads - 1) * 4 * kernel.group < x.pitch
-    strips = OperandPlanes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
+    strips = OperandPlanes(GemmOperand("A", 0, length, False, 0), "outer", lines, length, 3, 0)
     assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.pitch // PLANE_CHUNK * 8
 
 
@@ -233,11 +232,11 @@ def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> 
     assert struct.unpack_from("<f", end.parameters, 7 * 8 + 3 * 4) == (-2,)
 
 
-def _factors(op: GemmOp) -> tuple[tuple[Factor, tuple[int, int]], tuple[Factor, tuple[int, int]]]:
+def _factors(op: GemmOp) -> tuple[tuple[GemmOperand, tuple[int, int]], tuple[GemmOperand, tuple[int, int]]]:
     return (op.left, (op.m, op.k)), (op.right, (op.k, op.n))
 
 
-def _as_blas_reads(memory: Array, x: Factor, rows: int, cols: int) -> Array:
+def _as_blas_reads(memory: Array, x: GemmOperand, rows: int, cols: int) -> Array:
     """A matrix column by column, or its transpose."""
     lines, length = (rows, cols) if x.transposed else (cols, rows)
     start = x.offset // 2

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp
 
 from fmm import problem as shapes
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.operations import Operation, OperationList
+from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, tile_op
-from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.record import OperationList, RecordedOp, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.levels.scheme_level import Level
@@ -151,17 +150,17 @@ LAUNCHES = [
     # (plan, beta, kinds of launches, lanes)
     ("strassen.fused", 0, {TileGroup: 1}, 1),  # in turns: one launch where the device's kernel can
     ("strassen.fused > tile.half", 0, {TileOp: 7}, 1),
-    ("strassen.fused.streams", 2, {TileOp: 7, Turn: 4}, 2),
-    ("strassen.fused.atomic", 0, {SumOp: 1, TileOp: 7, Turn: 2}, 7),
-    ("strassen.fused.atomic", 1, {TileOp: 7, Turn: 2}, 7),
+    ("strassen.fused.streams", 2, {TileOp: 7, StreamSync: 4}, 2),
+    ("strassen.fused.atomic", 0, {SumOp: 1, TileOp: 7, StreamSync: 2}, 7),
+    ("strassen.fused.atomic", 1, {TileOp: 7, StreamSync: 2}, 7),
     ("strassen.fused.variants", 2, {TileOp: 1, TileGroup: 3}, 1),
-    ("strassen.fused.atomic.variants", 2, {SumOp: 1, TileOp: 1, TileGroup: 3, Turn: 2}, 4),
+    ("strassen.fused.atomic.variants", 2, {SumOp: 1, TileOp: 1, TileGroup: 3, StreamSync: 2}, 4),
     ("strassen^2.fused", 0, {TileGroup: 1}, 1),
-    ("strassen^2.fused.atomic.variants", 1, {TileOp: 1, TileGroup: 9, Turn: 2}, 7),
+    ("strassen^2.fused.atomic.variants", 1, {TileOp: 1, TileGroup: 9, StreamSync: 2}, 7),
     ("strassen > strassen.fused", 0, {SumOp: 3, TileGroup: 7}, 1),
     ("strassen > strassen.fused > tile.half", 0, {SumOp: 3, TileOp: 49}, 1),
     ("strassen.batched.pad16 > strassen.fused.variants", 0, {SumOp: 3, TileOp: 7, TileGroup: 21}, 1),
-    ("strassen.sequential > strassen.fused.streams", 0, {SumOp: 17, TileOp: 49, Turn: 28}, 2),
+    ("strassen.sequential > strassen.fused.streams", 0, {SumOp: 17, TileOp: 49, StreamSync: 28}, 2),
 ]
 
 
@@ -170,12 +169,12 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     """As the cost says, too, which counts products in turns one by one; a fused level alone needs no workspace."""
     tape = recorded(text, 512, beta)
     assert Counter(map(type, tape.ops)) == kinds
-    assert tape.lanes_used == lanes
+    assert tape.stream_count == lanes
     several = [op for op in tape.ops if isinstance(op, TileGroup)]
     assert all(op.fits_one_launch == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
     turns = sum(len(op.ops) - 1 for op in several if not op.fits_one_launch)
-    assert found.launches == sum(kinds.values()) - kinds.get(Turn, 0) + turns
+    assert found.launches == sum(kinds.values()) - kinds.get(StreamSync, 0) + turns
     assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
     assert (tape.workspace == 0) == (len(tape.plan.levels) == 1)
     assert found.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
@@ -207,19 +206,19 @@ def test_atomic_updates_move_c_once_more() -> None:
 @pytest.mark.parametrize("text", [*ONE, "strassen.fused > tile.half", "strassen.sequential > strassen.fused.streams"])
 def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> None:
     """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
-    last: dict[int, Operation] = {}
+    last: dict[int, RecordedOp] = {}
     for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
         if isinstance(op, TileOp | TileGroup):
             assert op.may_overlap == isinstance(last.get(lane), TileOp | TileGroup)
-        last = {} if isinstance(op, Turn) else last | {lane: op}
+        last = {} if isinstance(op, StreamSync) else last | {lane: op}
 
 
-def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[Operation]:
+def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[RecordedOp]:
     """Between a fork and its join, all of one lane's launches before the next one's."""
-    between: list[tuple[int, Operation]] = []
+    between: list[tuple[int, RecordedOp]] = []
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
         between.append((lane, op))
-        if isinstance(op, Turn) or not any(isinstance(x, Turn) for x in tape.ops):
+        if isinstance(op, StreamSync) or not any(isinstance(x, StreamSync) for x in tape.ops):
             yield from (x for lane in order for at, x in between if at == lane)
             between = []
     yield from (x for _, x in between)
@@ -253,7 +252,7 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
         tape = record_operations(Plan.parse(f"{text} > tile"), problem)
         memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
         memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
-        order = tuple(range(tape.lanes_used))[::turn]
+        order = tuple(range(tape.stream_count))[::turn]
         ops = [
             tile_op(op, "float32", FUSED_SIZES["float32"]) if isinstance(op, GemmOp) else op
             for op in in_lane_order(tape, order)
@@ -267,7 +266,7 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
 def test_figure_7s_stages_wait_for_each_other() -> None:
     """No order of the two lanes within a stage changes a bit; and the blocks of C are first written, then added to."""
     tape = recorded("strassen-huang.fused.streams", 32)
-    names: dict[object, str] = {Turn.FORK: "F", Turn.JOIN: "J"}
+    names: dict[object, str] = {StreamSync.FORK: "F", StreamSync.JOIN: "J"}
     kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.lanes, strict=True)]
     assert "".join(kinds) == "F0101JF01J0"
     for order in permutations((0, 1)):

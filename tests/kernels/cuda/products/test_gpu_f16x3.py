@@ -18,13 +18,13 @@ from tests.support.hard_matrices import BESIDE_NORMS, beside, beside_entries, ha
 pytest.importorskip("cupy")
 
 import cupy
+from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_for_device
 
 from fmm.kernels.cuda import record
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
 from fmm.perfmodel.block_model import chip_target
-from fmm.runtime.running.device_backend import DeviceBackend, matrix_layout, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -84,7 +84,7 @@ def test_poisoned_memory_strides_and_gaps() -> None:
     )
     a[...], b[...] = normal((m, k)), normal((k, n), 1)
     layouts = Layout("C", k + 5), Layout("C", n + 5), Layout("C", n + 5)
-    launches = recorded_for_device(Plan.parse("f16x3"), Problem(m, k, n, "float32", layouts), flagged=False)
+    launches = record_for_device(Plan.parse("f16x3"), Problem(m, k, n, "float32", layouts), flagged=False)
     workspace = cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
     assert worst(a, b, c) <= BESIDE_NORMS
@@ -97,7 +97,7 @@ def test_scalars(alpha: float, beta: float) -> None:
     a, b, old = normal((m, k)), normal((k, n), 1), normal((m, n), 2)
     c = old.copy()
     problem = Problem(m, k, n, "float32", alpha=alpha, beta=beta)
-    launches = recorded_for_device(Plan.parse("f16x3"), problem, flagged=False)
+    launches = record_for_device(Plan.parse("f16x3"), problem, flagged=False)
     workspace = cupy.empty(launches.workspace, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
     expected = alpha * (a.astype(np.float64) @ b.astype(np.float64)) + beta * old.astype(np.float64)
@@ -336,7 +336,7 @@ def test_the_same_bits_every_time(plan: str) -> None:
 # ---- where there are no warpgroups: as on other chips, forced here
 
 
-def by_vendor(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
+def as_vendor_gemm(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
     """C by what would run on a chip that has no such instructions, in poisoned memory."""
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
@@ -357,19 +357,19 @@ def test_the_vendors_products_of_planes(shape: tuple[int, int, int]) -> None:
             cupy.asarray(normal(s, i), order=o) for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
         )
         expected = a.astype(np.float64) @ b.astype(np.float64)
-        assert float(abs(by_vendor("f16x3", a, b) - expected).max()) <= 2e-6 * k, orders
-        assert float(abs(by_vendor("f16x3", a, b, -2) + 2 * expected).max()) <= 4e-6 * k, orders
+        assert float(abs(as_vendor_gemm("f16x3", a, b) - expected).max()) <= 2e-6 * k, orders
+        assert float(abs(as_vendor_gemm("f16x3", a, b, -2) + 2 * expected).max()) <= 4e-6 * k, orders
 
 
 def test_batches_of_the_vendors_products_of_planes() -> None:
     a, b = normal((512, 768)), normal((768, 256), 1)
     expected = a.astype(np.float64) @ b.astype(np.float64)
-    assert float(abs(by_vendor("strassen.batched.pad16 > f16x3", a, b) - expected).max()) <= 2e-6 * 768
+    assert float(abs(as_vendor_gemm("strassen.batched.pad16 > f16x3", a, b) - expected).max()) <= 2e-6 * 768
 
 
 def test_the_vendors_products_of_every_kind_of_data() -> None:
     for name, (a, b) in hard_matrices(256, 1024, 192).items():
-        c = by_vendor("f16x3", cupy.asarray(a), cupy.asarray(b))
+        c = as_vendor_gemm("f16x3", cupy.asarray(a), cupy.asarray(b))
         assert beside(a, b, c.get())[0] <= BY_VENDOR, name
 
 
@@ -378,7 +378,7 @@ def test_the_vendors_products_are_no_less_accurate_than_sgemm(kind: str) -> None
     rng = cupy.random.default_rng(5)
     a, b = ((rng.random if kind == "uniform" else rng.standard_normal)((4096, 4096), np.float32) for _ in range(2))
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    vendor, own = (float(cupy.linalg.norm(c - exact)) for c in (a @ b, by_vendor("f16x3", a, b)))
+    vendor, own = (float(cupy.linalg.norm(c - exact)) for c in (a @ b, as_vendor_gemm("f16x3", a, b)))
     assert own <= 1.5 * vendor
 
 

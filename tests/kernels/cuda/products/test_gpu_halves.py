@@ -14,8 +14,7 @@ from fmm.problem import Fill, Layout, Problem
 pytest.importorskip("cupy")
 
 import cupy
-
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +30,7 @@ def half_problem(n: int, k: int, dtype: str, rows: bool, fill: Fill, beta: float
 def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
     """C, for the numbers of X as they lie in memory."""
     a, c = cupy.asarray(x), cupy.asarray(old)
-    found = recorded_for_device(Plan.parse(plan), problem)
+    found = record_for_device(Plan.parse(plan), problem)
     workspace = cupy.zeros(max(found.workspace, 1), cupy.uint8)
     DeviceBackend().run(found, a.data.ptr, a.data.ptr, c.data.ptr, workspace.data.ptr)
     return cupy.asnumpy(c).astype(np.float64)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.launch_list import Launch, Turn
+from fmm.kernels.cuda.launch_list import Launch, StreamSync
 from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -17,9 +17,9 @@ from fmm.problem import Layout, Problem
 pytest.importorskip("cupy")
 
 import cupy
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -78,7 +78,7 @@ def check(
     left, right, old = (wide(x.matrix, dtype) for x in (a, b, c))
     if not beta:
         c.matrix[...] = cupy.asarray(np.frombuffer(bytes([POISON] * 8), c.matrix.dtype)[0])
-    tape = recorded_for_device(Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta))
+    tape = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta))
     workspace = cupy.full(max(tape.workspace, 1), POISON, cupy.uint8)
     pointers = [x.matrix.data.ptr for x in (a, b, c)]
     DeviceBackend().run(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
@@ -98,8 +98,8 @@ def check(
 
 def used(plan: str, problem: Problem, alignment: Alignment = ALIGNED) -> list[bool]:
     """Does the kernel make the products, each of them?"""
-    steps = recorded_for_device(Plan.parse(plan), problem, alignment=alignment).steps
-    products = [step for step in steps if not isinstance(step, Turn) and step.does == "product"]
+    steps = record_for_device(Plan.parse(plan), problem, alignment=alignment).steps
+    products = [step for step in steps if not isinstance(step, StreamSync) and step.does == "product"]
     assert products
     return [isinstance(step, Launch) and "gemm_wgmma" in step.label for step in products]
 
@@ -159,7 +159,7 @@ def test_streams_and_graphs() -> None:
     n, backend, rng = 1024, DeviceBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
     tape, expected = (
-        recorded_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
+        record_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
         backend.multiply("tile", a, b),
     )
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, TriangleOutput, View, gemm_op
 
-from fmm.kernels.cuda.gemm import GemmOp, WantedHalf, gemm_op
 from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_launch, small_source
-from fmm.kernels.cuda.views import View
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
@@ -65,7 +64,7 @@ def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
             old, memory = c.copy(), c.base
             wanted = alpha * (a @ b) + (beta * old if beta else 0)
             op = gemm_op("small", [(view_of("A", a), view_of("B", b), view_of("C", c))], dtype, alpha, beta)
-            launched(replace(op, half=half and WantedHalf(half)), dtype, {"A": a, "B": b, "C": c})
+            launched(replace(op, half=half and TriangleOutput(half)), dtype, {"A": a, "B": b, "C": c})
             below = np.tri(n, dtype=bool)
             np.testing.assert_array_equal(c[below], wanted[below])
             above = {None: wanted, "lower": old, "full": c.T}[half]
@@ -79,7 +78,7 @@ def test_nothing_is_multiplied_by_what_lies_beyond_the_operands() -> None:
     a[3, 36] = np.inf
     c = np.zeros((40, 40), np.float32)
     op = gemm_op("small", [(view_of("A", a), view_of("B", a.T), view_of("C", c))], "float32")
-    launched(replace(op, half=WantedHalf("full")), "float32", {"A": a, "B": a, "C": c})
+    launched(replace(op, half=TriangleOutput("full")), "float32", {"A": a, "B": a, "C": c})
     np.testing.assert_array_equal(c, a @ a.T)
 
 
@@ -99,7 +98,7 @@ def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
     """Nothing is spilled."""
     x = View("C", 0, 100, 100, 100, 1, dtype)
     op = gemm_op("small", [(x._replace(base="A"), x._replace(base="B"), x)], dtype)
-    for half in (None, WantedHalf("full")):
+    for half in (None, TriangleOutput("full")):
         launch = small_launch(replace(op, half=half), dtype)
         found = report(dtype, launch.kernel.source, architecture)
         assert found.local == 0 and found.shared <= 48 << 10

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 
 from fmm.hardware.datasheets import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.fused import fused_op
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
@@ -25,7 +25,6 @@ from fmm.kernels.cuda.products.simt_kernel import (
 )
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps.fused_order import FIGURE_6
 from fmm.kernels.plans.workspace import workspace
@@ -109,8 +108,8 @@ def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: s
 
 def fits(made: TileKernel, architecture: str) -> TileKernel:
     """What is launched there."""
-    digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
-    op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
+    digits, lone = architecture.removeprefix("sm_"), (BlockTerm("A", 0, 1, 1),)
+    op = TileOp(made, lone, lone, lone, (BlockStrides(1), BlockStrides(1), BlockStrides(1)), 1, 1, 1)
     return fit_to_chip(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
 
 

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 
 from fmm.kernels.cuda.device_code.entry_source import with_headers
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.products.tiling import RASTER_ROWS, count_triangle_tiles

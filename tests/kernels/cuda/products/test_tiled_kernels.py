@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, View
 
 from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.fused import updating_op
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
 from fmm.kernels.cuda.products.simt_kernel import CopyPath as Way
 from fmm.kernels.cuda.products.simt_tiles import LEAF_PATHS, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import BLOCK_MODEL, fastest_float32_tile

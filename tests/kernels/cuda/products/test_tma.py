@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.kernel import PARAMETER_BYTES
-from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
@@ -28,7 +27,6 @@ from fmm.kernels.cuda.products.tma_tiles import (
     tma_source,
 )
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM, fastest_tma_tile, launch_seconds
 from fmm.problem import Fill, Layout, Problem
@@ -181,7 +179,7 @@ def test_batches_on_the_host(host: Any) -> None:
     (gemm,) = (op for op in record_operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
     tiled = tiled_product(gemm, "float32")
     sizes = (70, 640), (640, 36), (70, 36)
-    lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
+    lines = tuple(BlockStrides(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
     op = tma_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
     assert op is not None
     assert len(op.parts) > 1

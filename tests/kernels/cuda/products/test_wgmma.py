@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.tiling import Along
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,

@@ -10,9 +10,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
 
-from fmm.kernels.cuda.gemm import GemmOp, HalfExtent, WantedHalf
-from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products import wgmma_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
@@ -145,7 +144,7 @@ def test_what_is_added_stays_where_it_lies() -> None:
 
 
 def made_half(
-    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: HalfExtent, scalars: tuple[float, float], rows: bool
+    x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: TriangleExtent, scalars: tuple[float, float], rows: bool
 ) -> tuple[Array, int]:
     """x times its transpose into a C that lies row by row, and how many numbers beside C are as they were."""
     n, k = x.shape
@@ -153,7 +152,7 @@ def made_half(
     left, right = (placed(y, order, dtype) for y, order in zip((x, x.T), orders, strict=True))
     to = placed(old, "C", dtype)
     problem = Problem(n, k, n, dtype, (left[2], right[2], to[2]), *scalars, op="gram")
-    made = made_op(problem, sizes, half=WantedHalf(half, gram=True))
+    made = made_op(problem, sizes, half=TriangleOutput(half, gram=True))
     play(wgmma_launch(made), {"A": left[0], "B": right[0], "C": to[0]})
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
@@ -174,7 +173,7 @@ def made_half(
         ],
     ),
 )
-def test_halves(dtype: str, sizes: WgmmaSizes, half: HalfExtent) -> None:
+def test_halves(dtype: str, sizes: WgmmaSizes, half: TriangleExtent) -> None:
     """On and below the diagonal as of the whole product, above it their mirror, or anything; nothing beside C."""
     rng = np.random.default_rng(2)
     for n, k, scalars, rows in ((8, 8, (1, 0), True), (136, 72, (2, -1), True), (520, 40, (1, 1), dtype == "tf32")):

@@ -11,7 +11,7 @@ import pytest
 
 import fmm
 from fmm.config import files
-from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.launch.graphs import REPEATS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.runtime import devices
@@ -119,13 +119,14 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 
 
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
-    from benchmarks.clock import elapsed
+    from fmm.runtime.device_backend import DeviceBackend, record_for_device
+
     from benchmarks.guard import only_recomputing
-    from fmm.runtime.running.device_backend import DeviceBackend, recorded_for_device
+    from benchmarks.harness import gpu_seconds
 
     side, backend = 4096, DeviceBackend()
     launches = only_recomputing(
-        recorded_for_device(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True)
+        record_for_device(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True)
     )
     a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
 
@@ -133,7 +134,7 @@ def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
         backend.run(launches, a, b, c, 0, None, slot.address, slot.count_address)
 
     again()
-    spent = min(elapsed(again, 100, 0.01) for _ in range(20))
+    spent = min(gpu_seconds(again, 100, 0.01) for _ in range(20))
     assert spent < IDLE, f"{spent * 1e6:.1f} microseconds"
     assert slot.recomputed == 0
 

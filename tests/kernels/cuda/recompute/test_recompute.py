@@ -14,7 +14,12 @@ from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words
-from fmm.kernels.cuda.recompute.recompute import TILED_AGAIN, may_differ, product_again, recompute_launches
+from fmm.kernels.cuda.recompute.recompute import (
+    TILED_STRATEGIES,
+    may_create_nonfinite,
+    recompute_launches,
+    recomputed_product,
+)
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
@@ -156,8 +161,8 @@ def test_without_a_flag_it_is_always_computed(host: Any) -> None:
 def test_a_rescue_fills_the_device_once() -> None:
     """So many thread blocks as run at a time; a small product has fewer tiles."""
     large, small = (relaunch(Problem(n, n, n, "float32")) for n in (8192, 200))
-    assert large.grid == (132 * TILED_AGAIN["float32"].blocks, 1, 1) and small.grid == (4, 1, 1)
-    tf32 = product_again(Problem(64, 64, 64, "tf32"))
+    assert large.grid == (132 * TILED_STRATEGIES["float32"].blocks, 1, 1) and small.grid == (4, 1, 1)
+    tf32 = recomputed_product(Problem(64, 64, 64, "tf32"))
     assert tf32.kernel.element == "float32" and tf32.kernel.flag == "obeys"
 
 
@@ -175,7 +180,7 @@ def test_a_rescue_fills_the_device_once() -> None:
     ],
 )
 def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
-    assert may_differ(Plan.parse(plan)) == wanted
+    assert may_create_nonfinite(Plan.parse(plan)) == wanted
     launches = record_launches(
         Plan.parse(plan), Problem(133, 140, 150, "float32"), chip_target(H200, flagged=True)
     ).launches
@@ -223,7 +228,7 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_rescues_stay_in_registers(architecture: str) -> None:
     nvrtc()
-    rows, columns = (product_again(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
+    rows, columns = (recomputed_product(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
     wanted: list[tuple[TileKernel, Access]] = [(rows, "vector")]
     if architecture == "sm_90":
         wanted += [(rows, "scalar"), (columns, "vector")]
@@ -240,10 +245,10 @@ def test_products_that_raise_the_flag_stay_in_registers(architecture: str) -> No
     assert r.local == 0, r
 
 
-@pytest.mark.parametrize("dtype", TILED_AGAIN)
+@pytest.mark.parametrize("dtype", TILED_STRATEGIES)
 def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
-    text = simt_source(product_again(Problem(64, 64, 64, dtype)).kernel, "vector")
+    text = simt_source(recomputed_product(Problem(64, 64, 64, dtype)).kernel, "vector")
     _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cuda.ops import MirrorOp, View
+from fmm.kernels.cuda.sums.mirror_rescale import MIRROR_ENTRY, MIRROR_THREADS, mirror_launch, mirror_source
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import FLAG, Launch
-from fmm.kernels.cuda.sums.mirror import ENTRY, THREADS, MirrorOp, mirror_launch, mirror_source
-from fmm.kernels.cuda.views import View
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from fmm.kernels.cpu.sums.rescale import rescaled_arrays
-from fmm.kernels.cuda.launch_list import FLAG, Launch
-from fmm.kernels.cuda.sums.rescale import (
-    ENTRY,
-    THREADS,
+from fmm.kernels.cuda.sums.mirror_rescale import (
+    RESCALE_ENTRY,
+    RESCALE_THREADS,
     ExponentsOp,
     RescaleOp,
     exponents_launch,
     rescale_launch,
     rescale_source,
 )
+
+from fmm.kernels.cpu.numpy_backend import rescale_arrays
+from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.plans.steps.rescaling import find_exponents, rescale
 from fmm.kernels.plans.steps.sums import whole_matrix
 from tests.support.host_launch import launch_words, told_words, view_of
@@ -89,7 +89,7 @@ def test_exponents_as_numpy_finds_them(dtype: str) -> None:
             "x", whole_matrix("A", m, n), axis, whole_matrix("D", 1, lines), vectors[0] if sign else None, sign,
             vectors[-1] if against else None,
         )  # fmt: skip
-        rescaled_arrays(step, [held[p.name] for p in step.reads], wanted)
+        rescale_arrays(step, [held[p.name] for p in step.reads], wanted)
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -108,7 +108,7 @@ def test_copies_as_numpy_scales_them(dtype: str) -> None:
         places = [(whole_matrix(name, 1, count) if sign else None, sign) for name, count, sign in
                   zip("RQ", (m, n), signs, strict=True)]  # fmt: skip
         step = rescale("x", whole_matrix("A", m, n), whole_matrix("C", m, n), *places)
-        rescaled_arrays(step, [held[p.name] for p in step.reads], wanted)
+        rescale_arrays(step, [held[p.name] for p in step.reads], wanted)
         np.testing.assert_allclose(y, wanted, rtol=0, atol=float(np.finfo(dtype).smallest_subnormal))
         assert held[FLAG][0] == 0
 

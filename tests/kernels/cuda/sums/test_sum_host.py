@@ -13,9 +13,8 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
+from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
-from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.sums import APART
 from fmm.problem import Layout, Problem
@@ -63,7 +62,7 @@ def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
 
 
 def _compiled(kernel: SumKernel, access: Access, flag: bool) -> Any:
-    driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=ENTRY, threads=THREADS)
+    driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=SUM_ENTRY, threads=SUM_THREADS)
     return shared_library(_for_the_host(kernel, access, flag) + driver, FLAGS)
 
 

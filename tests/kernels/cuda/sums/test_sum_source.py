@@ -16,10 +16,9 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
+from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_order import peak_values
-from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from tests.support.marks import quick_and_slow
@@ -266,7 +265,7 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: s
 def blocks(architecture: str, kernel: Report) -> int:
     """Its thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
+    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), SUM_THREADS, kernel.registers, kernel.shared)
 
 
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))

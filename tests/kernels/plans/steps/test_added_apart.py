@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.algorithms.additions import AdditionProgram
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.threads.thread_pool import Threads
-from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan, PlanError

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.sum_schedule import schedule_calls
+from fmm.kernels.cpu.thread_pool import Threads
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.sums.elementwise import elementwise_calls
-from fmm.kernels.cpu.threads.thread_pool import Threads
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import BAND_ELEMENTS, LEAST_BAND_ROWS, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
@@ -173,7 +173,7 @@ def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
     assert recipe is not None
     join = recipe.steps[-1]
     assert isinstance(join, Sum)
-    found = elementwise_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
+    found = schedule_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
     assert [call.op for call in found.calls if call.op not in ("add", "subtract")] == []
     assert len(found.calls) == calls
 
