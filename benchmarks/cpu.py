@@ -19,16 +19,16 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from fmm.kernels.cpu.host_arrays import Array
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads
-from fmm.runtime.overflow import may_overflow
 
 import fmm
 from benchmarks.harness import write_result
+from fmm.kernels.cpu.host_arrays import Array
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.stability import expected_error_growth
+from fmm.runtime.overflow import may_overflow
 from fmm.tuner.trials.environment import device_folder, environment, typed_command
 from fmm.tuner.trials.paired import Rounds, paired_rounds
 
@@ -151,7 +151,7 @@ def guard(effort: Effort) -> Iterator[Row]:
 def fast_plan(decision: fmm.Decision) -> Plan:
     """The chosen plan or, where that is the vendor's, the fastest other one: memory, errors and the check are measured
     on every machine. A certified entry considers no others: then the first candidate."""
-    plans = (decision.plan, *(candidate.plan for candidate in decision.considered), *compared_plans(False))
+    plans = (decision.plan, *(candidate.plan for candidate in decision.candidates), *compared_plans(False))
     return next(plan for plan in plans if plan != VENDOR)
 
 

@@ -1,6 +1,6 @@
 """Draw the README's figure, docs/speedup.svg: speedup and error of default calls over the size, from recorded samples.
 
-    python -m benchmarks.figure [--results results/nvidia-h200/calls.json] [--output docs/speedup.svg]
+python -m benchmarks.figure [--results results/nvidia-h200/calls.json] [--output docs/speedup.svg]
 """
 
 from __future__ import annotations

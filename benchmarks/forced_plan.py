@@ -42,14 +42,14 @@ def force(text: str) -> None:
         return Decision(plan, problem, f"{VARIABLE} is set")
 
     changes: list[tuple[Any, str, Any]] = [
-        (prepare, "decide", decide),
+        (prepare, "decide_plan", decide),
         *((early_declines, name, 0) for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED")),
         (early_declines, "SMALLEST_SIDE", 2),
         (dispatch, "SMALL_BYTES", 0),
         (early_declines, "FEW_NUMBERS", 0),
         (gram, "SMALL_SIDE", 0),
         (gram, "LONG_SIDE", 0),
-        (cupy_functions, "small_enough_for_vendor", never),
+        (cupy_functions, "is_small_on_device", never),
     ]
     if "torch" in sys.modules:
         force_torch()

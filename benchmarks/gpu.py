@@ -27,7 +27,6 @@ from statistics import median
 from typing import Any
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 from benchmarks.gpu_cases import CASES, S1, S2, Case, chosen, merged, one
 from benchmarks.gpu_rows import LT, Row, table
@@ -35,6 +34,7 @@ from benchmarks.harness import gpu_environment, gpu_folder
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 from fmm.tuner.devices.cuda import Operands, event_milliseconds, random_normal
 
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one

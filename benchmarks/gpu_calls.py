@@ -193,7 +193,7 @@ def _prepare(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None
     try:
         with machine.as_type(row.dtype), others_take(row.taken):
             decision = fmm.explain(a, b, c)
-            row.plan, row.step, row.workspace = str(decision.plan), decision.step, decision.workspace
+            row.plan, row.step, row.workspace = str(decision.plan), decision.source, decision.workspace
             c[...] = float("nan")
             fmm.matmul(a, b, out=c)
             row.error = error(a, b, c) / base

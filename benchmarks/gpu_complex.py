@@ -130,7 +130,7 @@ def measured_product(case: Case, rounds: int, beside: bool = True) -> dict[str, 
         "chosen_without_emulation": alone,
         **case._asdict(),
         "chosen": str(chosen.plan),
-        "answered": chosen.step,
+        "answered": chosen.source,
         "errors": errors,
         "speedups": {name: speedup(samples, name) for name in samples},
         "samples": samples,
@@ -144,7 +144,7 @@ def measured_update(dtype: str, side: int, rounds: int) -> dict[str, Any]:
     calls: dict[str, Callable[[], object]] = {"vendor": vendor, "fmm": own}
     samples = paired_samples(calls, rounds)
     chosen = fmm.explain_gemm(a, b, c, alpha=1.5, beta=1, out=c)
-    named = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.step}
+    named = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.source}
     return {**named, "speedups": {"fmm": speedup(samples, "fmm")}, "samples": samples}
 
 

@@ -27,13 +27,13 @@ from typing import Any
 
 import cupy
 import numpy as np
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 import fmm
 from benchmarks import gemmul8, gpu_random
 from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 LEAST = 5.0  # milliseconds of a sample: shorter calls are repeated
 SAMPLED_ROWS = 64

@@ -29,8 +29,7 @@ import torch
 from cupy import cublas
 
 import fmm
-from benchmarks.clock import spin
-from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
+from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds, keep_gpu_busy
 from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
 from fmm.kernels.cuda.launch.graphs import REPEATS
@@ -80,7 +79,7 @@ def decided(plan: str) -> Iterator[None]:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     forget()
-    with patch.object(prepare, "decide", decide):
+    with patch.object(prepare, "decide_plan", decide):
         yield
     forget()
 
@@ -111,7 +110,7 @@ def microseconds(call: Callable[[], Any], count: int, rounds: int) -> list[float
         call()
     for _ in range(rounds):
         cupy.cuda.Device().synchronize()
-        spin(2e-3)
+        keep_gpu_busy(2e-3)
         for _ in range(count):
             began = time.perf_counter_ns()
             call()

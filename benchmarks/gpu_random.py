@@ -89,7 +89,7 @@ def paired_samples(
 def compared(samples: dict[str, list[float]], decision: Any) -> dict[str, Any]:
     """What a row says of them: the median of the paired ratios, and which plan it was."""
     ratio = median(v / f for v, f in zip(samples["vendor"], samples["fmm"], strict=True))
-    return {"ratio": ratio, "plan": str(decision.plan), "step": decision.step, **samples}
+    return {"ratio": ratio, "plan": str(decision.plan), "step": decision.source, **samples}
 
 
 def in_digits(value: Any, digits: int = 5) -> Any:

@@ -21,7 +21,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 import fmm
 from benchmarks import gemmul8
@@ -33,6 +32,7 @@ from fmm.kernels.plans.levels.residue_room import PRODUCTS
 from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 SIDES, QUICK_SIDES = (4096, 8192, 16384, 24576), (4096, 8192)
 USUAL = {

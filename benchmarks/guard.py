@@ -19,13 +19,13 @@ from typing import Any
 
 import cupy
 import numpy as np
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from benchmarks.harness import gpu_seconds
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")
@@ -38,7 +38,7 @@ HOST = 1e-4  # seconds: more than what any of these calls takes the host, which 
 def only_recomputing(launches: LaunchList) -> LaunchList:
     """The part of a list that follows the plan's own launches."""
     steps = tuple(x for x in launches.steps if not isinstance(x, StreamSync) and x.does == "recompute")
-    return replace(launches, steps=steps, lanes=(0,) * len(steps))
+    return replace(launches, steps=steps, streams=(0,) * len(steps))
 
 
 class Case:

@@ -1,16 +1,229 @@
-"""What every benchmark shares: paired shuffled rounds on a device, and one writer of results."""
+"""What every benchmark shares: timing on a GPU or the host, paired shuffled rounds, environments, one JSON writer.
+
+A benchmark is a table of cases and a function that makes, for one case, the calls to compare. All calls are warmed up,
+then timed in shuffled rounds, one sample of each call in every round, so that a device's drift meets all alike; a
+speedup is the median of the paired ratios. The raw samples go to results/<device>/<name>.json beside the environment.
+
+Nothing here imports CuPy until a function needs a GPU.
+"""
 
 from __future__ import annotations
 
+import argparse
+import gc
 import json
-from collections.abc import Mapping, Sequence
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from fmm.config.store import replace_file
+import numpy as np
 
-RESULTS = Path(__file__).parents[1] / "results"
+from fmm.config.certify import median_interval, paired_ratios
+from fmm.config.store import replace_file
+from fmm.tuner.trials.environment import source_commit
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 Row = dict[str, Any]
+Call = Callable[[], object]
+Clock = Callable[[Call, int], float]  # seconds of one of `repeats` calls
+
+
+# ---- clocks
+
+
+def host_seconds(call: Call, repeats: int) -> float:
+    """Return the seconds of one of `repeats` calls by the host's clock."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def gpu_seconds(call: Call, repeats: int, ahead: float = 0.0) -> float:
+    """Return the seconds of one of `repeats` calls by events around them on CuPy's current stream.
+
+    With `ahead` a kernel first spins for that many seconds, so that the host is ahead of the device: then the events
+    time the device alone where the host takes longer to launch a call than the device to run it.
+    """
+    from fmm.tuner.devices.cuda import event_milliseconds
+
+    if ahead:
+        keep_gpu_busy(ahead)
+    return event_milliseconds(lambda _: call(), repeats) / 1e3
+
+
+SPIN_CYCLES = 2e9  # cycles of a second, about
+SPIN = r"""
+extern "C" __global__ void spin(long long cycles) {
+    const long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+
+
+def keep_gpu_busy(seconds: float) -> None:
+    """Launch a kernel that spins for about this long."""
+    _spin_kernel()((1,), (1,), (int(seconds * SPIN_CYCLES),))
+
+
+@lru_cache(maxsize=1)
+def _spin_kernel() -> Any:
+    import cupy
+
+    return cupy.RawKernel(SPIN, "spin")
+
+
+# ---- paired rounds
+
+
+def shuffled_rounds(
+    calls: Mapping[str, Call],
+    rounds: int,
+    clock: Clock = gpu_seconds,
+    repeats: Mapping[str, int] | int = 1,
+    seconds: float = float("inf"),
+) -> dict[str, list[float]]:
+    """Return the samples of every call: one in each round, the calls of a round in random order.
+
+    No round begins after `seconds`, but the first one always does.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    began = time.monotonic()
+    for number in range(rounds):
+        if number and time.monotonic() - began > seconds:
+            break
+        for name in random.sample(list(calls), len(calls)):
+            count = repeats if isinstance(repeats, int) else repeats[name]
+            samples[name].append(clock(calls[name], count))
+    return samples
+
+
+def repeats_of(seconds: float, sample: float, most: int = 200) -> int:
+    """Return how often to repeat a call of this many seconds, so that a sample takes `sample` seconds."""
+    return min(max(round(sample / max(seconds, 1e-7)), 1), most)
+
+
+def paired_speedup(baseline: Sequence[float], candidate: Sequence[float]) -> float:
+    """Return the median of the ratios of each round: above 1, the candidate is the faster."""
+    return median(x / y for x, y in zip(baseline, candidate, strict=True))
+
+
+def speedup_interval(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of that median."""
+    return median_interval(paired_ratios(tuple(baseline), tuple(candidate)))
+
+
+def noise_floor(samples: Mapping[str, Sequence[float]], baseline: str, again: str) -> float:
+    """Return how far the speedup of a call over itself (an A/A pair) is from 1."""
+    return abs(paired_speedup(samples[baseline], samples[again]) - 1)
+
+
+# ---- devices and their environments
+
+
+def gpu_environment(**more: Any) -> dict[str, Any]:
+    """Return what is recorded of CuPy's current GPU: card, versions, commit, command, time."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(runtime.getDevice())
+    return {
+        "device": properties["name"].decode(),
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "multiprocessors": properties["multiProcessorCount"],
+        "memory": properties["totalGlobalMem"],
+        "driver": runtime.driverGetVersion(),
+        "cuda": runtime.runtimeGetVersion(),
+        "cublas": cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()),
+        "cupy": cupy.__version__,
+        "numpy": np.__version__,
+        "python": sys.version.split()[0],
+        "commit": source_commit() or "unknown",
+        "command": " ".join([f"python -m {_started_module()}", *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        **more,
+    }
+
+
+def _started_module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
+
+
+def gpu_folder() -> Path:
+    """Return results/<name of CuPy's current GPU>."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+    name: str = properties["name"].decode()
+    return RESULTS / name.lower().replace(" ", "-")
+
+
+def gpu_count() -> int:
+    """Return the number of CUDA devices that CuPy sees."""
+    import cupy
+
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def free_gpu_memory() -> None:
+    """Give CuPy's cached memory back, so that the next case finds the device empty."""
+    import cupy
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+@contextmanager
+def environment_variable(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable of the environment, or remove it (None), and restore it at the end."""
+    before = os.environ.pop(name, None)
+    try:
+        if value is not None:
+            os.environ[name] = value
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+# ---- the command line, and what a run writes
+
+
+def benchmark_parser(name: str, doc: str | None, time_limit: float | None = None) -> argparse.ArgumentParser:
+    """Return a parser with the options that benchmarks share: --output, and --time-limit where there is a limit."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write to this folder (default: results/<device>)")
+    if time_limit is not None:
+        limit = f"begin no case after S seconds ({time_limit:g})"
+        parser.add_argument("--time-limit", type=float, default=time_limit, metavar="S", help=limit)
+    return parser
+
+
+def cases_in_time(cases: Iterable[Any], seconds: float) -> Iterator[Any]:
+    """Yield the cases one by one until `seconds` are over; report how many are left."""
+    began, every = time.monotonic(), list(cases)
+    for number, case in enumerate(every):
+        if time.monotonic() - began > seconds:
+            print(f"time limit of {seconds:g} s: {len(every) - number} of {len(every)} cases were not measured")
+            return
+        yield case
+
+
+def failure_text(error: BaseException) -> str:
+    """Return what a row records of a case that failed: the kind of the exception and its message."""
+    return f"{type(error).__name__}: {error}"
 
 
 def write_result(path: Path, environment: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any) -> None:

@@ -178,9 +178,9 @@ def main() -> int:
     if given.device == "cpu":
         where, folder = environment(command), ROOT / "results" / device_folder()
     else:
-        from benchmarks import this_gpu
+        from benchmarks.harness import gpu_environment, gpu_folder
 
-        where, folder = this_gpu.gpu_environment(), this_gpu.gpu_folder()
+        where, folder = gpu_environment(), gpu_folder()
     folder = given.output or folder
     folder.mkdir(parents=True, exist_ok=True)
     rows = []

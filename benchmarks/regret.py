@@ -83,7 +83,7 @@ def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole:
         for name in random.sample(kept, len(kept)):
             found[name].append(rounded(machine.seconds(calls[name], repeats)))
     others = {name: own for name, own in samples.items() if name not in found}
-    return Row(0, dtype, kind, size, str(decision.plan), decision.step, {**found, **others}, untried)
+    return Row(0, dtype, kind, size, str(decision.plan), decision.source, {**found, **others}, untried)
 
 
 def first_samples(

@@ -99,11 +99,11 @@ def cells(row: Row) -> Sequence[str]:
     found = decided(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
-        min(way.seconds for way in found.considered if (way.above == VENDOR) == plain) for plain in (False, True)
+        min(way.seconds for way in found.candidates if (way.above == VENDOR) == plain) for plain in (False, True)
     )
     shared = _shared(best)
     mesh = " x ".join(map(str, layout.mesh))
-    times = [_in_words(value) for value in (best.seconds, found.alone)]
+    times = [_in_words(value) for value in (best.seconds, found.single_device_seconds)]
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
     level = f"**{level}**" if float(level) < 1 else level
@@ -115,7 +115,7 @@ def rectangle_cells(row: Row) -> Sequence[str]:
     """On a mesh of one dimension: the best way of a row, the best of a rectangle, and whether that is chosen."""
     found = on_mesh(row, row.gpus)
     plain, rectangle = (
-        min((way for way in found.considered if way.rectangle == wanted and way.above == VENDOR), key=_seconds)
+        min((way for way in found.candidates if way.rectangle == wanted and way.above == VENDOR), key=_seconds)
         for wanted in (False, True)
     )
     told = [text for way in (plain, rectangle) for text in (_shared(way), _in_words(way.seconds))]

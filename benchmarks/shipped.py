@@ -14,6 +14,7 @@ worth on shapes that none of them saw.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from fmm.config.schema import Raw, Thresholds
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -41,7 +43,7 @@ from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
 from fmm.tuner.findings.diagnostics import largest_pair, noise_floor
 from fmm.tuner.findings.thresholds import thresholds, with_intervals
-from fmm.tuner.fit.blocks import DTYPE, chosen_strategies, judged_blocks
+from fmm.tuner.fit.blocks import DTYPE, Measured, chosen_strategies, judged_blocks
 from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
 from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.trials.record import Trials, Tuning
@@ -104,6 +106,16 @@ CARDS = (
 )
 # What the block model of our own kernel is off by was found on one of these; all have the same multiprocessors.
 BLOCKS = RESULTS / "nvidia-h200" / "blocks.json"
+
+
+def recorded_blocks(path: Path, table: str = "plain") -> list[Measured]:
+    """Return the shapes of blocks.json in the random order of their measurement; table `fused`: kernels with sums."""
+    operands: Operands = (2, 2, 2) if table == "fused" else GEMM
+    rows = json.loads(path.read_text(encoding="utf-8"))[table]
+    return [
+        Measured(x["kind"], (x["m"], x["k"], x["n"]), {s: median(t) for s, t in x["seconds"].items()}, operands)
+        for x in rows
+    ]
 
 
 def recorded(folder: Path, dtype: str) -> list[Tuning]:

@@ -252,9 +252,9 @@ def main(arguments: list[str]) -> int:
         made = host_rows(sizes, options.dtypes, options.rounds or 3, timed)
         folder = device_folder()
     else:
-        from benchmarks import this_gpu
+        from benchmarks.harness import gpu_environment, gpu_folder
 
-        where, folder = this_gpu.gpu_environment(), this_gpu.gpu_folder().name
+        where, folder = gpu_environment(), gpu_folder().name
         made = device_rows(options.quick, options.only, options.sizes or (), options.rounds or 11)
     output = options.output or ROOT / "results" / folder
     output.mkdir(parents=True, exist_ok=True)

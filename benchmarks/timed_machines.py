@@ -139,6 +139,7 @@ class Gpu:
 
     def forget(self) -> None:
         import cupy
+
         from fmm.runtime.run_device import GRAPHS
 
         GRAPHS.clear()  # a program that calls so many plans would no longer replay those of the last shapes

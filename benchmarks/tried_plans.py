@@ -68,4 +68,4 @@ def tried_plans(
         among = [plan for plan in gram_candidates(processor) if plan.considered_for(dtype)]
     if whole:
         return [plan for plan in among if plan != VENDOR]
-    return shortlist(decision.plan, {c.plan: c.time for c in decision.considered}, among)
+    return shortlist(decision.plan, {c.plan: c.time for c in decision.candidates}, among)

@@ -1,43 +1,45 @@
-"""The public face: matmul, explain and plan. Arguments are checked here, and calls sent to where they are answered."""
+"""The public functions. Each checks its arguments (fmm/request.py) and hands them on (fmm/dispatch.py).
+
+The first lines of matmul, gemm and gram answer calls that no plan can make faster: a small product takes ten
+microseconds or less, so checking every option would take a noticeable part of that time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fmm import dispatch
-from fmm.arrays.detect import type_name
+from fmm import dispatch, request
+from fmm.arrays.detect import PLAIN_TYPES, type_name
+from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
-from fmm.request import (
-    asked_like,
-    check_constraints,
-    check_flag,
-    check_gemm,
-    check_gram,
-    check_progress,
-    check_side,
-    matmul_options,
-    some_of,
-    with_operands_by_position,
-)
+from fmm.request import REQUIRED, check_flag, check_side, public_signature
+from fmm.runtime import matmul as array_matmul
+from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import with_short_half, with_short_update, with_short_way
-from fmm.runtime.gram import Triangle
+from fmm.runtime.decisions.early_declines import is_small_on_host, was_declined
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.gram import TRIANGLES, Triangle, small_gram
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
-from fmm.semirings.path_request import Method, PathRequest
 
-WISHED = "plan", "max_error_growth", "workspace"
-OF_GRAM = "rows", "fill", "alpha", "beta"
-OF_GEMM = "alpha", "beta", "transpose_a", "transpose_b"
+if TYPE_CHECKING:
+    from fmm.semirings.path_request import Method
+
+ndarray = np.ndarray
+# The defaults, compared by identity: Python has one object of each of these literals.
+SAME_KIND, KEEP_ORDER, FULL = "same_kind", "K", TRIANGLES[0]
+ONE: Any = 1
+ZERO: Any = 0
 
 
-@with_short_way
+@public_signature
 def matmul(
-    a: Any,
-    b: Any,
+    a: Any = REQUIRED,
+    b: Any = REQUIRED,
     /,
     out: Any = None,
     *,
@@ -52,97 +54,259 @@ def matmul(
     progress: bool | None = False,
     **more: Any,
 ) -> Any:
-    """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
+    """Return the matrix product of two arrays, as numpy.matmul does, by a fast algorithm where one pays.
 
-    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions; with its other
-    options (subok, axes, signature, ...) the library answers. CuPy arrays and torch tensors (through CuPy also others
-    on CUDA devices) are multiplied where they are, on the current stream, as by cupy.matmul and torch.matmul.
+    Parameters
+    ----------
+    a, b : array
+        Matrices, vectors or stacks, by the rules of numpy.matmul. NumPy arrays are multiplied on the host. CuPy
+        arrays, torch tensors and other arrays in CUDA memory are multiplied where they are, on the current stream.
+    out : array, optional
+        Array for the result; it may overlap a and b.
+    casting, order, dtype
+        numpy.matmul's options. With its other options (subok, axes, signature, ...) the library multiplies.
+    plan : str, Plan or Decision, optional
+        Run this plan instead of choosing one, for example "winograd > vendor". The two limits below then do not apply.
+    max_error_growth : float, optional
+        Choose only plans with an expected error of at most this multiple of the vendor's (default 15, on a GPU 16).
+        Below 1, only plans more accurate than the vendor (float32 on Hopper, down to 0.02).
+    workspace : int, optional
+        Choose only plans with at most this many bytes of temporaries (default: half of the free memory).
+    componentwise : bool, optional
+        Bound the error of each entry relative to (|A| |B|)ij instead of the norm of the product.
+    device : str or int, optional
+        A CUDA device (0, "cuda:0") that multiplies NumPy arrays. They are streamed through it, whatever their size.
+    progress : bool, optional
+        Show the progress on stderr once the product has run for ten seconds, or is predicted to. For NumPy arrays
+        that are streamed through a device or multiplied by a plan of several products.
 
-    plan
-        Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one,
-        whatever memory it takes and however it errs: the next two limit choices alone.
-    max_error_growth
-        Choose only plans that are expected to err at most so many times as much as the vendor (15; on a GPU 16).
-        Below 1: only plans that err less than it, if one of them is faster (float32 on Hopper, down to 0.02).
-    workspace
-        Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
-    componentwise
-        Every entry is to be right beside its own size, as the vendor's are, not only beside the largest ones.
-    device
-        A CUDA device (0, "cuda:0") that is to multiply NumPy's arrays: they are streamed through it, however large.
-    progress
-        True: show on stderr how far the product is, once it has taken ten seconds or is predicted to. Of NumPy's arrays
-        alone: streamed through a device, or multiplied by a plan of several products (the library's own says nothing).
+    Returns
+    -------
+    array
+        The product, of the operands' array type; `out` if it was passed.
+
+    Raises
+    ------
+    PlanError
+        The plan passed as `plan` cannot run on these arrays.
+    ValueError, TypeError
+        As numpy.matmul, cupy.matmul or torch.matmul raises them; or an argument of fmm's is invalid.
+
+    Notes
+    -----
+    Integer products are exact modulo 2**bits. If the operands have inf or NaN, or sums could overflow, the result is
+    that of the classical product.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> a = np.arange(6.0).reshape(2, 3)
+    >>> fmm.matmul(a, a.T)
+    array([[ 5., 14.],
+           [14., 50.]])
+    >>> x = np.ones((512, 512))
+    >>> bool(np.allclose(fmm.matmul(x, x, plan="winograd > vendor"), x @ x))
+    True
     """
-    constraints = check_constraints(plan, max_error_growth, workspace, componentwise)
-    options = matmul_options(casting, order, dtype, more)
-    shown = progress is not False and check_progress(progress)
-    if device is None and not shown:
-        return dispatch.any_product(a, b, out, options, constraints)
-    return dispatch.product_on(device, a, b, out, options, constraints, shown)
+    kind = type(a)
+    if (
+        kind is type(b)
+        and plan is None
+        and max_error_growth is None
+        and workspace is None
+        and device is None
+        and componentwise is progress is False
+        and not more
+        and (out is None or type(out) is kind)
+    ):
+        defaults = dtype is None and casting is SAME_KIND and order is KEEP_ORDER
+        if kind is not ndarray:
+            library = PLAIN_TYPES.get(kind) if defaults else None
+            if library is not None and (out is None or library.differentiable):
+                return dispatch.multiply_plain(library, a, b, out)
+        elif not defaults:
+            return dispatch.multiply_with_options(a, b, out, casting, order, dtype)
+        elif a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b) or was_declined(NUMPY, a, b):
+            return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out)
+        else:
+            return array_matmul.run_matmul(NUMPY, a, b, out, NO_CONSTRAINTS)
+    constraints = plan, max_error_growth, workspace, componentwise
+    return dispatch.multiply(
+        request.check_matmul("matmul", a, b, out, (casting, order, dtype, more), constraints, device, progress)
+    )
 
 
-@with_operands_by_position
-def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
-    """A matrix made ready for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
+@public_signature
+def explain(
+    a: Any = REQUIRED,
+    b: Any = REQUIRED,
+    /,
+    out: Any = None,
+    *,
+    casting: Any = "same_kind",
+    order: Any = "K",
+    dtype: Any = None,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+    componentwise: bool = False,
+    device: str | int | None = None,
+    progress: bool | None = False,
+    **more: Any,
+) -> Decision:
+    """Return the decision of the same fmm.matmul call; nothing is multiplied.
 
-    It holds a copy of x, which nobody can change, and on a device that has use for it what plans make of the matrix
-    before they multiply (on Hopper: float32's two float16 planes, float64's residues), so that products need not make
-    it again.
-    `p.nbytes` is what all that takes. Prepare a matrix anew when it has changed; weights, for example, seldom do.
-    Arrays of NumPy and CuPy, and torch's tensors, which get no gradients then (those of the other operand do).
+    Parameters
+    ----------
+    a, b, out, casting, order, dtype, plan, max_error_growth, workspace, componentwise, device, progress
+        As fmm.matmul has them.
+
+    Returns
+    -------
+    Decision
+        The plan, the reason, the kernels, the workspace, the expected error and the candidates. Printing it explains
+        it; fmm.matmul accepts it as `plan`.
+
+    Notes
+    -----
+    Overflow is detected only when the product is computed.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> decision = fmm.explain(np.ones((8, 8)), np.ones((8, 8)))
+    >>> print(decision.plan)
+    vendor
     """
-    return prepare_operand(x, side)
+    constraints = plan, max_error_growth, workspace, componentwise
+    return dispatch.explain_multiply(
+        request.check_matmul("explain", a, b, out, (casting, order, dtype, more), constraints, device, progress)
+    )
 
 
-@with_short_half
+@public_signature
 def gram(
-    a: Any,
+    a: Any = REQUIRED,
     b: Any = None,
     /,
     out: Any = None,
     *,
     rows: bool = False,
-    fill: Half = "full",
+    fill: Triangle = "full",
     alpha: float = 1,
     beta: float = 0,
     plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    **unknown: Any,
 ) -> Any:
-    """A matrix times its own adjoint, alpha a^H a + beta out: one half is computed, and the other one is its mirror.
+    """Return alpha a^H a + beta out. One triangle is computed; the other is its mirror.
 
-    The result is its own adjoint bit for bit (of real numbers symmetric; of complex ones Hermitian, with a real
-    diagonal). Stacks of matrices are multiplied one by one. NumPy's and CuPy's arrays and torch's tensors; of tensors
-    that require gradients, these are products by fmm too.
-
-    b
-        Another matrix: then alpha a b + beta out, of which the caller knows that a b is its own adjoint (two
-        polynomials of one symmetric matrix, say). What lies above the diagonal of a b is never computed.
-    rows
-        Products of a's rows, a a^H, instead of its columns.
-    fill
-        "full", or "lower" or "upper": then the other half of `out` is left as it is (of a new array, zero).
-    alpha, beta
-        Real numbers. With beta, `out` must be given; only its lower half (its upper one for "upper") is read.
+    Parameters
+    ----------
+    a : array
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch. torch tensors that require gradients get them.
+    b : array, optional
+        A second factor: the result is then alpha a b + beta out. The caller guarantees that a b is its own adjoint,
+        as the product of two polynomials of one symmetric matrix is. The upper triangle of a b is never computed.
+    out : array, optional
+        Array for the result. Required with beta; then only its lower triangle is read ("upper": its upper one).
+    rows : bool, optional
+        Return alpha a a^H + beta out instead.
+    fill : {"full", "lower", "upper"}, optional
+        The triangle to write. The other one is left as it is; in a new array it is zero.
+    alpha, beta : float, optional
+        Real factors.
     plan, max_error_growth, workspace
-        As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
+        As fmm.matmul has them. Plans begin with the level gram or sforza, or consist of a leaf alone.
+
+    Returns
+    -------
+    array
+        The result; `out` if it was passed. It equals its own adjoint bit for bit: real results are symmetric, complex
+        ones Hermitian with a real diagonal.
+
+    Raises
+    ------
+    PlanError
+        The plan passed as `plan` cannot run on these arrays.
+    ValueError
+        The shapes do not match, or beta was passed without `out`.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.gram(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    array([[10., 14.],
+           [14., 20.]])
     """
-    wished = plan, max_error_growth, workspace
-    return dispatch.half_product(check_gram(a, b, out, (rows, fill, alpha, beta), wished))
+    if (
+        b is None
+        and (rows is True or rows is False)
+        and alpha is ONE
+        and beta is ZERO
+        and plan is None
+        and max_error_growth is None
+        and workspace is None
+        and not unknown
+    ):
+        c, kind = None, type(a)
+        if kind is ndarray:
+            c = small_gram(a, rows, out) if fill is FULL else None
+        elif (library := PLAIN_TYPES.get(kind)) is None or type(out) not in (kind, NoneType):
+            pass
+        elif type(fill) is str and fill in TRIANGLES:
+            c = dispatch.recurring_gram(library)(library, a, out, rows, fill)
+        if c is not None:
+            return c
+    request.check_operands("gram", ("a",), (a,), unknown)
+    constraints = plan, max_error_growth, workspace
+    return dispatch.gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints))
 
 
-@asked_like(gram)
-def explain_gram(asked: Mapping[str, Any]) -> Decision:
-    """What fmm.gram would do with this call, and why. Nothing is multiplied."""
-    a, b, out = some_of(asked, "a", "b", "out")
-    return dispatch.half_product_explained(check_gram(a, b, out, some_of(asked, *OF_GRAM), some_of(asked, *WISHED)))
+@public_signature
+def explain_gram(
+    a: Any = REQUIRED,
+    b: Any = None,
+    /,
+    out: Any = None,
+    *,
+    rows: bool = False,
+    fill: Triangle = "full",
+    alpha: float = 1,
+    beta: float = 0,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+    **unknown: Any,
+) -> Decision:
+    """Return the decision of the same fmm.gram call; nothing is multiplied.
+
+    Parameters
+    ----------
+    a, b, out, rows, fill, alpha, beta, plan, max_error_growth, workspace
+        As fmm.gram has them.
+
+    Returns
+    -------
+    Decision
+        As fmm.explain returns it.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.explain_gram(np.ones((8, 8))).problem.op
+    'gram'
+    """
+    request.check_operands("explain_gram", ("a",), (a,), unknown)
+    constraints = plan, max_error_growth, workspace
+    return dispatch.explain_gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints))
 
 
-@with_short_update
+@public_signature
 def gemm(
-    a: Any,
-    b: Any,
+    a: Any = REQUIRED,
+    b: Any = REQUIRED,
     c: Any = None,
     /,
     *,
@@ -154,57 +318,198 @@ def gemm(
     plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    **unknown: Any,
 ) -> Any:
-    """alpha op(a) op(b) + beta c, BLAS's gemm: alpha and beta are factors of the plan's last sums, and cost no pass.
+    """Return alpha op(a) op(b) + beta c, as BLAS's gemm does.
 
-    Matrices, or stacks of them, of NumPy, CuPy or torch; tensors that require gradients get them. Where no plan pays,
-    the library's own functions do it (torch.addmm, cuBLAS's gemm, numpy.matmul).
-
-    c
-        What is added, times beta: of the product's shape, or broadcast to it. It is left as it is unless it is also
-        `out`, where it is updated in place. With beta = 0 it is not read.
-    alpha, beta
-        Numbers; complex ones for complex arrays only, and for integers whole ones. With alpha = 0, a and b are not
-        read.
-    transpose_a, transpose_b
-        False, True, or "C" for the conjugate transpose; 0, 1 and 2 as in SciPy's gemm. Nothing is copied for the first
-        two, and for the third not if the plan is one for complex numbers (3m).
-    out
-        Where the result goes; it may be c, and may overlap a and b. A new array unless given.
+    Parameters
+    ----------
+    a, b : array
+        Matrices, or stacks of matrices, of NumPy, CuPy or torch. torch tensors that require gradients get them.
+    c : array, optional
+        The addend, of the product's shape or broadcast to it. It is not changed unless it is also `out`, and not read
+        if beta is 0.
+    alpha, beta : number, optional
+        Complex factors for complex arrays only; whole factors for integers. With alpha = 0, a and b are not read.
+    transpose_a, transpose_b : bool, int or str, optional
+        False, True, or "C" for the conjugate transpose; or 0, 1 and 2 as SciPy's gemm has them. A transpose is read in
+        place. A conjugate transpose is copied unless the plan begins with a level for complex numbers (3m).
+    out : array, optional
+        Array for the result; it may be c, and may overlap a and b.
     plan, max_error_growth, workspace
-        As fmm.matmul has them. In place, where inf or NaN could make the product begin anew, c's old numbers are kept
-        in the workspace too.
+        As fmm.matmul has them.
+
+    Returns
+    -------
+    array
+        The result; `out` if it was passed.
+
+    Raises
+    ------
+    PlanError
+        The plan passed as `plan` cannot run on these arrays.
+    ValueError, TypeError
+        The shapes do not match, beta was passed without c, or a factor does not fit the type.
+
+    Notes
+    -----
+    alpha and beta are coefficients of the plan's last sums and need no pass of their own. Where no plan pays, the
+    library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). In place, where an inf or NaN
+    could require a second computation, the workspace also holds a copy of c.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> a, c = np.eye(2), np.ones((2, 2))
+    >>> fmm.gemm(a, a, c, alpha=2, beta=-1)
+    array([[ 1., -1.],
+           [-1.,  1.]])
     """
-    wished = plan, max_error_growth, workspace
-    return dispatch.updated_product(check_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished))
+    if (
+        type(a) is ndarray is type(b)
+        and c is None
+        and alpha is ONE
+        and beta is ZERO
+        and transpose_a is transpose_b is False
+        and plan is None
+        and max_error_growth is None
+        and workspace is None
+        and not unknown
+        and a.ndim == 2 == b.ndim
+        and a.shape[1] == len(b)
+        and (dtype := a.dtype) is b.dtype
+        and dtype in BLAS_TYPES
+        and (out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1])))
+        and (a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b))
+    ):
+        return numpy_matmul(a, b, out)
+    request.check_operands("gemm", ("a", "b"), (a, b), unknown)
+    scalars_and_ops, constraints = (alpha, beta, transpose_a, transpose_b), (plan, max_error_growth, workspace)
+    return dispatch.gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints))
 
 
-@asked_like(gemm)
-def explain_gemm(asked: Mapping[str, Any]) -> Decision:
-    """What fmm.gemm would do with this call, and why. Nothing is computed."""
-    a, b, c, out = some_of(asked, "a", "b", "c", "out")
-    known = check_gemm(a, b, c, out, some_of(asked, *OF_GEMM), some_of(asked, *WISHED))
-    return dispatch.updated_product_explained(known)
+@public_signature
+def explain_gemm(
+    a: Any = REQUIRED,
+    b: Any = REQUIRED,
+    c: Any = None,
+    /,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    transpose_a: bool | int | str = False,
+    transpose_b: bool | int | str = False,
+    out: Any = None,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+    **unknown: Any,
+) -> Decision:
+    """Return the decision of the same fmm.gemm call; nothing is computed.
 
+    Parameters
+    ----------
+    a, b, c, alpha, beta, transpose_a, transpose_b, out, plan, max_error_growth, workspace
+        As fmm.gemm has them. Only the memory layout of c is used.
 
-@with_operands_by_position
-def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin: bool = False) -> Any:
-    """The min-plus product: c[i, j] is the smallest of all sums a[i, k] + b[k, j].
+    Returns
+    -------
+    Decision
+        As fmm.explain returns it.
 
-    Of two matrices of NumPy's, CuPy's or torch's, in float32, float64, int32 or int16; other real numbers (int64, too)
-    become float64. Whole numbers are saturated: the largest one of their type means "none" and stays that, whatever is
-    added to it; a sum beyond the type's range is the nearest number in it. A sum that is NaN is never the smallest.
-    What is masked in a masked array is none.
-
-    out
-        Where the result goes, of its shape and type; it may overlap a and b.
-    maximum
-        The greatest of all sums instead (max-plus); then "none" is -inf, or the smallest whole number.
-    argmin
-        Return the pair of the result and, in int32, of the k that each number comes from: of several the first, as the
-        sums are before they are saturated, and -1 where no sum is better than "none".
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> print(fmm.explain_gemm(np.ones((8, 8)), np.ones((8, 8)), alpha=2).plan)
+    vendor
     """
-    return dispatch.minplus_product(a, b, out, check_flag("maximum", maximum), check_flag("argmin", argmin))
+    request.check_operands("explain_gemm", ("a", "b"), (a, b), unknown)
+    scalars_and_ops, constraints = (alpha, beta, transpose_a, transpose_b), (plan, max_error_growth, workspace)
+    return dispatch.explain_gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints))
+
+
+@public_signature
+def prepare(x: Any = REQUIRED, /, *, side: Side = "right", **unknown: Any) -> PreparedOperand:
+    """Return a copy of a matrix, prepared for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
+
+    Parameters
+    ----------
+    x : array
+        A NumPy or CuPy array or a torch tensor. A prepared tensor gets no gradients; the other operand does.
+    side : {"left", "right"}, optional
+        The side on which the matrix is multiplied.
+
+    Returns
+    -------
+    PreparedOperand
+        A read-only copy; `nbytes` is its size. On a Hopper GPU it also holds what the leaf makes of the matrix before
+        the product: two float16 planes of float32, or the residues of float64. Products then skip that pass.
+
+    Raises
+    ------
+    ValueError
+        x is no matrix, or requires gradients.
+
+    Notes
+    -----
+    Changes of x do not reach the copy: prepare it again after a change.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> weights = fmm.prepare(np.full((3, 2), 2.0))
+    >>> fmm.matmul(np.ones((1, 3)), weights)
+    array([[6., 6.]])
+    """
+    request.check_operands("prepare", ("x",), (x,), unknown)
+    return prepare_operand(x, side)
+
+
+@public_signature
+def minplus(
+    a: Any = REQUIRED,
+    b: Any = REQUIRED,
+    /,
+    out: Any = None,
+    *,
+    maximum: bool = False,
+    argmin: bool = False,
+    **unknown: Any,
+) -> Any:
+    """Return the min-plus product: c[i, j] is the minimum over k of a[i, k] + b[k, j].
+
+    Parameters
+    ----------
+    a, b : array
+        Matrices of NumPy, CuPy or torch, of float32, float64, int32 or int16. Other real types become float64.
+        Masked entries of a masked array are missing edges.
+    out : array, optional
+        Array for the result, of its shape and type; it may overlap a and b.
+    maximum : bool, optional
+        Return the maximum of the sums instead (max-plus).
+    argmin : bool, optional
+        Return also the k of each entry, as int32: the first of equal ones, -1 where every sum is missing.
+
+    Returns
+    -------
+    array, or a pair of arrays with argmin=True
+
+    Notes
+    -----
+    Integers saturate: the largest integer of the type means "no edge" and stays so, whatever is added to it (max-plus:
+    the smallest integer; floats: inf and -inf). A sum that is NaN is never the minimum.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.minplus(np.array([[0.0, 3.0]]), np.array([[5.0], [1.0]]))
+    array([[4.]])
+    """
+    request.check_operands("minplus", ("a", "b"), (a, b), unknown)
+    from fmm.semirings.minplus import minplus_product
+
+    flags = check_flag("maximum", maximum), check_flag("argmin", argmin)
+    return minplus_product(a, b, request.unwrap_out(out), *flags)
 
 
 def shortest_paths(
@@ -217,40 +522,53 @@ def shortest_paths(
     out: Any = None,
     method: Method = "auto",
 ) -> Any:
-    """The lengths of the shortest paths between all nodes of a graph, as SciPy's floyd_warshall returns them.
+    """Return the lengths of the shortest paths between all nodes of a graph, as scipy's floyd_warshall does.
 
-    d is a matrix of edges' lengths, n x n, of NumPy, CuPy or torch, or a sparse one of SciPy's, whose stored zeros are
-    edges. In others zero, NaN, inf and -inf are no edge (and so are floats up to 1e-8, as in SciPy). float32, float64,
-    int32 and int16 stay what they are; all else is computed in float64. Of int32 and int16 the largest number means "no
-    edge" and "no path" too, and lengths beyond it are that.
+    Parameters
+    ----------
+    d : array
+        Edge lengths, an n x n matrix of NumPy, CuPy or torch, or a sparse SciPy matrix. In a dense matrix 0, NaN, inf
+        and -inf (and floats up to 1e-8, as in SciPy) mean "no edge"; stored zeros of a sparse matrix are edges.
+    directed, return_predecessors, unweighted, overwrite : bool, optional
+        As SciPy has them. Predecessors are int32: the node before j on the path from i, -9999 without a path.
+    out : array, optional
+        Array for the lengths; it may be d.
+    method : {"auto", "r-kleene", "floyd-warshall"}, optional
+        "r-kleene" uses min-plus products and is the choice of "auto". "floyd-warshall" adds one node after the other,
+        on the host only.
 
-    directed, return_predecessors, unweighted, overwrite
-        As SciPy has them. Predecessors are int32: the node before j on the way from i, -9999 where there is none.
-    out
-        Where the lengths go; it may be d.
-    method
-        "r-kleene" (by min-plus products; "auto" is that) or, on the host, "floyd-warshall", one node after the other.
+    Returns
+    -------
+    array, or a pair of arrays with return_predecessors=True
 
-    NegativeCycleError, if there is a cycle of negative length.
+    Raises
+    ------
+    NegativeCycleError
+        The graph has a cycle of negative length.
+
+    Notes
+    -----
+    float32, float64, int32 and int16 keep their type; other types become float64. The largest int32 or int16 means "no
+    edge" and "no path", and longer lengths saturate there.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.shortest_paths(np.array([[0.0, 1.0, 5.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]]))
+    array([[ 0.,  1.,  3.],
+           [inf,  0.,  2.],
+           [inf, inf,  0.]])
     """
-    request = PathRequest(
+    from fmm.semirings import shortest_paths as semirings
+    from fmm.semirings.path_request import PathRequest
+
+    flags = (
         check_flag("directed", directed),
         check_flag("return_predecessors", return_predecessors),
         check_flag("unweighted", unweighted),
         check_flag("overwrite", overwrite),
-        method,
     )
-    return dispatch.all_shortest_paths(d, out, request)
-
-
-@asked_like(matmul)
-def explain(asked: Mapping[str, Any]) -> Decision:
-    """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
-    constraints = check_constraints(*some_of(asked, *WISHED, "componentwise"))
-    options = matmul_options(*some_of(asked, "casting", "order", "dtype", "more"))
-    check_progress(asked["progress"])
-    device, a, b, out = some_of(asked, "device", "a", "b", "out")
-    return dispatch.product_explained(device, a, b, out, options, constraints)
+    return semirings.all_shortest_paths(d, request.unwrap_out(out), PathRequest(*flags, method))
 
 
 def plan(
@@ -265,12 +583,32 @@ def plan(
     max_error_growth: float | None = None,
     workspace: int | None = None,
 ) -> Decision:
-    """The decision for an m x k by k x n product, without arrays; `device` is "cpu", or the number of a CUDA device.
+    """Return the decision for a product of an m x k and a k x n matrix, without arrays.
 
-    plan, max_error_growth and workspace mean what they mean to fmm.matmul; a plan that is given is explained.
+    Parameters
+    ----------
+    m, k, n : int
+        The sizes.
+    op : {"product", "gram", "symmetric"}, optional
+        "gram" for fmm.gram of one matrix, "symmetric" for fmm.gram of two; m and n are then equal.
+    dtype : type or str, optional
+        The element type; "tf32" for float32 in TF32.
+    device : str or int, optional
+        "cpu", or the number of a CUDA device.
+    plan, max_error_growth, workspace
+        As fmm.matmul has them. A plan that is passed is explained.
 
-    `op`: "product"; "gram" for what fmm.gram does with one matrix, "symmetric" with two (m and n are then equal).
+    Returns
+    -------
+    Decision
+        As fmm.explain returns it.
+
+    Examples
+    --------
+    >>> import fmm
+    >>> print(fmm.plan(64, 64, 64).plan)
+    vendor
     """
     sides = check_side("m", m), check_side("k", k), check_side("n", n)
-    constraints = check_constraints(plan, max_error_growth, workspace)
-    return dispatch.planned_product(sides, type_name(dtype), op, device, constraints)
+    constraints = request.check_constraints(plan, max_error_growth, workspace)
+    return dispatch.plan_without_arrays(sides, type_name(dtype), op, device, constraints)

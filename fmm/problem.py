@@ -52,10 +52,10 @@ class Problem:
     batch: int = 1
     fill: Fill = "full"
     componentwise: bool = False  # is every entry to be right beside its own size, not beside the largest ones alone?
-    kept: Literal["A", "B"] | None = None  # behind which matrix stands what a leaf has made of it
+    prepared_side: Literal["A", "B"] | None = None  # behind which matrix stands what a leaf has made of it
     # Where beta's matrix is not what C holds: elements from one of its rows, one of its columns to the next, zero along
     # an axis along which all are the same.
-    added: tuple[int, int] | None = None
+    addend_strides: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -64,7 +64,7 @@ class Problem:
             raise ValueError(f"unknown operation {self.op!r}; valid: {', '.join(OPERATIONS)}")
         if self.fill not in FILLS or (self.fill != "full" and not self.writes_triangle):
             raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
-        if self.added is not None and (self.writes_triangle or not self.beta):
+        if self.addend_strides is not None and (self.writes_triangle or not self.beta):
             raise ValueError("only what a whole product is added to can lie elsewhere")
         if self.writes_triangle and self.m != self.n:
             raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
@@ -127,6 +127,6 @@ def positive_shape(shape: Shape) -> Shape:
 def without_layouts(problem: Problem) -> Problem:
     """The same product of matrices that lie row by row, neither scaled nor added to: what choices are made for."""
     own = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
-    if problem.componentwise or problem.kept:
-        own = replace(own, componentwise=problem.componentwise, kept=problem.kept)
+    if problem.componentwise or problem.prepared_side:
+        own = replace(own, componentwise=problem.componentwise, prepared_side=problem.prepared_side)
     return own

@@ -52,7 +52,7 @@ LONGEST = (
     "sum_host",
     "matmul",
     "host_memory",
-    "side_by_side",
+    "parallel_products",
     "tma",
     "tma_races",
     "report",

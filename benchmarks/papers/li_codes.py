@@ -1,14 +1,19 @@
-"""Li, Ranka and Sahni's codes as plans: what Figures 24 to 44 compare, at which sizes, by how many levels.
+"""Li, Ranka and Sahni's codes as plans, and timing all of them at one size beside fmm's own choice.
 
 With tau1 = tau2/2, a code does as many levels as halve n down to tau1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
+from benchmarks.papers.bench import Bench, time_plans
+from benchmarks.papers.experiment import Key, Part, Row, products_of
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li_counts import TABLES, levels
+from fmm.problem import Problem
 
 SIZES: Final = (2048, 4096, 8192, 16384)
 CPU, SGEMM, GPU8 = "O(n^3) on CPU", "sgemm", "GPU8"
@@ -26,3 +31,29 @@ def li_plan(code: str, depth: int, leaf: str = "vendor") -> Plan:
 def code_depth(n: int, tau2: str | float) -> int:
     """The levels of a code at size n; none where it has no threshold."""
     return levels(n, tau2) if isinstance(tau2, int) else 0
+
+
+# ---- timing
+
+ROUNDS: Final = 3
+CHOICE: Final = "fmm"  # what fmm chooses itself, without emulation
+
+
+def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype: str, chosen: Key) -> Part:
+    """All plans at the paper's size n, in turns, and under the key `chosen` what fmm chooses."""
+    products = products_of(map(Plan.parse, plans.values()), side, dtype)
+    rows = partial(_timed_rows, bench, plans, n, Problem(side, side, side, dtype), chosen)
+    return Part((n,), rows, products, 2.0 * side**3 * (len(plans) + 1) * (ROUNDS + 1))
+
+
+def _timed_rows(bench: Bench, plans: Mapping[Key, str], n: int, problem: Problem, chosen: Key) -> Iterator[Row]:
+    """A row for each plan: seconds of the rounds, or why there are none."""
+    own, side, rng = bench.chosen(problem, emulation=False), problem.n, bench.generator(problem.n)
+    plans = {**plans, chosen: str(own)}
+    bench.prepare([(own, problem)])
+    a, b = (bench.stored(rng.standard_normal((side, side)), problem.dtype) for _ in range(2))
+    names = {str(name): name for name in plans}
+    seconds, failed = time_plans(bench, {str(name): text for name, text in plans.items()}, a, b, ROUNDS)
+    for name, (code, *more) in names.items():
+        said = {"seconds": seconds[name]} if name in seconds else {"failed": failed[name]}
+        yield {"key": [code, n, *more], "plan": plans[names[name]], "side": side, **said}

@@ -120,12 +120,12 @@ class Library(Protocol):
         ...
 
     @property
-    def watched(self) -> Callable[[], bool]:
+    def is_observed(self) -> Callable[[], bool]:
         """Does somebody see the calls of its functions now, who is to see its own product and nothing else?"""
         ...
 
     @property
-    def quickly_watched(self) -> Callable[[], bool] | None:
+    def is_tracing(self) -> Callable[[], bool] | None:
         """The same for those who ask an array for nothing but its bytes; None if nobody ever does."""
         ...
 

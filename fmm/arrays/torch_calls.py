@@ -45,7 +45,7 @@ MARKED_KEYS = _bits("Conjugate", "Negative")
 _PLAIN_OR_MARKED = PLAIN_KEYS | MARKED_KEYS
 
 
-def plain_bits(keys: int) -> bool:
+def has_plain_keys(keys: int) -> bool:
     """Of a plain tensor, which may be marked as a conjugate or a negative?"""
     return not keys & ~_PLAIN_OR_MARKED
 
@@ -74,7 +74,7 @@ def _modes_but_devices() -> bool:
     return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
 
 
-def torchs_own(a: Any, b: Any, out: Any = None) -> str:
+def explain_torch_fallback(a: Any, b: Any, out: Any = None) -> str:
     """Why a call that is not plain (`plain_call`) is left to torch."""
     return f"this call is torch's own: {_what_is_not_plain(a, b, out)}"
 
@@ -139,10 +139,10 @@ def refused_out(out: Any) -> bool:
     return recorded or frozen or bool(torch._debug_has_internal_overlap(out) == OVERLAPS)
 
 
-def as_read_elsewhere(x: Any) -> Any:
+def as_plain_tensor(x: Any) -> Any:
     """A tensor as NumPy and CuPy can read it: without marks, and in a type that they have. TypeError for one whose
     numbers do not lie in memory, or are not all there is to it: of transforms, forward gradients, other layouts."""
-    if not plain_bits(dispatch_keys(x).raw_repr()) or transform() is not None or _has_tangent(x):
+    if not has_plain_keys(dispatch_keys(x).raw_repr()) or transform() is not None or _has_tangent(x):
         raise TypeError(
             "a plain tensor is wanted, not one that is sparse, on no device, or in the midst of a transform"
         )
@@ -155,7 +155,7 @@ def _has_tangent(x: Any) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
-def without_marks(a: Any, b: Any) -> tuple[Any, Any]:
+def resolve_marks(a: Any, b: Any) -> tuple[Any, Any]:
     """Conjugates and negatives as numbers: torch keeps them as marks on unchanged ones."""
     if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
         return a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()

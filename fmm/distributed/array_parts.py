@@ -1,14 +1,13 @@
 """NumPy's and CuPy's arrays as parts of sharded matrices: fmm.distributed.matmul(a, b, mesh=...).
 
-No number is copied on the way in or out (DLPack), but of arrays that DLPack has no words for: read-only ones, those
-that run backwards. How a product is shared, and who sends what, is as of torch's own sharded tensors.
+Arrays become DTensors and back by DLPack without a copy, except arrays that DLPack cannot express (read-only ones,
+negative strides). The product is shared as that of torch's sharded tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,57 +19,58 @@ from torch.distributed.tensor import DTensor, Shard
 from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, mixed_arrays_error
 from fmm.distributed import sharded_tensors
 from fmm.distributed.decide_sharing import SharedDecision
-from fmm.distributed.sharded_tensors import OPERAND, RESULT, SharingOptions, checked_placements
+from fmm.distributed.sharded_tensors import OPERAND_KINDS, RESULT_KINDS, SharingOptions, checked_placements
 from fmm.dtypes import STORED
 
-MESH_OF = {"host": "cpu", "cupy": "cuda"}  # the kind of mesh whose processes hold such arrays
-LEGACY_STREAMS = (0, 1)  # CUDA's names of a device's usual stream
+MESH_TYPES = {"host": "cpu", "cupy": "cuda"}  # the device type of the mesh, by kind of array
+LEGACY_STREAMS = (0, 1)  # handles of CUDA's default stream
 
 
-class ArrayLayout(NamedTuple):
-    """How processes hold the matrices of which each of them gives its parts."""
+class PartLayout(NamedTuple):
+    """How the processes hold the two matrices."""
 
-    mesh: Any = None  # or a group of processes
-    operand_placements: Sequence[Sequence[Any]] | None = None  # of A, and of B
+    mesh: Any = None  # a DeviceMesh or a ProcessGroup
+    operand_placements: Sequence[Sequence[Any]] | None = None  # of A and of B
     sizes: Sequence[int] | None = None  # m, k and n of the whole product
 
 
-def are_told_of(a: Any, b: Any, laid: ArrayLayout) -> bool:
-    """Are these parts that arrays hold, and not sharded tensors?"""
-    return laid != ArrayLayout() or not kind_of(a) == kind_of(b) == "torch"
+def are_array_parts(a: Any, b: Any, layout: PartLayout) -> bool:
+    """Return True if the call is one of array parts, not of sharded tensors."""
+    return layout != PartLayout() or not kind_of(a) == kind_of(b) == "torch"
 
 
-def matmul(a: Any, b: Any, laid: ArrayLayout, wanted: SharingOptions) -> Any:
-    """This process's part of the product, an array of the same library."""
+def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
+    """Return this process's part of the product, an array of the operands' library."""
     _check_parts(a, b)
-    mesh = _mesh(laid.mesh, a)
-    placements = checked_placements(mesh, "the product", wanted.placements, RESULT)
-    with _on_its_stream(a):
-        x, y = _sharded(a, b, mesh, laid)
+    mesh = _checked_mesh(layout.mesh, a)
+    placements = checked_placements(mesh, "the product", options.placements, RESULT_KINDS)
+    with _callers_stream(a):
+        x, y = _sharded_operands(a, b, mesh, layout)
         with torch.no_grad():
-            found = sharded_tensors.matmul(x, y, wanted._replace(placements=placements))
-        return _array_of(found, kind_of(a))
+            c = sharded_tensors.matmul(x, y, options._replace(placements=placements))
+        return _local_array(c, kind_of(a))
 
 
-def explained(a: Any, b: Any, laid: ArrayLayout, wanted: SharingOptions) -> SharedDecision:
-    """How it would be shared, as far as this process can tell."""
+def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> SharedDecision:
+    """Return the decision that this process would take."""
     _check_parts(a, b)
-    mesh = _mesh(laid.mesh, a)
-    with _on_its_stream(a):
-        return sharded_tensors.explained(*_sharded(a, b, mesh, laid), wanted)
+    mesh = _checked_mesh(layout.mesh, a)
+    with _callers_stream(a):
+        return sharded_tensors.explain(*_sharded_operands(a, b, mesh, layout), options)
 
 
-# ---- what is refused
+# ---- checks of the arguments
 
 
 def _check_parts(a: Any, b: Any) -> None:
-    """Errors for what are no two matrices of one type, library and device."""
+    """Raise unless a and b are matrices of one type, library and device."""
     if kind_of(a) != kind_of(b):
         raise mixed_arrays_error(a=a, b=b)
     for x in (a, b):
-        plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_OF
+        plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_TYPES
         if not plain:
-            raise TypeError(f"fmm.distributed.matmul takes DTensors, or with mesh= plain arrays, not {_in_words(x)}")
+            given = f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
+            raise TypeError(f"fmm.distributed.matmul takes DTensors, or with mesh= plain arrays, not {given}")
         if x.ndim != 2:
             raise ValueError(f"fmm.distributed.matmul takes parts of matrices, not arrays of shape {x.shape}")
     if a.dtype.newbyteorder("=") != b.dtype.newbyteorder("=") or a.dtype.name not in STORED:
@@ -80,83 +80,79 @@ def _check_parts(a: Any, b: Any) -> None:
         raise device_mismatch_error(a, b)
 
 
-def _in_words(x: Any) -> str:
-    return f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
-
-
-def _mesh(given: Any, a: Any) -> Any:
-    """The mesh, or all processes of the group in a row."""
-    kind = MESH_OF[kind_of(a)]
-    if isinstance(given, dist.ProcessGroup):
-        given = DeviceMesh.from_group(given, kind)
-    if not isinstance(given, DeviceMesh):
-        what = f"a is {describe_array(a)}, a part of a matrix"
-        raise TypeError(f"{what}: mesh= is to be the DeviceMesh or the group of the processes that hold all of it")
-    if given.device_type != kind:
-        raise ValueError(f"a is {describe_array(a)}: its mesh is one of {kind}, not of {given.device_type}")
-    if given.get_coordinate() is None:
-        raise ValueError(f"this process is none of the mesh {given}")
-    return given
+def _checked_mesh(mesh: Any, a: Any) -> Any:
+    """Return the mesh; for a process group, a mesh of one dimension."""
+    kind = MESH_TYPES[kind_of(a)]
+    if isinstance(mesh, dist.ProcessGroup):
+        mesh = DeviceMesh.from_group(mesh, kind)
+    if not isinstance(mesh, DeviceMesh):
+        part = f"a is {describe_array(a)}, a part of a matrix"
+        raise TypeError(f"{part}: mesh= is to be the DeviceMesh or the group of the processes that hold all of it")
+    if mesh.device_type != kind:
+        raise ValueError(f"a is {describe_array(a)}: its mesh is one of {kind}, not of {mesh.device_type}")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"this process is not in the mesh {mesh}")
+    return mesh
 
 
 # ---- to torch and back
 
 
-def _sharded(a: Any, b: Any, mesh: Any, laid: ArrayLayout) -> tuple[Any, Any]:
-    """The two matrices of which these are this process's parts."""
-    pair = laid.operand_placements
+def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[Any, Any]:
+    """Return the two matrices as DTensors of these local parts."""
+    pair = layout.operand_placements
     if pair is not None and (not isinstance(pair, Sequence) or len(pair) != 2):
         raise ValueError(f"operand_placements= are those of A and those of B, not {pair}")
-    given = (None, None) if pair is None else pair
-    placed = [checked_placements(mesh, name, x, OPERAND) for name, x in zip("AB", given, strict=True)]
-    if laid.sizes is None:
-        shapes = [_equal_parts(x, mesh, places) for x, places in zip((a, b), placed, strict=True)]
+    by_operand = (None, None) if pair is None else pair
+    placements = [checked_placements(mesh, name, x, OPERAND_KINDS) for name, x in zip("AB", by_operand, strict=True)]
+    if layout.sizes is None:
+        shapes = [_whole_shape(x, mesh, places) for x, places in zip((a, b), placements, strict=True)]
         if shapes[0][1] != shapes[1][0]:
-            told = " times ".join(f"{rows} x {cols}" for rows, cols in shapes)
-            raise ValueError(f"if all parts are as large as these, they are of {told}; if not, give sizes=(m, k, n)")
+            product = " times ".join(f"{rows} x {cols}" for rows, cols in shapes)
+            raise ValueError(
+                f"if all parts have the size of these, they are of {product}; if not, give sizes=(m, k, n)"
+            )
     else:
-        m, k, n = _checked_sizes(laid.sizes)
+        m, k, n = _checked_sizes(layout.sizes)
         shapes = [(m, k), (k, n)]
-    made = [_tensor(x, mesh, *as_) for x, *as_ in zip((a, b), placed, shapes, strict=True)]
-    return made[0], made[1]
+    x, y = (_dtensor(x, mesh, *rest) for x, *rest in zip((a, b), placements, shapes, strict=True))
+    return x, y
 
 
-def _equal_parts(x: Any, mesh: Any, places: Sequence[Any]) -> tuple[int, int]:
-    """The shape of a matrix all whose parts are as large as this one."""
-    sides = tuple(mesh.mesh.shape)
-    cut = [prod(side for side, p in zip(sides, places, strict=True) if _axis(p) == axis) for axis in (0, 1)]
-    return x.shape[0] * cut[0], x.shape[1] * cut[1]
-
-
-def _axis(place: Any) -> int | None:
-    return int(place.dim) % 2 if type(place) is Shard else None
+def _whole_shape(x: Any, mesh: Any, placements: Sequence[Any]) -> tuple[int, int]:
+    """Return the shape of a matrix with parts that all have the size of this one."""
+    rows, cols = x.shape
+    for side, place in zip(tuple(mesh.mesh.shape), placements, strict=True):
+        axis = int(place.dim) % 2 if type(place) is Shard else None
+        rows, cols = rows * side if axis == 0 else rows, cols * side if axis == 1 else cols
+    return rows, cols
 
 
 def _checked_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
-    found = tuple(sizes)
-    if len(found) != 3 or not all(isinstance(size, int | np.integer) and size >= 0 for size in found):
+    values = tuple(sizes)
+    if len(values) != 3 or not all(isinstance(size, int | np.integer) and size >= 0 for size in values):
         raise ValueError(f"sizes= are m, k and n of the whole product, not {sizes}")
-    m, k, n = map(int, found)
+    m, k, n = map(int, values)
     return m, k, n
 
 
-def _tensor(x: Any, mesh: Any, places: tuple[Any, ...], shape: tuple[int, int]) -> Any:
-    local = torch.from_dlpack(_told_by_dlpack(x))
+def _dtensor(x: Any, mesh: Any, placements: tuple[Any, ...], shape: tuple[int, int]) -> Any:
+    local = torch.from_dlpack(_for_dlpack(x))
     whole = torch.Size(shape)
-    return DTensor.from_local(local, mesh, places, run_check=False, shape=whole, stride=(max(shape[1], 1), 1))
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=(max(shape[1], 1), 1))
 
 
-def _told_by_dlpack(x: Any) -> Any:
-    """The array, or a copy where it is read-only, of another byte order, or runs backwards or between its numbers."""
-    steps = all(step >= 0 and step % x.itemsize == 0 for step in x.strides)
+def _for_dlpack(x: Any) -> Any:
+    """Return the array, or a copy if DLPack cannot express it: read-only, another byte order, irregular strides."""
+    regular = all(step >= 0 and step % x.itemsize == 0 for step in x.strides)
     if kind_of(x) == "host":
         x = np.asarray(x)
-        return x if steps and x.flags.writeable and x.dtype.isnative else np.array(x, x.dtype.newbyteorder("="))
-    return x if steps else x.copy()
+        return x if regular and x.flags.writeable and x.dtype.isnative else np.array(x, x.dtype.newbyteorder("="))
+    return x if regular else x.copy()
 
 
-def _array_of(found: Any, kind: str) -> Any:
-    local = found.to_local()
+def _local_array(c: Any, kind: str) -> Any:
+    local = c.to_local()
     local = local.wait() if hasattr(local, "wait") else local
     if kind == "host":
         return local.numpy()
@@ -166,8 +162,8 @@ def _array_of(found: Any, kind: str) -> Any:
 
 
 @contextmanager
-def _on_its_stream(a: Any) -> Iterator[None]:
-    """torch's work on the stream on which CuPy works: neither waits for the other, nor reads what is not yet there."""
+def _callers_stream(a: Any) -> Iterator[None]:
+    """Make CuPy's current stream torch's current stream, so that the work of both is ordered without waiting."""
     if kind_of(a) != "cupy":
         yield
         return
@@ -175,7 +171,7 @@ def _on_its_stream(a: Any) -> Iterator[None]:
 
     number = int(a.device.id)
     pointer = cupy.cuda.get_current_stream(number).ptr
-    usual = pointer in LEGACY_STREAMS
-    stream = torch.cuda.default_stream(number) if usual else torch.cuda.ExternalStream(pointer, device=number)
+    is_default = pointer in LEGACY_STREAMS
+    stream = torch.cuda.default_stream(number) if is_default else torch.cuda.ExternalStream(pointer, device=number)
     with torch.cuda.device(number), torch.cuda.stream(stream):
         yield

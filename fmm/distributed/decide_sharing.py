@@ -1,4 +1,4 @@
-"""How a product is shared by several devices, and why: what fmm.distributed decides, and prints."""
+"""The decision how several devices share a product, and its explanation."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 
-SHOWN = 8  # ways to share a product that are printed
-SPARE = 0.5  # of the memory, that a device's own product may have for its plan
+SHOWN = 8  # candidates that are printed
+WORKSPACE_SHARE = 0.5  # of the memory limit, for the plan of a device's own product
 UNLIMITED = 1 << 62
-SUMS = 1e10  # bytes a second, of a device of which nothing is known: only the pieces are chosen by it
+UNKNOWN_STREAM = 1e10  # bytes a second of sums on an unknown device; only the choice of pieces depends on it
 
 
 @dataclass(frozen=True)
 class SharedDecision:
-    """How a product is shared, and what was compared. Printing it explains it."""
+    """How a product is shared, and the candidates. Its text explains the choice."""
 
     best: Sharing
-    considered: tuple[Sharing, ...]
+    candidates: tuple[Sharing, ...]
     dtype: str
     network: Network
-    local: Plan  # of the first device's products, as far as fmm can tell beforehand
-    alone: float  # seconds of the whole product on one of the devices
-    room: float  # bytes that panels and blocks may take
-    error_growth: float  # at most
+    local: Plan  # predicted plan of the first device's products
+    single_device_seconds: float  # of the whole product
+    memory_limit: float  # bytes of panels and blocks
+    max_error_growth: float
 
     @property
     def speedup(self) -> float:
-        """Over one device, if everything fitted there."""
-        return self.alone / self.best.seconds if self.best.seconds else 0.0
+        """Speedup over one device, if all matrices fitted there."""
+        return self.single_device_seconds / self.best.seconds if self.best.seconds else 0.0
 
     def __str__(self) -> str:
         best = self.best
@@ -54,90 +54,92 @@ class SharedDecision:
             f"shared: {best}",
             f"each device's products: {self.local}",
             f"predicted: {best.seconds:.4g} s ({terms}, around it {best.around:.3g} s)",
-            f"one device alone: {self.alone:.4g} s, so {self.speedup:.2f} times as fast as that",
+            f"one device alone: {self.single_device_seconds:.4g} s, speedup {self.speedup:.2f}",
             f"received by a device: {_gibibytes(best.received)}; panels and blocks: {_gibibytes(best.memory)}",
             "",
             "compared, predicted seconds:",
-            *(f"  {way.seconds:10.4g}  {way}{self._why_not(way)}" for way in self.considered[:SHOWN]),
+            *(f"  {x.seconds:10.4g}  {x}{self._rejection(x)}" for x in self.candidates[:SHOWN]),
         ]
         return "\n".join(lines)
 
-    def _why_not(self, way: Sharing) -> str:
-        """Of one that is predicted to be faster than what is chosen."""
-        if way.seconds >= self.best.seconds:
+    def _rejection(self, sharing: Sharing) -> str:
+        """Return why a candidate that is predicted to be faster was not chosen."""
+        if sharing.seconds >= self.best.seconds:
             return ""
-        if way.memory > self.room:
+        if sharing.memory > self.memory_limit:
             return " (too large)"
-        return " (too much error)" if growth_of(way, self.dtype) > self.error_growth else " (not clearly faster)"
+        too_much_error = sharing_error_growth(sharing, self.dtype) > self.max_error_growth
+        return " (too much error)" if too_much_error else " (not clearly faster)"
 
 
-def _gibibytes(count: float) -> str:
-    return f"{count / 2**30:.3g} GiB"
+def _gibibytes(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.3g} GiB"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What limits the choice: bytes on each device, expected error, and a level above, if one is asked for."""
+class ShardingQuery:
+    """The limits of the choice: bytes on each device, error growth, and a required level above."""
 
-    room: float = float("inf")
-    error_growth: float | None = None
+    memory_limit: float = float("inf")
+    max_error_growth: float | None = None
     above: Plan | None = None
 
 
-def decide_sharing(layout: Layout, dtype: str, device: Device, network: Network, asked: Asked) -> SharedDecision:
-    """The way that is predicted to take the least time; of `layout` the work and the pieces do not count."""
-    growth = device.error_growth if asked.error_growth is None else asked.error_growth
-    limits = Limits(_bytes(asked.room), growth, is_emulation_allowed())
+def decide_sharing(
+    layout: Layout, dtype: str, device: Device, network: Network, query: ShardingQuery
+) -> SharedDecision:
+    """Return the sharing with the least predicted time; the work and the pieces of `layout` are ignored."""
+    growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
+    unlimited = query.memory_limit == float("inf")
+    workspace = UNLIMITED if unlimited else int(query.memory_limit * WORKSPACE_SHARE)
+    limits = Limits(workspace, growth, is_emulation_allowed())
     single = _OneDevice(dtype, device, limits)
-    known = single.rates(Problem(layout.m, layout.k, layout.n, dtype))
-    stream = known.stream if known is not None else SUMS
+    calibration = single.calibration(Problem(layout.m, layout.k, layout.n, dtype))
+    stream = calibration.stream if calibration is not None else UNKNOWN_STREAM
     devices = Devices(single.seconds, stream, network, DTYPES[dtype].itemsize)
-    considered = rank_sharings(layout, devices, None if asked.above is None else (asked.above,))
-    allowed = [way for way in considered if asked.above is not None or growth_of(way, dtype) <= max(growth, 1.0)]
-    best = choose_sharing(allowed, asked.room)
+    growth_limit = max(growth, 1.0)
+    candidates = rank_sharings(layout, devices, None if query.above is None else (query.above,))
+    allowed = [x for x in candidates if query.above is not None or sharing_error_growth(x, dtype) <= growth_limit]
+    best = choose_sharing(allowed, query.memory_limit)
     share, pieces = best.layout.share(0), best.layout.pieces
     local = single.plan(share.rows.size, -(-share.inner.size // pieces), share.cols.size)
-    alone = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED)).seconds(layout.m, layout.k, layout.n)
-    return SharedDecision(best, considered, dtype, network, local, alone, asked.room, max(growth, 1.0))
+    whole = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED)).seconds(layout.m, layout.k, layout.n)
+    return SharedDecision(best, candidates, dtype, network, local, whole, query.memory_limit, growth_limit)
 
 
-def growth_of(sharing: Sharing, dtype: str) -> float:
-    """By how much the level above, and adding up pieces in a type of few bits, let the error grow."""
+def sharing_error_growth(sharing: Sharing, dtype: str) -> float:
+    """Return the error growth of the level above and of adding the pieces, which a 16-bit type rounds."""
     pieces = sharing.layout.pieces if DTYPES[dtype].sums_wider else 1
     return float(expected_error_growth(sharing.above, dtype) * ((pieces + 1) / 2) ** 0.5)
 
 
-def _bytes(room: float) -> int:
-    return int(room * SPARE) if room != float("inf") else UNLIMITED
-
-
 class _OneDevice:
-    """The products of one device: by which plan, and how long they take."""
+    """Plans and predicted seconds of one device's products."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:
         self.dtype, self.device, self.limits = dtype, device, limits
-        self._known: dict[tuple[int, int, int], float] = {}
+        self._seconds: dict[tuple[int, int, int], float] = {}
 
     def plan(self, m: int, k: int, n: int) -> Plan:
         problem = Problem(m, k, n, self.dtype)
-        return VENDOR if self.rates(problem) is None else decide_plan(problem, self.limits, self.device).plan
+        return VENDOR if self.calibration(problem) is None else decide_plan(problem, self.limits, self.device).plan
 
     def seconds(self, m: int, k: int, n: int) -> float:
-        found = self._known.get((m, k, n))
-        if found is None:
+        seconds = self._seconds.get((m, k, n))
+        if seconds is None:
             problem = Problem(m, k, n, self.dtype)
-            known = self.rates(problem)
-            if known is None:
-                found = problem.flops / (SUMS * 10)  # nobody knows: only ratios count
+            calibration = self.calibration(problem)
+            if calibration is None:
+                seconds = problem.flops / (UNKNOWN_STREAM * 10)  # a guess: only ratios count
             else:
-                found = quick_prediction(self.plan(m, k, n), problem, known).seconds
-            self._known[m, k, n] = found
-        return found
+                seconds = quick_prediction(self.plan(m, k, n), problem, calibration).seconds
+            self._seconds[m, k, n] = seconds
+        return seconds
 
-    def rates(self, problem: Problem) -> Calibration | None:
-        """What is known of the device, if that is known of such numbers."""
+    def calibration(self, problem: Problem) -> Calibration | None:
+        """Return the device's calibration, if it has a rate for the problem's type."""
         guess = self.device.guess
         if guess is not None and guess.find_rate(self.dtype) is None:
             return None
-        known = calibration_in_force(problem, self.limits, self.device)
-        return known if known is not None and known.find_rate(self.dtype) is not None else None
+        calibration = calibration_in_force(problem, self.limits, self.device)
+        return calibration if calibration is not None and calibration.find_rate(self.dtype) is not None else None

@@ -1,6 +1,7 @@
-"""One process's part of a product that several share: panels of A and B arrive while the ones before are multiplied.
+"""Messages between the processes of a shared product, through torch.distributed: panels, blocks of C, agreement.
 
-What is sent when, the layout says (fmm.distributed.layout); who sends it is torch.distributed.
+`ProductInProgress` computes one process's block of C; the panels of A and B for the next step arrive while the present
+step is multiplied. The layout (fmm.distributed.layout) says what is sent in which step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from fmm.distributed.layout import Box, Holdings, K, Layout, M, Operand
 
-Multiply = Callable[[Any, Any, Any, bool], object]  # left, right, C; is the product added to what C holds?
+Multiply = Callable[[Any, Any, Any, bool], object]  # left, right, C, whether the product is added to C
 
 
 class LostProcessError(RuntimeError):
@@ -23,116 +24,121 @@ class LostProcessError(RuntimeError):
 
 
 class Processes(NamedTuple):
-    """Those of a mesh: the group in which they talk, their numbers in the world, and where this one is among them."""
+    """The processes of a mesh: their group, their global ranks, and the place of this process among them."""
 
     group: Any
     numbers: tuple[int, ...]
     place: int
 
 
-class BegunProduct:
-    """This process's block of C, from what it holds of A and B; all processes of the mesh must make it alike.
+# ---- the panels of a product
 
-    When it is made, its first panels are sent for; they arrive beside whatever is done until it is finished.
+
+class ProductInProgress:
+    """This process's block of C; all processes of the mesh must make the same product.
+
+    The constructor starts the exchange of the first panels, which arrive during the caller's other work.
     """
 
     def __init__(self, processes: Processes, layout: Layout, a: Any, b: Any) -> None:
         self.place, self.layout, self.like = processes.place, layout, a
-        self.panels = Panels(processes, layout, {"A": a, "B": b})
-        self.first = self.panels.ask(0)
+        self.panels = PanelExchange(processes, layout, {"A": a, "B": b})
+        self.first = self.panels.start(0)
 
     def finish(self, multiply: Multiply) -> Any:
-        """The block, product by product."""
+        """Multiply step by step and return the block."""
         layout, share = self.layout, self.layout.share(self.place)
         c = self.like.new_empty((share.rows.size, share.cols.size))
-        begun, arriving = False, self.first
+        written, next_panels = False, self.first
         for step in range(layout.pieces):
-            ready = arriving
-            if step + 1 < layout.pieces:  # before the product is launched, so that they arrive beside it
-                arriving = self.panels.ask(step + 1)
-            left, right = self.panels.arrived(ready, step)
+            panels = next_panels
+            if step + 1 < layout.pieces:  # before the product is launched, so that they arrive during it
+                next_panels = self.panels.start(step + 1)
+            left, right = self.panels.finish(panels, step)
             rows, _, cols = layout.portion(self.place, step)
-            dest = part_of(c, Box(rows, cols).within(Box(share.rows, share.cols)))
+            dest = submatrix(c, Box(rows, cols).within(Box(share.rows, share.cols)))
             if 0 not in (*left.shape, *right.shape):
-                multiply(left, right, dest, begun and layout.along == K)
-                begun = True
-        return c if begun else c.zero_()
+                multiply(left, right, dest, written and layout.along == K)
+                written = True
+        return c if written else c.zero_()
 
 
-class Arriving(NamedTuple):
-    """What was asked for: the panels, what is copied into them when it is there, and whatever must live until then."""
+class PanelsInTransit(NamedTuple):
+    """The panels of a step, the copies to make on arrival, and the messages with their buffers."""
 
     panels: dict[Operand, Any]
-    late: list[tuple[Any, Any]]  # a place in a panel, and what comes there
+    copies: list[tuple[Any, Any]]  # a part of a panel, and the received numbers
     works: list[Any]
     sent: list[Any]
 
 
-class Panels:
+class PanelExchange:
     """The panels of A and B that this process multiplies, step by step."""
 
     def __init__(self, processes: Processes, layout: Layout, held: dict[Operand, Any]) -> None:
         self.processes, self.layout, self.held = processes, layout, held
-        self.kept: dict[Operand, Any] = {}
+        self.latest: dict[Operand, Any] = {}
         self.boxes = {operand: layout.holdings[operand].box(processes.place) for operand in held}
 
-    def ask(self, step: int) -> Arriving:
-        """Send what others need in this step, and begin to receive what this process needs."""
+    def start(self, step: int) -> PanelsInTransit:
+        """Send what other processes need in this step, and start to receive this process's panels."""
         me, numbers, group = self.processes.place, self.processes.numbers, self.processes.group
-        found = Arriving({}, [], [], [])
-        asked: list[Any] = []
+        transit = PanelsInTransit({}, [], [], [])
+        messages: list[Any] = []
         for operand, box in self.layout.needs(me, step).items():
             if step and self.layout.stays(operand):
-                found.panels[operand] = self.kept[operand]
+                transit.panels[operand] = self.latest[operand]
                 continue
-            found.panels[operand], places = self._panel(operand, box, step)
-            for source, part in places:
-                place = part_of(found.panels[operand], part.within(box))
+            transit.panels[operand], sources = self._new_panel(operand, box, step)
+            for source, part in sources:
+                place = submatrix(transit.panels[operand], part.within(box))
                 if not place.is_contiguous():
-                    found.late.append((place, torch.empty_like(place, memory_format=torch.contiguous_format)))
-                    place = found.late[-1][1]
-                asked.append(dist.P2POp(dist.irecv, numbers_of(place), numbers[source], group))
-            self.kept[operand] = found.panels[operand]
+                    transit.copies.append((place, torch.empty_like(place, memory_format=torch.contiguous_format)))
+                    place = transit.copies[-1][1]
+                messages.append(dist.P2POp(dist.irecv, as_real(place), numbers[source], group))
+            self.latest[operand] = transit.panels[operand]
         for transfer in self.layout.steps[step]:
             if transfer.source == me:
                 box = self.boxes[transfer.operand]
-                part = part_of(self.held[transfer.operand], transfer.box.within(box))
-                found.sent.append(numbers_of(part.resolve_conj().contiguous()))
-                asked.append(dist.P2POp(dist.isend, found.sent[-1], numbers[transfer.dest], group))
-        if asked:
-            with told_of_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
-                found.works.extend(dist.batch_isend_irecv(asked))
-        return found
+                part = submatrix(self.held[transfer.operand], transfer.box.within(box))
+                transit.sent.append(as_real(part.resolve_conj().contiguous()))
+                messages.append(dist.P2POp(dist.isend, transit.sent[-1], numbers[transfer.dest], group))
+        if messages:
+            with reports_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
+                transit.works.extend(dist.batch_isend_irecv(messages))
+        return transit
 
-    def arrived(self, asked: Arriving, step: int) -> tuple[Any, Any]:
-        """The panels of A and B, complete."""
-        with told_of_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
-            for work in asked.works:
+    def finish(self, transit: PanelsInTransit, step: int) -> tuple[Any, Any]:
+        """Wait for the messages and return the complete panels of A and B."""
+        with reports_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
+            for work in transit.works:
                 work.wait()
-        for place, value in asked.late:
+        for place, value in transit.copies:
             place.copy_(value)
-        return asked.panels["A"], asked.panels["B"]
+        return transit.panels["A"], transit.panels["B"]
 
-    def _panel(self, operand: Operand, box: Box, step: int) -> tuple[Any, list[tuple[int, Box]]]:
-        """Where a panel is put together, with this process's own part in it, and what comes from whom. A panel that
-        this process holds is no copy."""
+    def _new_panel(self, operand: Operand, box: Box, step: int) -> tuple[Any, list[tuple[int, Box]]]:
+        """Return a panel that contains this process's own part, and the sources of the other parts.
+
+        A panel that this process holds completely is a view, not a copy.
+        """
         me, held = self.processes.place, self.held[operand]
         own = self.boxes[operand].shared(box)
         if own == box or not box.size:
-            return part_of(held, box.within(self.boxes[operand])) if box.size else _empty(held, box), []
+            return submatrix(held, box.within(self.boxes[operand])) if box.size else _empty(held, box), []
         panel = _empty(held, box)
         if own.size:
-            part_of(panel, own.within(box)).copy_(part_of(held, own.within(self.boxes[operand])))
-        coming = [t for t in self.layout.steps[step] if (t.dest, t.operand) == (me, operand)]
-        return panel, [(t.source, t.box) for t in coming]
+            submatrix(panel, own.within(box)).copy_(submatrix(held, own.within(self.boxes[operand])))
+        incoming = [t for t in self.layout.steps[step] if (t.dest, t.operand) == (me, operand)]
+        return panel, [(t.source, t.box) for t in incoming]
 
 
-def part_of(matrix: Any, box: Box) -> Any:
+def submatrix(matrix: Any, box: Box) -> Any:
     return matrix[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
 
 
-def numbers_of(x: Any) -> Any:
-    """As NCCL knows them: of complex ones the parts."""
+def as_real(x: Any) -> Any:
+    """Return x in a type that NCCL sends: complex numbers as pairs of real ones."""
     return torch.view_as_real(x) if x.is_complex() else x
 
 
@@ -140,93 +146,109 @@ def _empty(like: Any, box: Box) -> Any:
     return like.new_empty((box.rows.size, box.cols.size))
 
 
-def finite_everywhere(c: Any, processes: Processes) -> bool:
-    """Has no process inf or NaN in its part? All hear the same."""
-    found = (~torch.isfinite(c).all()).to(torch.int32)
-    with told_of_loss(processes, "all say whether they have inf or NaN"):
-        dist.all_reduce(found, dist.ReduceOp.MAX, processes.group)
-    return not found.item()
+# ---- the blocks of C
+
+
+def redistribute_to_row(c: Any, layout: Layout, processes: Processes) -> Any:
+    """Return this process's part of C after a product on a rectangle of processes.
+
+    The result is cut along the axis of the rectangle's first side alone, over all processes in a row.
+    """
+    me, axis = processes.place, 0 if layout.work[0] == M else 1
+    target = Holdings((layout.m, layout.n), layout.mesh, (axis, axis))
+    blocks = [Box(share.rows, share.cols) for share in map(layout.share, range(layout.ranks))]
+    mine, copies, messages = target.box(me), list[tuple[Any, Any]](), list[Any]()
+    result = c.new_empty((mine.rows.size, mine.cols.size))
+    for other, block in enumerate(blocks):
+        incoming, outgoing = block.shared(mine), blocks[me].shared(target.box(other))
+        place = submatrix(result, incoming.within(mine))
+        part = submatrix(c, outgoing.within(blocks[me]))
+        if other == me:
+            place.copy_(part)
+            continue
+        if incoming.size:
+            copies.append((place, c.new_empty(place.shape)))
+            messages.append(dist.P2POp(dist.irecv, as_real(copies[-1][1]), processes.numbers[other], processes.group))
+        if outgoing.size:
+            sent = as_real(part.contiguous())
+            messages.append(dist.P2POp(dist.isend, sent, processes.numbers[other], processes.group))
+    with reports_loss(processes, "the product's blocks are redistributed to a row"):
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+    for place, value in copies:
+        place.copy_(value)
+    return result
+
+
+def is_finite_everywhere(c: Any, processes: Processes) -> bool:
+    """Return True if no process has inf or NaN in its part; the same on all processes."""
+    has_nonfinite = (~torch.isfinite(c).all()).to(torch.int32)
+    with reports_loss(processes, "all report whether they have inf or NaN"):
+        dist.all_reduce(has_nonfinite, dist.ReduceOp.MAX, processes.group)
+    return not has_nonfinite.item()
+
+
+# ---- agreement: all processes of a mesh make the same call
+#
+# A process that makes another call would wait for messages that never come, or take other messages for its own.
+#
+# With NCCL, a call that is cached is not compared again; a process that then makes another call waits for the time-out.
+# The alternatives are worse. A digest sent on the GPUs arrives after all work launched before; until then messages are
+# launched that do not match, unless the host waits for its device in each call. A digest sent from host to host by gloo
+# arrives when the last host has come to the call, so each host would wait for all others, while hosts should run ahead
+# of their devices. Inspecting the digest in the next call is too late: the host that reads the result first hangs.
+
+DIGEST_WORDS = 4  # 64-bit words of a description's digest
+
+
+def all_have_cached(processes: Processes, description: str, is_cached: bool, device: Any) -> bool:
+    """Return True if every process has cached the answer to this call; raise ValueError everywhere if calls differ.
+
+    The messages are tensors on `device`, whichever device is current.
+    """
+    text = description.encode()
+    digest = sha256(text).digest()
+    words = [int.from_bytes(digest[8 * i : 8 * i + 8], "little", signed=True) for i in range(DIGEST_WORDS)]
+    mine = torch.tensor([*words, int(is_cached), len(text)], dtype=torch.int64, device=device)
+    rows = _all_gather(processes, mine, "whether all make the same call")
+    if any(row[:DIGEST_WORDS] != words for row in rows):
+        raise ValueError(_different_calls(processes, text.ljust(max(row[-1] for row in rows), b"\0"), device))
+    return all(row[DIGEST_WORDS] for row in rows)
+
+
+def _different_calls(processes: Processes, text: bytes, device: Any) -> str:
+    """Return the message with the call of each process; `text` is padded to one length everywhere."""
+    mine = torch.tensor(list(text), dtype=torch.uint8, device=device)
+    rows = _all_gather(processes, mine, "the call of each process")
+    texts = [bytes(row).rstrip(b"\0").decode() for row in rows]
+    numbers = dist.get_process_group_ranks(processes.group)
+    calls = "; ".join(f"process {number}: {text}" for number, text in sorted(zip(numbers, texts, strict=True)))
+    return f"the processes of a mesh ask for different products: {calls}"
+
+
+def _all_gather(processes: Processes, mine: Any, when: str) -> list[list[int]]:
+    """Return the numbers of each process, in the group's order."""
+    parts = [torch.empty_like(mine) for _ in processes.numbers]
+    with reports_loss(processes, when):
+        dist.all_gather(parts, mine, processes.group)
+    rows: list[list[int]] = torch.stack(parts).tolist()
+    return rows
+
+
+# ---- lost processes
 
 
 @contextmanager
-def told_of_loss(processes: Processes, when: str) -> Iterator[None]:
-    """What torch.distributed raises where a process is gone, as an error that says so; all else as it is."""
+def reports_loss(processes: Processes, when: str) -> Iterator[None]:
+    """Raise torch.distributed's errors about a lost process as LostProcessError; other errors pass unchanged."""
     try:
         yield
     except RuntimeError as error:
-        if not _tells_of_loss(error):
+        # Errors of gloo have no class of their own, but begin with the name of one of its files.
+        if not isinstance(error, dist.DistError) and "gloo/" not in str(error):
             raise
         others = ", ".join(str(number) for place, number in enumerate(processes.numbers) if place != processes.place)
         raise LostProcessError(
             f"fmm.distributed.matmul, process {processes.numbers[processes.place]}: one of the processes {others} is "
             f"lost or did not answer in time ({when}); torch.distributed says: {error}"
         ) from error
-
-
-def _tells_of_loss(error: RuntimeError) -> bool:
-    """Is it one of torch.distributed's own? Those of gloo have no type, but begin with one of its files."""
-    return isinstance(error, dist.DistError) or "gloo/" in str(error)
-
-
-def block_of_a_row(c: Any, layout: Layout, processes: Processes) -> Any:
-    """This process's part of C, cut along the axis that the rectangle's first side cuts, of its block by the layout."""
-    me, axis = processes.place, 0 if layout.work[0] == M else 1
-    kept = Holdings((layout.m, layout.n), layout.mesh, (axis, axis))
-    blocks = [Box(share.rows, share.cols) for share in map(layout.share, range(layout.ranks))]
-    mine, late, asked = kept.box(me), list[tuple[Any, Any]](), list[Any]()
-    found = c.new_empty((mine.rows.size, mine.cols.size))
-    for other, block in enumerate(blocks):
-        coming, going = block.shared(mine), blocks[me].shared(kept.box(other))
-        place, part = (part_of(x, box.within(y)) for x, box, y in ((found, coming, mine), (c, going, blocks[me])))
-        if other == me:
-            place.copy_(part)
-            continue
-        if coming.size:
-            late.append((place, c.new_empty(place.shape)))
-            asked.append(dist.P2POp(dist.irecv, numbers_of(late[-1][1]), processes.numbers[other], processes.group))
-        if going.size:
-            sent = numbers_of(part.contiguous())
-            asked.append(dist.P2POp(dist.isend, sent, processes.numbers[other], processes.group))
-    with told_of_loss(processes, "the product's blocks are brought to a row"):
-        for work in dist.batch_isend_irecv(asked):
-            work.wait()
-    for place, value in late:
-        place.copy_(value)
-    return found
-
-
-WORDS = 4  # of 64 bits, that a question's digest has
-
-
-def everybody_knows(processes: Processes, question: str, known: bool, device: Any) -> bool:
-    """Has each process an answer to this question already? ValueError on all of them if they do not all ask it.
-
-    What they tell each other lies on `device`, whichever is the current one.
-    """
-    text = question.encode()
-    digest = sha256(text).digest()
-    words = [int.from_bytes(digest[8 * i : 8 * i + 8], "little", signed=True) for i in range(WORDS)]
-    mine = torch.tensor([*words, int(known), len(text)], dtype=torch.int64, device=device)
-    told = _gathered(processes, mine, "whether all ask for the same product")
-    if any(row[:WORDS] != words for row in told):
-        raise ValueError(_difference(processes, text.ljust(max(row[-1] for row in told), b"\0"), device))
-    return all(row[WORDS] for row in told)
-
-
-def _difference(processes: Processes, text: bytes, device: Any) -> str:
-    """What each process asks for, in words; the texts are equally long here."""
-    mine = torch.tensor(list(text), dtype=torch.uint8, device=device)
-    told = _gathered(processes, mine, "what each of them asks for")
-    texts = [bytes(row).rstrip(b"\0").decode() for row in told]
-    numbers = dist.get_process_group_ranks(processes.group)
-    asked = "; ".join(f"process {number}: {text}" for number, text in sorted(zip(numbers, texts, strict=True)))
-    return f"the processes of a mesh ask for different products: {asked}"
-
-
-def _gathered(processes: Processes, mine: Any, when: str) -> list[list[int]]:
-    """What each process of the group tells, in the group's order."""
-    every = [torch.empty_like(mine) for _ in processes.numbers]
-    with told_of_loss(processes, when):
-        dist.all_gather(every, mine, processes.group)
-    rows: list[list[int]] = torch.stack(every).tolist()
-    return rows

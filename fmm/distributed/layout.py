@@ -1,8 +1,8 @@
-"""Matrices cut into blocks over a mesh of processes: which rectangle each of them holds.
+"""The layout of a shared product: which blocks of A and B each process holds, computes with, and sends.
 
-A mesh is a box of processes, counted row by row; each of its dimensions cuts one axis of a matrix, or none, so that its
-processes hold copies. An axis is cut into equal parts but for the last ones, which are smaller or empty, as torch.chunk
-cuts; if several dimensions cut the same axis, the first one cuts first.
+A mesh is an array of processes in row-major order. Each dimension of the mesh cuts one axis of a matrix, or none (its
+processes then hold copies). An axis is cut as torch.chunk cuts: into equal parts, the last of them smaller or empty. If
+several dimensions cut one axis, the first dimension cuts first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-Cuts = tuple[int | None, ...]  # which axis each dimension of the mesh cuts
+Cuts = tuple[int | None, ...]  # the axis that each dimension of the mesh cuts
 
 
 class Span(NamedTuple):
-    """Rows or columns from one up to another."""
+    """A range of rows or columns."""
 
     start: int
     stop: int
@@ -29,17 +29,18 @@ class Span(NamedTuple):
         return self.stop - self.start
 
     def shared(self, other: Span) -> Span:
+        """Return the intersection."""
         start = max(self.start, other.start)
         return Span(start, max(min(self.stop, other.stop), start))
 
     def part(self, parts: int, index: int) -> Span:
-        """One of so many parts."""
+        """Return the part of this index, of `parts` parts."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
         return Span(start, stop)
 
     def within(self, other: Span) -> Span:
-        """The same as counted from where the other one begins."""
+        """Return the span relative to the start of another."""
         return Span(self.start - other.start, self.stop - other.start)
 
 
@@ -54,23 +55,25 @@ class Box(NamedTuple):
         return self.rows.size * self.cols.size
 
     def shared(self, other: Box) -> Box:
+        """Return the intersection."""
         return Box(self.rows.shared(other.rows), self.cols.shared(other.cols))
 
     def within(self, other: Box) -> Box:
+        """Return the box relative to the first row and column of another."""
         return Box(self.rows.within(other.rows), self.cols.within(other.cols))
 
 
 def coordinate_of(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Where a process stands in the mesh."""
-    found = []
+    """Return the coordinates of a process in the mesh."""
+    places = []
     for side in reversed(mesh):
         rank, place = divmod(rank, side)
-        found.append(place)
-    return tuple(reversed(found))
+        places.append(place)
+    return tuple(reversed(places))
 
 
 def cut_span(size: int, axis: int, cuts: Cuts, mesh: Sequence[int], coordinate: Sequence[int]) -> Span:
-    """What a process there has of an axis of this size."""
+    """Return the part of an axis that the process at `coordinate` has."""
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinate, strict=True):
         if cut == axis:
@@ -80,33 +83,33 @@ def cut_span(size: int, axis: int, cuts: Cuts, mesh: Sequence[int], coordinate: 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Who holds which block of a matrix."""
+    """The block of a matrix that each process of a mesh holds."""
 
     shape: tuple[int, int]
     mesh: tuple[int, ...]
     cuts: Cuts
 
     def box(self, rank: int) -> Box:
-        """What a process holds."""
+        """Return the block that a process holds."""
         return self._boxes[rank]
 
     @cached_property
     def _boxes(self) -> tuple[Box, ...]:
         sides = tuple(enumerate(self.shape))
-        every = (coordinate_of(rank, self.mesh) for rank in range(prod(self.mesh)))
-        return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, where) for axis, n in sides)) for where in every)
+        places = (coordinate_of(rank, self.mesh) for rank in range(prod(self.mesh)))
+        return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, place) for axis, n in sides)) for place in places)
 
     def sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
-        """From whom a process has a rectangle, part by part: from itself, else from the next one that holds it."""
+        """Yield the parts of a rectangle that a process needs, each with its source: the nearest rank that holds it."""
         rows, cols, holders = self._blocks
-        for block in product(_meeting(rows, wanted.rows), _meeting(cols, wanted.cols)):
-            who = holders[block]
-            nearest = who[0] if len(who) == 1 else min(who, key=lambda other: abs(other - rank))
+        for block in product(_overlapping(rows, wanted.rows), _overlapping(cols, wanted.cols)):
+            ranks = holders[block]
+            nearest = ranks[0] if len(ranks) == 1 else min(ranks, key=lambda other: abs(other - rank))
             yield nearest, Box(*block).shared(wanted)
 
     @cached_property
     def _blocks(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
-        """The parts of both axes, and who holds each block of them."""
+        """The parts of both axes, and the ranks that hold each block of them."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
         for rank, box in enumerate(self._boxes):
             holders[box].append(rank)
@@ -114,7 +117,7 @@ class Holdings:
         return rows, cols, holders
 
 
-def _meeting(spans: Sequence[Span], wanted: Span) -> list[Span]:
+def _overlapping(spans: Sequence[Span], wanted: Span) -> list[Span]:
     return [span for span in spans if span[0] < wanted[1] and wanted[0] < span[1]]
 
 
@@ -132,7 +135,7 @@ class Transfer(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one process computes: rows and columns of C, and along which inner dimension."""
+    """The part of the product that one process computes: rows and columns of C, and a range of the inner dimension."""
 
     rows: Span
     inner: Span
@@ -141,18 +144,17 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to share a product: `a` and `b` say which axis of A, of B each dimension of the mesh cuts, `work` which
-    axis of the cube."""
+    """A way to share a product over a mesh, in one step or in several."""
 
     m: int
     k: int
     n: int
     mesh: tuple[int, ...]
-    a: Cuts
-    b: Cuts
-    work: Cuts
-    pieces: int = 1
-    along: int = K  # the axis of the cube that the pieces cut
+    a: Cuts  # the axis of A that each dimension of the mesh cuts
+    b: Cuts  # the axis of B
+    work: Cuts  # the axis of the cube of multiply-adds
+    pieces: int = 1  # number of steps
+    along: int = K  # the axis of the cube that the steps cut
 
     @property
     def ranks(self) -> int:
@@ -160,12 +162,12 @@ class Layout:
 
     @property
     def added_over(self) -> int:
-        """By how many processes each block of C is computed, each for a part of the inner dimension."""
+        """Number of processes that compute summands of the same block of C, each for a part of the inner dimension."""
         return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K)
 
     @cached_property
     def holdings(self) -> dict[Operand, Holdings]:
-        """Who holds what of A, of B."""
+        """The holdings of A and of B."""
         return {
             "A": Holdings((self.m, self.k), self.mesh, self.a),
             "B": Holdings((self.k, self.n), self.mesh, self.b),
@@ -177,28 +179,28 @@ class Layout:
     @cached_property
     def _shares(self) -> tuple[Share, ...]:
         sides = tuple(enumerate((self.m, self.k, self.n)))
-        every = (coordinate_of(rank, self.mesh) for rank in range(self.ranks))
-        return tuple(Share(*(cut_span(n, axis, self.work, self.mesh, where) for axis, n in sides)) for where in every)
+        places = (coordinate_of(rank, self.mesh) for rank in range(self.ranks))
+        return tuple(Share(*(cut_span(n, axis, self.work, self.mesh, place) for axis, n in sides)) for place in places)
 
     def portion(self, rank: int, step: int) -> Share:
-        """What it multiplies in this step."""
-        found = self._shares[rank]
-        first = self._begins[rank] if self.along == K else 0
-        piece = found[self.along].part(self.pieces, (first + step) % self.pieces)
-        return Share(*(piece if axis == self.along else span for axis, span in enumerate(found)))
+        """Return the part of its share that a process computes in this step."""
+        share = self._shares[rank]
+        first = self._first_pieces[rank] if self.along == K else 0
+        piece = share[self.along].part(self.pieces, (first + step) % self.pieces)
+        return Share(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
     def needs(self, rank: int, step: int) -> dict[Operand, Box]:
-        """What it must have for that."""
+        """Return the panels of A and B that a process multiplies in this step."""
         rows, inner, cols = self.portion(rank, step)
         return {"A": Box(rows, inner), "B": Box(inner, cols)}
 
     def stays(self, operand: Operand) -> bool:
-        """Is a panel of it the same in all steps?"""
+        """Return True if the operand's panel is the same in all steps."""
         return self.along == (N if operand == "A" else M)
 
     @cached_property
     def steps(self) -> tuple[tuple[Transfer, ...], ...]:
-        """All that is sent, step by step."""
+        """The transfers of each step."""
         return tuple(tuple(self._transfers(step)) for step in range(self.pieces))
 
     def _transfers(self, step: int) -> Iterator[Transfer]:
@@ -213,19 +215,22 @@ class Layout:
                             yield Transfer(operand, source, rank, part)
 
     @cached_property
-    def _begins(self) -> tuple[int, ...]:
-        return tuple(map(self._begin, range(self.ranks)))
+    def _first_pieces(self) -> tuple[int, ...]:
+        return tuple(map(self._first_piece, range(self.ranks)))
 
-    def _begin(self, rank: int) -> int:
-        """Which piece a process begins with: with its own ones, where A and B are not both cut along the inner
-        dimension; else like Cannon's algorithm, so that no two ask the same one at the same time."""
+    def _first_piece(self, rank: int) -> int:
+        """Return the piece of the inner dimension that a process begins with.
+
+        A process begins with the pieces that it holds. If A and B are both cut along the inner dimension, the pieces
+        are staggered as in Cannon's algorithm, so that no process sends to two others at a time.
+        """
         inner = self.share(rank).inner
         held = self.holdings["A"].box(rank).cols.shared(inner), self.holdings["B"].box(rank).rows.shared(inner)
-        along = sum((span.start - inner.start) / inner.size for span in held if span.size) if inner.size else 0.0
-        return round(along * self.pieces) % self.pieces
+        offset = sum((span.start - inner.start) / inner.size for span in held if span.size) if inner.size else 0.0
+        return round(offset * self.pieces) % self.pieces
 
 
 @lru_cache(maxsize=1024)
-def kept_layout(layout: Layout) -> Layout:
-    """One object for all layouts that are equal, so that what was computed about it is there again."""
+def interned_layout(layout: Layout) -> Layout:
+    """Return one object for all equal layouts, so that its cached properties are computed once."""
     return layout

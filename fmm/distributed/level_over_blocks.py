@@ -1,7 +1,7 @@
-"""A level above a shared product: sums of what this process holds, and fewer shared products of blocks.
+"""A level above a shared product: sums of local blocks, and fewer shared products of blocks.
 
-The level is walked as Dask's is, over a grid of blocks (fmm.distributed.chunk_grid): a table of tasks, each of
-which makes one block. Here they are done one after the other, and a block is let go after its last reader.
+The level is walked over a grid of blocks, as for Dask (fmm.distributed.chunk_grid). The walk gives a table of tasks,
+each of which computes one block. The tasks run one after the other; a block is freed after its last reader.
 """
 
 from __future__ import annotations
@@ -19,90 +19,91 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
 Key = Any
-Begin = Callable[[Layout, Any, Any], Any]  # a product of two blocks, of which this process has its part
-Finish = Callable[[Any], Any]  # and what it makes of C
+Start = Callable[[Layout, Any, Any], Any]  # starts a shared product of two blocks
+Finish = Callable[[Any], Any]  # finishes it and returns this process's block of C
 
 
-def level_tasks(found: Quadrants, plan: Plan, dtype: str) -> tuple[dict[Key, tuple[Any, ...]], Grid]:
-    """What the level asks of a process, in order, and the blocks of C."""
-    m, k, n = found.parts
-    rows, cols, width = found.rows // m, found.cols // n, found.width // k
-    a, b = found.count("A") * width, found.count("B") * width
-    left, right = _cells("A", (m, k), rows, a), _cells("B", (k, n), b, cols)
+def level_tasks(cut: Quadrants, plan: Plan, dtype: str) -> tuple[dict[Key, tuple[Any, ...]], Grid]:
+    """Return the level's tasks for one process, in order, and the cells of C's blocks."""
+    m, k, n = cut.parts
+    rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
+    left = _named_cells("A", (m, k), rows, cut.count("A") * width)
+    right = _named_cells("B", (k, n), cut.count("B") * width, cols)
     result: Grid = np.full((m, n), None, dtype=object)
     tasks = ChunkTasks("block")
     walk_plan(plan, {"A": left, "B": right, "C": result}, tasks, dtype)
     return tasks.table, result
 
 
-def _cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> Grid:
-    found: Grid = np.full(shape, None, dtype=object)
+def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> Grid:
+    cells: Grid = np.full(shape, None, dtype=object)
     for i, j in np.ndindex(shape):
-        found[i, j] = Cell((name, i, j), rows, cols)
-    return found
+        cells[i, j] = Cell((name, i, j), rows, cols)
+    return cells
 
 
-def product_of_blocks(found: Quadrants, plan: Plan, place: int, a: Any, b: Any, begin: Begin, finish: Finish) -> Any:
-    """This process's block of C, from what it holds of A and B.
+def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, start: Start, finish: Finish) -> Any:
+    """Return this process's block of C from its parts of A and B.
 
-    A product is begun, so that its first panels are on their way, before the one in front of it is finished.
+    A product is started, so that its first panels are sent, before the product in front of it is finished.
     """
-    table, result = level_tasks(found, plan, "float64")
-    share = found.whole.share(place)
+    table, result = level_tasks(cut, plan, "float64")
+    share = cut.whole.share(place)
     c = a.new_empty((share.rows.size, share.cols.size))
-    blocks = _Blocks({**_blocks_of(found, "A", place, a), **_blocks_of(found, "B", place, b)}, table, result, c)
-    begun: tuple[Key, Any] | None = None
+    operands = {**_operand_blocks(cut, "A", place, a), **_operand_blocks(cut, "B", place, b)}
+    blocks = _Blocks(operands, table, result, c)
+    started: tuple[Key, Any] | None = None
     for key, (function, *arguments) in table.items():
-        if begun is not None and begun[0] in _read_by(arguments):
-            blocks.keep(begun[0], _finished(*begun, blocks, finish))
-            begun = None
+        if started is not None and started[0] in _keys_read(arguments):
+            blocks.store(started[0], _finish_product(*started, blocks, finish))
+            started = None
         if function is combined_chunks:
-            blocks.keep(key, weighted_sum(arguments[0], [blocks.there[read] for read in arguments[1]]))
+            blocks.store(key, weighted_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
             continue
         assert function is multiplied_chunks, "a task that no level makes"
-        (left,), (right,) = arguments[:2]  # a block is no smaller than what a process multiplies at once
-        started = begin(found.block, blocks.there[left], blocks.there[right])
-        if begun is not None:
-            blocks.keep(begun[0], _finished(*begun, blocks, finish))
-        begun = key, started
-    if begun is not None:
-        blocks.keep(begun[0], _finished(*begun, blocks, finish))
+        (left,), (right,) = arguments[:2]  # each task multiplies one pair of blocks
+        product = start(cut.block, blocks.live[left], blocks.live[right])
+        if started is not None:
+            blocks.store(started[0], _finish_product(*started, blocks, finish))
+        started = key, product
+    if started is not None:
+        blocks.store(started[0], _finish_product(*started, blocks, finish))
     return c
 
 
-def _finished(key: Key, started: Any, blocks: _Blocks, finish: Finish) -> Any:
-    """A product's block: alpha left right + beta before."""
+def _finish_product(key: Key, product: Any, blocks: _Blocks, finish: Finish) -> Any:
+    """Return a product's block: alpha left right + beta before."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
-    made = finish(started)
-    made = made if alpha == 1 else made.mul_(alpha)
-    return made if before is None else made.add_(blocks.there[before], alpha=beta)
+    block = finish(product)
+    block = block if alpha == 1 else block.mul_(alpha)
+    return block if before is None else block.add_(blocks.live[before], alpha=beta)
 
 
 class _Blocks:
-    """The blocks that are there, each until its last reader is done; those of C are copied to their places."""
+    """The live blocks, each until its last reader has run; blocks of C are copied to their places in C."""
 
-    def __init__(self, there: dict[Key, Any], table: Mapping[Key, tuple[Any, ...]], result: Grid, c: Any) -> None:
-        self.there, self.table, self.c = there, table, c
+    def __init__(self, operands: dict[Key, Any], table: Mapping[Key, tuple[Any, ...]], result: Grid, c: Any) -> None:
+        self.live, self.table, self.c = operands, table, c
         self.places = {cell.key: spot for spot, cell in np.ndenumerate(result)}
-        self.last = {read: key for key, (_, *arguments) in table.items() for read in _read_by(arguments)}
+        self.last_reader = {read: key for key, (_, *arguments) in table.items() for read in _keys_read(arguments)}
         cell = result[0, 0]
         assert cell is not None, "a block of C that no step wrote"
         self.rows, self.cols = cell.rows, cell.cols
 
-    def keep(self, key: Key, block: Any) -> None:
+    def store(self, key: Key, block: Any) -> None:
         if key in self.places:
             i, j = self.places[key]
             part = self.c[i * self.rows : (i + 1) * self.rows, j * self.cols : (j + 1) * self.cols]
             part.copy_(block[: part.shape[0], : part.shape[1]])
-        if key in self.last:
-            self.there[key] = block
-        for read in _read_by(self.table[key][1:]):
-            if self.last[read] == key:
-                del self.there[read]
+        if key in self.last_reader:
+            self.live[key] = block
+        for read in _keys_read(self.table[key][1:]):
+            if self.last_reader[read] == key:
+                del self.live[read]
 
 
 def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
-    """Of blocks of one size, two at a time."""
+    """Return the weighted sum of blocks of one size, added two at a time."""
     total = None
     for weight, block in zip(weights, blocks, strict=True):
         if total is None:
@@ -114,30 +115,32 @@ def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
     return total
 
 
-def _read_by(arguments: Sequence[Any]) -> list[Key]:
-    """The blocks that a task reads."""
+def _keys_read(arguments: Sequence[Any]) -> list[Key]:
+    """Return the keys of the blocks that a task reads."""
     if len(arguments) == 2:  # weights, blocks
         return list(dict.fromkeys(arguments[1]))
     left, right, _, _, before, *_ = arguments
     return list(dict.fromkeys(key for key in (*left, *right, before) if key is not None))
 
 
-# ---- what a process holds, block by block
+# ---- a process's parts of A and B, cut into blocks
 
 
-def _blocks_of(found: Quadrants, operand: Operand, place: int, held: Any) -> dict[Key, Any]:
-    """Its part of each block of A or B; copies where the parts of a block do not lie side by side."""
-    m, _, n = found.parts
+def _operand_blocks(cut: Quadrants, operand: Operand, place: int, held: Any) -> dict[Key, Any]:
+    """Return the local part of each block of A or B; a copy where the part is not one submatrix."""
+    m, _, n = cut.parts
     if operand == "B":
-        turned = _cut(held.mT, found, n, found.groups("B", place), found.cols)
-        return {("B", j, i): block.mT for (i, j), block in turned.items()}
-    made = _cut(held, found, m, found.groups("A", place), found.rows)
-    return {("A", i, j): block for (i, j), block in made.items()}
+        transposed = _cut_blocks(held.mT, cut, n, cut.groups("B", place), cut.cols)
+        return {("B", j, i): block.mT for (i, j), block in transposed.items()}
+    blocks = _cut_blocks(held, cut, m, cut.groups("A", place), cut.rows)
+    return {("A", i, j): block for (i, j), block in blocks.items()}
 
 
-def _cut(held: Any, found: Quadrants, parts: int, groups: tuple[Span, ...], rows: int) -> dict[tuple[int, int], Any]:
-    """A matrix whose columns are along the inner dimension, in parts: (rows, inner part) -> block."""
-    inner, width, count = found.parts[1], found.width, len(groups)
+def _cut_blocks(
+    held: Any, cut: Quadrants, parts: int, groups: tuple[Span, ...], rows: int
+) -> dict[tuple[int, int], Any]:
+    """Cut a matrix with columns along the inner dimension: (part of the rows, part of the inner dimension) -> block."""
+    inner, width, count = cut.parts[1], cut.width, len(groups)
     if held.shape[0] != rows or {group.size for group in groups} != {width}:
         padded = held.new_zeros((rows, count * width))
         for i, group in enumerate(groups):

@@ -1,8 +1,8 @@
-"""The time of a product that several devices share, and the way to share it that takes the least.
+"""The predicted time of a product that several devices share, and the choice of the fastest sharing.
 
-A simulation of the layout's own steps: panels of the next piece arrive while this one is multiplied. All devices are
-taken for alike, and each step for as long as its slowest device needs. Left out: that sending takes multiprocessors and
-memory from the products beside it, that others use the network, and the first call's setting up of connections.
+The layout's steps are simulated: the panels of the next step arrive while this one is multiplied. All devices are taken
+to be equal, and each step takes as long as its slowest device. Left out are the multiprocessors and the memory that
+messages take from concurrent products, other users of the network, and the first call's connection set-up.
 """
 
 from __future__ import annotations
@@ -21,122 +21,118 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.cost import cost
 
-ABOVE = ("winograd > vendor",)  # levels above that are compared unasked
-# A level above is chosen unasked only where it is predicted to save this share of the time. (On two H200s, float32 at
-# 32768, one took 1.17 times the predicted seconds, the way without it 1.04 times: messages and products disturb each
-# other more often, and the small sums do not reach the rate of large ones.)
+DEFAULT_LEVELS = ("winograd > vendor",)  # levels above that are candidates by default
+# A level above is chosen by default only if it is predicted to save this share of the time. (On two H200s, float32 at
+# 32768, a level took 1.17 times its predicted seconds, the sharing without it 1.04 times: messages and products
+# interfere more often, and small sums do not run at the rate of large ones.)
 LEVEL_MARGIN = 0.15
-RECTANGLE_MARGIN = 0.15  # the same of a row of processes that multiplies as a rectangle
-WORTH = 1e-3  # seconds from which on pieces and levels are compared: that takes some time itself
-REFINED = 3  # of the ways to share the work, the fastest in one piece, that are compared in pieces too
-OTHER_PIECES = (2, 4, 8)  # of rows or columns
+RECTANGLE_MARGIN = 0.15  # the same for a one-dimensional mesh that multiplies as a rectangle
+COMPARED_SECONDS = 1e-3  # predicted seconds from which pieces and levels are compared: comparing takes time itself
+REFINED = 3  # of the fastest one-piece sharings, the number that are compared in pieces too
+OTHER_PIECES = (2, 4, 8)  # numbers of pieces of rows or columns
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What the devices are, all alike: seconds of one's product of these sizes, bytes a second that its sums move, how
-    they are joined, and bytes of a number."""
+    """Equal devices and their network."""
 
-    product_seconds: Callable[[int, int, int], float]
-    stream: float
+    product_seconds: Callable[[int, int, int], float]  # of one device's m x k by k x n product
+    stream: float  # bytes a second that sums move
     network: Network
-    itemsize: int
+    itemsize: int  # bytes of a number
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """One way to share a product: its layout, the level above it, and the predicted seconds and bytes of a device."""
+    """A candidate: its layout, the level above it, and the predicted seconds and bytes of one device."""
 
     layout: Layout
     above: Plan
     products: float  # seconds of one device's products
-    waiting: float  # and in which it waits for panels
-    sums: float  # of the level above, and of products that are added to what C holds
-    around: float  # of bringing A and B to where the level above wants them, and C to where it is wanted
-    received: float  # bytes, by the device that receives most
-    memory: float  # bytes of panels, and of the blocks of the level above
-    rectangle: bool = False  # of the processes of a mesh of one dimension, which hold C in a row in the end
+    waiting: float  # seconds of waiting for panels
+    sums: float  # seconds of the level's sums, and of adding products to C
+    around: float  # seconds of redistributing A and B before the products, and C after them
+    received: float  # bytes of the device that receives most
+    memory: float  # bytes of panels and of the level's blocks
+    rectangle: bool = False  # a one-dimensional mesh multiplies as two-dimensional, then C is redistributed
 
     @property
     def seconds(self) -> float:
         return self.products + self.waiting + self.sums + self.around
 
     def __str__(self) -> str:
-        row = ", as a rectangle" if self.rectangle else ""
-        return f"{described_work(self.layout)}{row}, {_pieces(self.layout)}{_above(self.above)}"
+        layout = self.layout
+        rectangle = ", as a rectangle" if self.rectangle else ""
+        axis = ("rows", "inner dimension", "columns")[layout.along]
+        pieces = "in one piece" if layout.pieces == 1 else f"{layout.pieces} pieces of the {axis}"
+        above = "" if self.above == VENDOR else f", below {' > '.join(map(str, self.above.levels))}"
+        return f"{describe_work(layout)}{rectangle}, {pieces}{above}"
 
 
-def described_work(layout: Layout) -> str:
-    """By what each dimension of the mesh is cut: "rows by 2, columns by 4"."""
+def describe_work(layout: Layout) -> str:
+    """Return the cuts of the work as text, for example "rows by 2, columns by 4"."""
     names = {M: "rows", K: "inner dimension", N: "columns"}
     cuts = [f"{names[axis]} by {side}" for side, axis in zip(layout.mesh, layout.work, strict=True) if axis is not None]
     return ", ".join(cuts) or "everything on each"
 
 
-def _above(plan: Plan) -> str:
-    return "" if plan == VENDOR else f", below {' > '.join(map(str, plan.levels))}"
-
-
-def _pieces(layout: Layout) -> str:
-    if layout.pieces == 1:
-        return "in one piece"
-    return f"{layout.pieces} pieces of the {('rows', 'inner dimension', 'columns')[layout.along]}"
-
-
-def predicted_sharing(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """What this way to share a product takes; PlanError where the level above cannot be done so."""
+def predict_layout(layout: Layout, above: Plan, devices: Devices) -> Sharing:
+    """Return the prediction of one candidate; raise PlanError if its layout does not allow the level above."""
     if above == VENDOR:
-        pipelined = _pipelined(layout, devices)
-        return replace(pipelined, around=_added_up(layout, devices))
-    return _below_a_level(layout, above, devices)
+        return replace(_pipelined(layout, devices), around=_reduction_seconds(layout, devices))
+    return _below_level(layout, above, devices)
 
 
-def ranked_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
-    """The ways that are compared, from the fastest down. `above`: the levels among them; PlanError where none can be
-    done."""
+def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
+    """Return the candidates, the fastest first, with these levels above; raise PlanError if none is possible."""
     works = [replace(layout, work=work, pieces=1) for work in product((M, N, K), repeat=len(layout.mesh))]
-    first = [predicted_sharing(candidate, VENDOR, devices) for candidate in works]
-    first.sort(key=lambda way: way.seconds)
-    plans = (VENDOR, *map(Plan.parse, ABOVE)) if above is None else above
-    found, refused = first if VENDOR in plans else [], None
-    refined = first[: REFINED if first[0].seconds >= WORTH else 0] if VENDOR in plans else first
-    for way in refined:
-        for candidate, plan in product(in_pieces(way.layout), plans):
+    first = [predict_layout(candidate, VENDOR, devices) for candidate in works]
+    first.sort(key=lambda sharing: sharing.seconds)
+    plans = (VENDOR, *map(Plan.parse, DEFAULT_LEVELS)) if above is None else above
+    candidates, plan_error = first if VENDOR in plans else [], None
+    refined = first[: REFINED if first[0].seconds >= COMPARED_SECONDS else 0] if VENDOR in plans else first
+    for sharing in refined:
+        for candidate, plan in product(in_pieces(sharing.layout), plans):
             if candidate.pieces == 1 and plan == VENDOR:
-                continue  # it is there already
+                continue  # among the candidates already
             try:
-                found.append(predicted_sharing(candidate, plan, devices))
+                candidates.append(predict_layout(candidate, plan, devices))
             except PlanError as error:
-                refused = error
+                plan_error = error
     if refined and VENDOR in plans:
-        found.extend(_rectangle_sharings(layout, devices))
-    if refused is not None and not found:
-        raise refused
-    return tuple(sorted(found, key=lambda way: way.seconds))
+        candidates.extend(_rectangle_sharings(layout, devices))
+    if plan_error is not None and not candidates:
+        raise plan_error
+    return tuple(sorted(candidates, key=lambda sharing: sharing.seconds))
 
 
-def chosen_sharing(ways: Sequence[Sharing], room: float) -> Sharing:
-    """The first one, of such a list, of which no device has more than so many bytes; a level above, or a rectangle of a
-    row of processes, only if it clearly wins. If none fits, the one that needs the least."""
-    fitting = [way for way in ways if way.memory <= room]
+def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
+    """Return the fastest candidate that fits into this memory (bytes); the smallest if none fits.
+
+    A level above, or a rectangle, must win by its margin.
+    """
+    fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
-        return min(ways, key=lambda way: way.memory)
-    plain = next((way for way in fitting if way.above == VENDOR and not way.rectangle), None)
+        return min(ranked, key=lambda sharing: sharing.memory)
+    plain = next((sharing for sharing in fitting if sharing.above == VENDOR and not sharing.rectangle), None)
     if plain is None:
         return fitting[0]
-    return next(way for way in fitting if way is plain or way.seconds <= (1 - _margin(way)) * plain.seconds)
-
-
-def _margin(way: Sharing) -> float:
-    return RECTANGLE_MARGIN if way.rectangle else LEVEL_MARGIN if way.above != VENDOR else 0.0
+    for sharing in fitting:
+        margin = RECTANGLE_MARGIN if sharing.rectangle else LEVEL_MARGIN if sharing.above != VENDOR else 0.0
+        if sharing.seconds <= (1 - margin) * plain.seconds:
+            return sharing
+    return plain
 
 
 def in_pieces(layout: Layout) -> Iterator[Layout]:
-    """The same work in pieces: of the inner dimension as many as it is held in, or twice as many; of rows or columns,
-    where one operand need not be sent for."""
-    held = max(_parts(layout.mesh, layout.a, 1), _parts(layout.mesh, layout.b, 0))
-    every = max(held // max(_parts(layout.mesh, layout.work, K), 1), 1)
-    counts = {(K, 1), (K, every), (K, 2 * every), *((axis, count) for axis in (M, N) for count in OTHER_PIECES)}
+    """Yield the same work in steps.
+
+    The inner dimension is cut into the parts that processes hold, or into twice as many; rows or columns into a few
+    pieces, with which one operand's panel is constant.
+    """
+    held = max(_parts_along(layout.mesh, layout.a, 1), _parts_along(layout.mesh, layout.b, 0))
+    local = max(held // max(_parts_along(layout.mesh, layout.work, K), 1), 1)
+    counts = {(K, 1), (K, local), (K, 2 * local), *((axis, count) for axis in (M, N) for count in OTHER_PIECES)}
     sides = layout.m, layout.k, layout.n
     for along, pieces in sorted(counts):
         if pieces <= sides[along]:
@@ -144,55 +140,55 @@ def in_pieces(layout: Layout) -> Iterator[Layout]:
 
 
 def canonical_layout(layout: Layout) -> Layout:
-    """The same work with A and B held as a level above wants them: A as the rows of C, B as its columns."""
-    return replace(layout, a=_held_as_wanted("A", layout), b=_held_as_wanted("B", layout))
+    """Return the same work with the cuts that a level above needs: A like the rows of C, B like its columns."""
+
+    def canonical_cuts(operand: Operand, cuts: Cuts) -> Cuts:
+        table, pairs = HELD[operand], zip(cuts, layout.work, strict=True)
+        return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
+
+    return replace(layout, a=canonical_cuts("A", layout.a), b=canonical_cuts("B", layout.b))
 
 
-def _held_as_wanted(operand: Operand, layout: Layout) -> Cuts:
-    """As it is, where that will do; else cut."""
-    cuts = layout.a if operand == "A" else layout.b
-    table = HELD[operand]
-    pairs = zip(cuts, layout.work, strict=True)
-    return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
-
-
-# ---- one product in pieces
+# ---- one product in steps
 
 
 def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
-    """Step by step: panels arrive when those before have arrived and there is room for them, which is when the product
-    before the last one is done. `times`: so many such products, the panels of each sent for beside the one before."""
-    size = devices.itemsize
+    """Return the prediction of `times` products in a row, each in the layout's steps.
+
+    The panels of a step arrive after those of the step before, and once the product before the last one has freed their
+    memory. The first panels of the next product arrive during the last product.
+    """
+    itemsize = devices.itemsize
     arrived = done = before = products = sums = 0.0
     received: dict[int, float] = defaultdict(float)
-    steps = [_one_step(layout, step, devices) for step in range(layout.pieces)]
+    steps = [_step_seconds(layout, step, devices) for step in range(layout.pieces)]
     for seconds, adding, exchange in steps * times:
         arrived = max(arrived, before) + exchange
         before, done = done, max(done, arrived) + seconds + adding
         products, sums = products + seconds, sums + adding
     for transfer in (each for step in layout.steps for each in step):
-        received[transfer.dest] += transfer.box.size * size * times
+        received[transfer.dest] += transfer.box.size * itemsize * times
     waiting = done - products - sums
-    return Sharing(
-        layout, VENDOR, products, waiting, sums, 0.0, max(received.values(), default=0.0), _panels(layout, size)
-    )
+    most_received = max(received.values(), default=0.0)
+    return Sharing(layout, VENDOR, products, waiting, sums, 0.0, most_received, _panel_bytes(layout, itemsize))
 
 
-def _one_step(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
-    """Seconds of the slowest product, of adding it to what C holds, and until all panels are there."""
-    sizes = {_sizes(layout, rank, step) for rank in range(layout.ranks)}
+def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
+    """Return the seconds of the slowest product, of adding it to C, and until all panels have arrived."""
+    sizes = set()
+    for rank in range(layout.ranks):
+        panels = layout.needs(rank, step)
+        sizes.add((panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size))
     seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
-    added = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K else 0.0
-    return seconds, added if step else 0.0, _exchange_seconds(layout, step, devices)
-
-
-def _sizes(layout: Layout, rank: int, step: int) -> tuple[int, int, int]:
-    needs = layout.needs(rank, step)
-    return needs["A"].rows.size, needs["A"].cols.size, needs["B"].cols.size
+    adding = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K else 0.0
+    return seconds, adding if step else 0.0, _exchange_seconds(layout, step, devices)
 
 
 def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
-    """Until everybody has sent and received what this step wants: links inside and between work at the same time."""
+    """Return the seconds until all messages of a step have arrived.
+
+    Links inside machines and between them work concurrently, and each link works in both directions.
+    """
     loads: dict[tuple[int, bool, str], float] = defaultdict(float)
     for transfer in layout.steps[step]:
         used = devices.network.link(transfer.source, transfer.dest)
@@ -202,44 +198,44 @@ def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
     return max((links[name].seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
 
 
-def _panels(layout: Layout, itemsize: int) -> float:
-    """Bytes of the panels of two steps, but for what a device holds anyway: the first two, or the next two."""
+def _panel_bytes(layout: Layout, itemsize: int) -> float:
+    """Return the most bytes of received panels of two consecutive steps: the first two steps, or the next two."""
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
-    return max(_brought_panels(layout, rank, pair) for rank in range(layout.ranks) for pair in pairs) * itemsize
+    most = 0
+    for rank, steps in product(range(layout.ranks), pairs):
+        panels = {(operand, box) for step in steps for operand, box in layout.needs(rank, step).items()}
+        received = (box for operand, box in panels if layout.holdings[operand].box(rank).shared(box) != box)
+        most = max(most, sum(box.size for box in received))
+    return most * itemsize
 
 
-def _brought_panels(layout: Layout, rank: int, steps: tuple[int, int]) -> int:
-    """Numbers in the panels of these steps that a device does not hold; one that stays counts once."""
-    every = {(operand, box) for step in steps for operand, box in layout.needs(rank, step).items()}
-    return sum(box.size for operand, box in every if layout.holdings[operand].box(rank).shared(box) != box)
-
-
-def _added_up(layout: Layout, devices: Devices) -> float:
-    """Parts of C that several devices have of one block, added up so that each has an equal part of the sum."""
+def _reduction_seconds(layout: Layout, devices: Devices) -> float:
+    """Return the seconds of a reduce-scatter of C, if several devices compute summands of the same block."""
     times = layout.added_over
     if times == 1:
         return 0.0
-    block = max(_block(layout, rank) for rank in range(layout.ranks)) * devices.itemsize
-    used = _slowest(layout, devices.network)
-    return used.seconds(block * (times - 1) / times) + 2 * block / devices.stream
+    block = _largest_block(layout) * devices.itemsize
+    return _slowest_link(layout, devices.network).seconds(block * (times - 1) / times) + 2 * block / devices.stream
 
 
-def _block(layout: Layout, rank: int) -> int:
-    share = layout.share(rank)
-    return share.rows.size * share.cols.size
+def _largest_block(layout: Layout) -> int:
+    """Return the numbers of the largest block of C."""
+    shares = (layout.share(rank) for rank in range(layout.ranks))
+    return max(share.rows.size * share.cols.size for share in shares)
 
 
-def _slowest(layout: Layout, network: Network) -> Link:
+def _slowest_link(layout: Layout, network: Network) -> Link:
     return network.inside if layout.ranks <= network.together else network.between
 
 
-# ---- a row of processes as a rectangle
+# ---- a one-dimensional mesh as a rectangle
 
 
 def rectangles(layout: Layout) -> Iterator[Layout]:
-    """The processes of a mesh of one dimension as rows and columns, all of which hold what they held: each computes a
-    block of C, of which it has a part of the rows in the end, or of the columns. Only where all parts are of one size.
+    """Yield layouts of a one-dimensional mesh as rows and columns, with the same holdings.
+
+    Each process computes a block of C; at the end C is cut by rows, or by columns. Only if all parts have one size.
     """
     if len(layout.mesh) > 1:
         return
@@ -252,73 +248,76 @@ def rectangles(layout: Layout) -> Iterator[Layout]:
 
 
 def _rectangle_sharings(layout: Layout, devices: Devices) -> list[Sharing]:
-    found = [_as_rectangle(candidate, devices) for candidate in rectangles(layout)]
-    if found:
-        best = min(found, key=lambda way: way.seconds).layout
-        found += [_as_rectangle(candidate, devices) for candidate in in_pieces(best) if candidate.pieces > 1]
-    return found
+    sharings = [_as_rectangle(candidate, devices) for candidate in rectangles(layout)]
+    if sharings:
+        best = min(sharings, key=lambda sharing: sharing.seconds).layout
+        sharings += [_as_rectangle(candidate, devices) for candidate in in_pieces(best) if candidate.pieces > 1]
+    return sharings
 
 
 def _as_rectangle(layout: Layout, devices: Devices) -> Sharing:
-    """With the blocks of C brought to where a row of processes has them: among those that follow each other."""
-    found, side = predicted_sharing(layout, VENDOR, devices), layout.mesh[1]
-    block = max(_block(layout, rank) for rank in range(layout.ranks)) * devices.itemsize
+    """Return the prediction of a rectangle, whose blocks of C are redistributed among consecutive processes."""
+    sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
+    block = _largest_block(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
-    around = found.around + devices.network.link(0, side - 1).seconds(moved) + 2 * block / devices.stream
-    memory = max(found.memory, 3.0 * block)  # the parts that are sent, those that come, and all of these together
-    return replace(found, around=around, received=found.received + moved, memory=memory, rectangle=True)
+    around = sharing.around + devices.network.link(0, side - 1).seconds(moved) + 2 * block / devices.stream
+    memory = max(sharing.memory, 3.0 * block)  # the parts sent, the parts received, and the joined block
+    return replace(sharing, around=around, received=sharing.received + moved, memory=memory, rectangle=True)
 
 
 # ---- below a level
 
 
-def _below_a_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """Fewer products of blocks, one after the other, and sums of what each device holds."""
-    wanted = canonical_layout(layout)
-    cut = quadrants(wanted, above)
-    size, stream = devices.itemsize, devices.stream
-    held = {operand: wanted.holdings[operand].box(0).size for operand in wanted.holdings}
-    block = _block(wanted, 0)
+def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
+    """Return the prediction of a level: fewer products of blocks, one after the other, and sums of local numbers."""
+    canonical = canonical_layout(layout)
+    cut = quadrants(canonical, above)
+    itemsize, stream = devices.itemsize, devices.stream
+    held = {operand: canonical.holdings[operand].box(0).size for operand in canonical.holdings}
+    share = canonical.share(0)
+    block = share.rows.size * share.cols.size
     count, additions = level_counts(above)
-    every = _pipelined(cut.block, devices, count)
-    moved = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
+    products = _pipelined(cut.block, devices, count)
+    summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     packed = 2.0 * (held["A"] + held["B"] + block)  # blocks are copied out of A and B, and into C
     return Sharing(
-        wanted,
+        canonical,
         above,
-        every.products,
-        every.waiting,
-        (moved + packed) * size / stream + every.sums,
-        _brought(layout, wanted, devices) + _added_up(wanted, devices),
-        every.received,
-        2 * every.memory + packed * size,
+        products.products,
+        products.waiting,
+        sums=(summed + packed) * itemsize / stream + products.sums,
+        around=_redistribution_seconds(layout, canonical, devices) + _reduction_seconds(canonical, devices),
+        received=products.received,
+        memory=2 * products.memory + packed * itemsize,
     )
 
 
 @depends_on_rows
 @lru_cache(maxsize=64)
 def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
-    """The products of blocks that levels make, and how often their additions go over A, B and C: from counts of sizes
-    of which one is twice as large."""
+    """Return the number of products of blocks, and the additions of each number of A, of B and of C.
+
+    They are derived from the costs of a size and of the sizes with one side doubled.
+    """
     parts = level_parts(above)
     m, k, n = parts
     once = cost(above, m, k, n, 1).additions
     doubled = [cost(above, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # numbers in A, B, C where each block is one number
-    # Twice as many rows: twice the additions of A and C, and so on.
+    # Doubling m doubles the additions of A and C; doubling k, those of A and B; doubling n, those of B and C.
     times = [(2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)]
     count = sum(times for _, times in cost(above, m, k, n, 1).leaves)
     return count, (times[0], times[1], times[2])
 
 
-def _brought(layout: Layout, wanted: Layout, devices: Devices) -> float:
-    """Seconds until A and B are held as the level wants them."""
-    lacking = 0
-    for operand, there in wanted.holdings.items():
+def _redistribution_seconds(layout: Layout, canonical: Layout, devices: Devices) -> float:
+    """Return the seconds until A and B have the canonical holdings."""
+    missing = 0
+    for operand, target in canonical.holdings.items():
         own = layout.holdings[operand]
-        lacking += max((box := there.box(rank)).size - own.box(rank).shared(box).size for rank in range(layout.ranks))
-    return _slowest(layout, devices.network).seconds(lacking * devices.itemsize)
+        missing += max((box := target.box(rank)).size - own.box(rank).shared(box).size for rank in range(layout.ranks))
+    return _slowest_link(layout, devices.network).seconds(missing * devices.itemsize)
 
 
-def _parts(mesh: Sequence[int], cuts: Cuts, axis: int) -> int:
+def _parts_along(mesh: Sequence[int], cuts: Cuts, axis: int) -> int:
     return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)

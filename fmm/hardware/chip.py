@@ -11,7 +11,7 @@ from fmm.hardware.datasheets import Capability
 @dataclass(frozen=True, slots=True)
 class BlockTerms:
     """What the block model's formulas cannot say, fitted to an H200's times of Huang's six strategies:
-    `python -m benchmarks.block_model`."""
+    benchmarks/CONCLUSIONS.md (blocks)."""
 
     wait: float = 412.0  # cycles of a warp at every tile: at the barrier, for its copies and its first fragments
     far: float = 455.0  # and so many more where tiles come from beyond the second-level cache

@@ -144,5 +144,5 @@ def outcome_at_once(decision: Decision) -> Outcome:
 
 def expected_speedup(decision: Decision) -> float | None:
     """By the model that chose the plan; None if it was certified: then its reason says what was measured."""
-    times = (candidate.time for candidate in decision.considered if candidate.plan == decision.plan)
+    times = (candidate.time for candidate in decision.candidates if candidate.plan == decision.plan)
     return next((1 / time for time in times if time > 0), None)

@@ -80,7 +80,7 @@ class Answers:
             _left(where, a, b, RECORDED)
         return declined
 
-    def _answer(self, a: Any, b: Any, out: Any, where: str, update: Update = PRODUCT, added: Any = None) -> Any:
+    def _answer(self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PRODUCT, added: Any = None) -> Any:
         """alpha a b + beta added, or None."""
         if self.hook is None and not reporting() and self._quick_no(a, b):
             return None

@@ -1,4 +1,13 @@
-"""Block model."""
+"""The time of the thread blocks of a tiled product, and the tile sizes that are fastest by it.
+
+This is the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5), its counts by the
+numbers of their equations, with what a multiprocessor of today adds, in cycles. As in the paper, the slowest resource
+decides. In addition, reads of shared memory and other instructions need issue slots as multiply-adds do; a warp waits
+at every tile, during which other warps run if there are any; the last thread blocks of a multiprocessor are fewer than
+fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates. Left out: that multiprocessors share the
+second-level cache, conflicts between banks of registers, clocks that fall for want of power. For float64 only rounds of
+tiles count.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +25,7 @@ from fmm.kernels.cuda.products.split_k import ORDERED_STORE_STEPS, START_STEPS, 
 from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
 from fmm.kernels.cuda.target import ALIGNED, Alignment, Target
 
-Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
+Operands = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
 Alongs = tuple[Along, Along]  # how A and B are contiguous
 Shape = tuple[int, int, int]  # (m, k, n)
 
@@ -27,7 +36,7 @@ ITEM, WIDE = 4, 4  # bytes of a float32; numbers of the widest access
 # Counted in machine code for sm_90, not fitted.
 COPY = 5  # instructions of one wide copy, its address included
 LOOP = 50  # other instructions of a thread for each tile
-BESIDE = 32  # registers of a thread that Equation 16 does not count
+OTHER_REGISTERS = 32  # registers of a thread that Equation 16 does not count
 
 
 # ---- counts of elements per thread block, equations (8) to (17)
@@ -76,51 +85,51 @@ def shared_tile(s: TileSizes) -> int:
     return (s.m_s + s.n_s) * s.k_s
 
 
-# ---- one operand's way through a tile, where today's kernel differs from Algorithm 1
+# ---- how one operand reaches a tile, where today's kernel differs from Algorithm 1
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A or B in one tile: how large it is, how many blocks are added up for it, and how its lines lie.
+    """A or B in one tile: its size, the number of blocks that are added up for it, and its layout.
 
     Blocks of a sum are copied to shared memory one by one, read again, added, and the sum is written there once more.
-    Lines along the inner dimension stand apart in shared memory, so that writing them takes two passes; a thread reads
-    four steps of such a line at once.
+    Lines along the inner dimension are padded in shared memory, so that writing them takes two passes; a thread reads
+    four steps of a line at once.
     """
 
     tile: int  # elements
     piece: int  # of a thread
     blocks: int
-    inner: bool  # do lines run along the inner dimension?
+    inner: bool  # are lines contiguous along the inner dimension?
     turned: bool  # if so, are sums stored transposed, as lines along the outer dimension?
     threads: int
 
     @property
     def copies(self) -> int:
-        """Wide accesses with which a thread does its share of copying one block's tile."""
+        """Wide accesses of a thread for its share of copying one block's tile."""
         return -(-self.tile // WIDE // self.threads)
 
     @property
     def instructions(self) -> int:
-        """Copies, and for sums reads, additions and writes."""
+        """Instructions of a thread: copies, and for sums reads, additions and writes."""
         stores = WIDE if self.inner and self.turned else 1
         sums = self.blocks + WIDE * (self.blocks - 1) + stores if self.blocks > 1 else 0
         return self.copies * (COPY * self.blocks + sums)
 
     @property
-    def stored(self) -> int:
+    def shared_elements(self) -> int:
         """Elements moved to and from shared memory until the tile can be used; in (8) each is moved once."""
         passes = 2 if self.inner else 1
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
     @property
-    def bursts(self) -> bool:
-        """Are fragments read four steps at once?"""
+    def reads_bursts(self) -> bool:
+        """True if fragments of four steps are read at once."""
         return self.inner and not (self.turned and self.blocks > 1)
 
-    def reads(self, depth: int) -> int:
-        """A thread's accesses to shared memory for fragments of so many steps: as wide as lines allow."""
-        width = WIDE if self.bursts or self.piece % WIDE == 0 else 2 - self.piece % 2
+    def fragment_reads(self, depth: int) -> int:
+        """Return a thread's accesses to shared memory for fragments of `depth` steps, as wide as lines allow."""
+        width = WIDE if self.reads_bursts or self.piece % WIDE == 0 else 2 - self.piece % 2
         return -(-self.piece * depth // width)
 
 
@@ -137,49 +146,56 @@ def operand_sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side
 
 @lru_cache(maxsize=1024)
 def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
-    """Thread blocks on a multiprocessor at a time: by registers, (16) and BESIDE, and by shared memory, (17) for all
-    stages and copies."""
-    wanted = min(registers_needed(s, w) + BESIDE, limits.max_registers_per_thread)
+    """Return the thread blocks on a multiprocessor at a time.
+
+    Registers limit them by (16) and OTHER_REGISTERS, shared memory by (17) for all stages and copies.
+    """
+    registers = min(registers_needed(s, w) + OTHER_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
-        wanted = min(wanted, max_registers(limits, s.threads, s.blocks))
+        registers = min(registers, max_registers(limits, s.threads, s.blocks))
     a, b = operand_sides(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
-    return active_blocks(limits, s.threads, wanted, ITEM * (s.stages * shared_tile(s) + copies))
+    return active_blocks(limits, s.threads, registers, ITEM * (s.stages * shared_tile(s) + copies))
 
 
 def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
-    """Cycles of a scheduler for one warp's tile: its instructions, or its multiply-adds where the chip has fewer lanes
-    for them than its schedulers could feed."""
+    """Return the cycles of a scheduler for one warp's tile.
+
+    These are its instructions, or its multiply-adds where the chip has fewer lanes for them than its schedulers could
+    feed.
+    """
     adds = s.m_r * s.n_r * s.k_s
-    slots = adds + LOOP + sum(x.reads(s.k_s) + x.instructions for x in operand_sides(s, w, along))
+    slots = adds + LOOP + sum(x.fragment_reads(s.k_s) + x.instructions for x in operand_sides(s, w, along))
     return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
 
 
 def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
-    """Cycles that a warp would wait at every tile if it were alone; `touched`: bytes of all operands.
+    """Return the cycles that a warp without others would wait at every tile; `touched` are the bytes of all operands.
 
-    Where fragments of four steps are read at once, they must all arrive during one step of multiply-adds; what shared
-    memory takes longer than that is waited for.
+    Fragments of four steps that are read at once must all arrive during one step of multiply-adds. The warp waits for
+    shared memory where it takes longer.
     """
     step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
     burst = 0.0
     for side, elements in zip(operand_sides(s, w, along), fragment_loads(s, WIDE), strict=True):
-        if side.bursts:
+        if side.reads_bursts:
             burst += s.k_s / WIDE * max(0.0, elements * ITEM / chip.limits.shared_bytes_per_clock - step)
     beyond = max(0.0, 1 - chip.near / touched)
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
 
 def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
-    """Cycles of shared memory for one thread block's tile: (14), less what is read once for several threads."""
-    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.stored for x in operand_sides(s, w, along))
+    """Return the cycles of shared memory for one thread block's tile: (14) less what is read once for many threads."""
+    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(
+        x.shared_elements for x in operand_sides(s, w, along)
+    )
     return ITEM * elements / chip.limits.shared_bytes_per_clock
 
 
 def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
-    """Cycles in which a multiprocessor does one tile for each of so many thread blocks: the slowest resource's.
+    """Return the cycles of the slowest resource in which a multiprocessor computes a tile of each thread block.
 
-    A scheduler has v warps, each of which waits for a share p of its time; all of them wait at once for p^v of it.
+    A scheduler has v warps. Each waits for a share p of its time; all of them wait at once for p^v of it.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
     warps = ceil(blocks * s.threads / WARP / chip.schedulers)
@@ -189,19 +205,19 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
 
 @lru_cache(maxsize=1024)
 def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
-    """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
+    """Return the multiply-adds per cycle of a multiprocessor with as many thread blocks of these products as fit."""
     blocks = resident_blocks(s, GEMM, chip.limits)
     return blocks * s.m_s * s.n_s * s.k_s / tile_cycles(s, GEMM, ROWS, chip, operand_bytes(GEMM, shape, count), blocks)
 
 
 def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
-    """Bytes of all operands."""
+    """Return the bytes of all operands."""
     m, k, n = shape
     return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
 def tiles_made(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -> int:
-    """Of `count` products; `half`: those on and below the diagonal."""
+    """Return the number of tiles of `count` products; with `half`, of those on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
     return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
@@ -217,16 +233,16 @@ def launch_seconds(
     along: Alongs = ROWS,
     half: bool = False,
 ) -> float:
-    """Seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
+    """Return the seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
 
-    The multiprocessor with the most tiles decides. It does as many at a time as fit; writing C, (10), comes on top.
+    The multiprocessor with the most tiles decides. It computes as many tiles at a time as fit, then writes C, (10).
     """
     most = resident_blocks(s, w, chip.limits)
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
     touched = operand_bytes(w, shape, count)
     steps, tiles = -(-shape[1] // s.k_s), tiles_made(s, shape, count, half)
-    # Several blocks of C are added to, so that they are read before they are written.
+    # Products add to several blocks of C: these are read before they are written.
     written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
 
     def together(blocks: int) -> float:
@@ -236,10 +252,12 @@ def launch_seconds(
     return chip.fitted.launch + (rounds * together(most) + together(last)) / chip.clock
 
 
-ENOUGH = 256  # threads that are enough to keep a multiprocessor busy in float64
+# ---- the fastest tile sizes
+
+BUSY_THREADS = 256  # threads that keep a multiprocessor busy in float64
 
 
-@lru_cache(maxsize=4096)  # a plan of four levels asks 2401 times for the same
+@lru_cache(maxsize=4096)  # a plan of four levels has 2401 products of one shape
 def fastest_float32_tile(
     shape: Shape,
     chip: Chip,
@@ -248,23 +266,23 @@ def fastest_float32_tile(
     half: bool = False,
     of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
 ) -> TileSizes:
-    """The fastest for `count` products of float32: what the leaf `tile` takes; `half`: for one half of each."""
+    """Return the fastest tile sizes for `count` products of float32, or with `half` for one triangle of each."""
     fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, half))
 
 
 def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, half: bool = False) -> float:
-    """How many numbers of C the multiprocessor with the most tiles computes; of float64 the model knows no more yet.
+    """Return the entries of C that the multiprocessor with the most tiles computes, the model's measure in float64.
 
-    Left out: what tiles cost before and after their multiply-adds, and all memory.
+    Left out: the cost of tiles before and after their multiply-adds, and all memory traffic.
     """
     whole, last = divmod(-(-tiles_made(s, shape, count, half) // multiprocessors), s.blocks)
-    alone = max(last, ENOUGH / s.threads) if last else 0  # a few thread blocks take as long as enough of them
+    alone = max(last, BUSY_THREADS / s.threads) if last else 0  # a few thread blocks take as long as enough of them
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
 def fastest_float64_tile(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS, half: bool = False) -> TileSizes:
-    """Of the strategies for float64, the one with which `count` products end first."""
+    """Return the tile sizes with which `count` products of float64 end first."""
     return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, half))
 
 
@@ -274,11 +292,11 @@ BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
 }
 
 
-# ---- where the copy engine brings the operands
+# ---- tiles whose operands the copy engine (TMA) brings
 
 
 def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Seconds of one product: its tiles at the rate of Square times the strategy's `rate`."""
+    """Return the seconds of a product: its tiles at the rate of Square times the strategy's own `rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
         parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
@@ -295,7 +313,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
     return min(((tma_seconds(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
 
 
-# ---- the choice, as those who record plans ask for it
+# ---- the choice as the recorder of plans uses it
 
 
 @dataclass(frozen=True)
@@ -317,5 +335,5 @@ BLOCK_MODEL = BlockModel()
 
 @lru_cache(maxsize=256)
 def chip_target(chip: Chip, alignment: Alignment = ALIGNED, flagged: bool = False) -> Target:
-    """What a plan is recorded for on this chip, the tiles of open leaves chosen by the block model."""
+    """Return the target for which a plan is recorded on this chip; the block model picks the tiles of open leaves."""
     return Target(chip, BLOCK_MODEL, alignment, flagged)

@@ -312,10 +312,10 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
 # last wave leaves, which does not fill the device. (An H200 computes 132 tiles at a time. There predicted speedups are
 # off by 8 to 15 % where C has fewer than 800 tiles and by 4 % from 1600 on, whatever the side of the leaf products.)
 FEW_TILES = 45.0
-# For complex types tiles have at least this many rows and columns, as in the datasheet calibration, with which FEW_TILES
-# was settled. A fit may find smaller tiles, and C then seems to have four times as many. (complex128, H100, a tuning of
-# 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by `3m.batched > vendor` and took 1.33. Of
-# 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
+# For complex types tiles have at least this many rows and columns, as in the datasheet calibration, with which
+# FEW_TILES was settled. A fit may find smaller tiles, and C then seems to have four times as many. (complex128, H100, a
+# tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by `3m.batched > vendor` and took
+# 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
 COMPLEX_TILE = 128.0
 # The share of FEW_TILES for types with known rounds of the vendor (`Rate.sms`): there a win that is given away costs as
 # much. (Fewer poor choices on 111 shapes of an H200 in float32 without emulation.)
@@ -323,13 +323,13 @@ KNOWN_ROUNDS = 0.45
 # The share of FEW_TILES for plans that multiply in another type and cut no sides. (complex128, H200: 0.82 and 0.86 of
 # the vendor's time were predicted where 272 and 318 rows meet a long inner side; 1.12 and 1.02 were measured.)
 OTHER_TYPE = 0.5
-# Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The formula does not
-# know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 such plans two, with sides of 201
-# and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
+# Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The formula does
+# not know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 such plans two, with sides of
+# 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
 THIN = 12.8
-# Added on a GPU for cuts of a product that is its own adjoint: the vendor's syrk is faster relative to its gemm, and the
-# products below the diagonal are slower, than the model says. (float64, H200: 0.93 and 0.92 of the vendor's time were
-# predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192 0.87 and 0.96.) Not added where the
+# Added on a GPU for cuts of a product that is its own adjoint: the vendor's syrk is faster relative to its gemm, and
+# the products below the diagonal are slower, than the model says. (float64, H200: 0.93 and 0.92 of the vendor's time
+# were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192 0.87 and 0.96.) Not added where the
 # tiled kernel computes the diagonal blocks from transposed copies, whose time is known. (float32, H200: 0.91, 0.79 and
 # 0.69 are predicted at 8192, 16384 and 32768; 0.91, 0.80 and 0.69 were measured.)
 TRIANGLE_CUT = 0.08

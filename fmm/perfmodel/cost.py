@@ -1,10 +1,10 @@
-"""What any plan costs, without running it: arithmetic, memory traffic, launches, leaf products, workspace.
+"""The exact cost of a plan: arithmetic, memory traffic, launches, leaf products and workspace, without running it.
 
-The counts come from the steps that are walked, at the actual sizes, level by level (fmm.perfmodel.level_counts). A sum
-moves each block that it needs once (temporaries inside the sum stay in registers or cache), a leaf moves A and B in and
-C out once, whatever its own blocking does; sums done inside a product move what they read besides it, and what they
-write but for one block, which is the product's C. Left out: scalings by a coefficient, caches between steps, partly
-used transactions of rows that are not contiguous. What has no elements costs nothing.
+The counts come from the steps that a plan runs, at the actual sizes, level by level (fmm.perfmodel.level_counts). A sum
+moves each block that it needs once: temporaries inside the sum stay in registers or cache. A leaf reads A and B and
+writes C once, whatever its own blocking. A sum inside a product moves what it reads besides the product's operands, and
+what it writes except the product's C. Left out: scaling by a coefficient, caches between steps, and partly used
+transactions of rows that are not contiguous. A matrix without elements costs nothing.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import batch_scratch
 from fmm.kernels.registry import depends_on_rows
-from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level, opened_counts
+from fmm.perfmodel.level_counts import LevelCounts, Moved, count_level, count_opened_leaf
 from fmm.problem import Fill, Operation, Shape
 
-Leaves = tuple[tuple[Shape, int], ...]
+Leaves = tuple[tuple[Shape, int], ...]  # (m, k, n) and the number of products of this shape
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Exact counts of one plan on one problem; bytes are those of the problem's item size."""
 
-    flops: int  # 2mkn of every leaf product, whatever its type; about half of it where one half of C is computed
+    flops: int  # 2mkn of every leaf product, whatever its type; about half of it where one triangle of C is computed
     additions: int  # elements added or subtracted by the sums
     bytes_read: int  # by the sums
     bytes_written: int  # by the sums
     leaf_bytes: int  # A, B and C of every leaf product once
     transactions: int  # bytes / transaction, rounded up for every rectangle read or written
     launches: int  # sums and leaf products
-    leaves: Leaves  # the multiset of leaf products: (m, k, n), how many
+    leaves: Leaves
     workspace: int  # bytes of temporaries at the peak
     depth: int  # levels of the plan
-    halves: Leaves = ()  # leaf products that are their own adjoints, of which one half is computed
+    triangles: Leaves = ()  # leaf products that are their own adjoints, of which one triangle is computed
 
     @property
     def bytes(self) -> int:
@@ -53,12 +53,12 @@ class Cost:
     def arithmetics(self) -> int:
         """As Li et al. count: 2mkn - mn for a product (no addition to zero), and the additions of the sums."""
         starts = sum(m * n * times for (m, k, n), times in self.leaves if k)
-        starts += sum(half_elements(m) * times for (m, k, _), times in self.halves if k)
+        starts += sum(triangle_elements(m) * times for (m, k, _), times in self.triangles if k)
         return self.flops - starts + self.additions
 
 
-def half_elements(n: int) -> int:
-    """Of an n x n matrix that is its own adjoint: how many are enough."""
+def triangle_elements(n: int) -> int:
+    """Return the number of entries in one triangle of an n x n matrix, its diagonal included."""
     return n * (n + 1) // 2
 
 
@@ -77,11 +77,28 @@ def cost(
     batched: bool = False,
     opened: bool = True,
 ) -> Cost:
-    """The cost of C = alpha A B + beta C; a problem with an empty side costs nothing at all.
+    """Return the cost of C = alpha A B + beta C; a problem with an empty side costs nothing.
 
-    The leaf products of a level that the plan calls batched are one launch; `batched` counts those of stacked levels
-    so too, one launch for every shape. A level that a machine does whole, with all that is below it, is counted by the
-    steps that it comes to, or, unless it is `opened`, as one leaf product.
+    Parameters
+    ----------
+    plan
+        The plan.
+    m, k, n
+        A is m x k, B is k x n.
+    itemsize, transaction
+        Bytes of a number and of a memory transaction.
+    alpha, beta, op, fill
+        The operation, as in fmm.gemm.
+    batched
+        Count the leaf products of stacked levels as one launch for every shape. Those of a level that the plan calls
+        batched always are.
+    opened
+        Count a level that one leaf runs as a whole by its steps, and not as one leaf product.
+
+    Raises
+    ------
+    ValueError
+        For a negative size, or an item size or transaction below 1.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
@@ -91,9 +108,9 @@ def cost(
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
     t = _tally(plan, (m, k, n), Asked(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
-    flops += 2 * sum(half_elements(rows) * inner * times for (rows, inner, _), times in t.halves)
+    flops += 2 * sum(triangle_elements(rows) * inner * times for (rows, inner, _), times in t.triangles)
     numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
-    return Cost(flops, *numbers, tuple(sorted(t.leaves)), t.workspace, plan.depth, tuple(sorted(t.halves)))
+    return Cost(flops, *numbers, tuple(sorted(t.leaves)), t.workspace, plan.depth, tuple(sorted(t.triangles)))
 
 
 # ---- adding up the levels
@@ -106,13 +123,13 @@ class _Units(NamedTuple):
     opened: bool
 
     def traffic(self, rectangles: Mapping[Moved, int], itemsize_below: int) -> tuple[int, int]:
-        """Bytes and transactions of rectangles."""
+        """Return the bytes and the transactions of rectangles."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
 class _Tally(NamedTuple):
-    """A cost in the making."""
+    """The sums of a cost so far."""
 
     additions: int
     bytes_read: int
@@ -122,25 +139,25 @@ class _Tally(NamedTuple):
     launches: int
     workspace: int
     leaves: Leaves
-    halves: Leaves = ()
+    triangles: Leaves = ()
 
 
 @depends_on_rows
 @lru_cache(maxsize=4096)
-def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
-    level = _fused(plan, shape, asked.beta) if plan.fused else counted_level(plan, shape, asked)
+def _tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally:
+    level = _fused_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
     if level is None:
-        if units.opened and (found := _opened(plan, shape, asked, units)) is not None:
-            return found
-        return _leaf(shape, units, plan.leaf_use.leaf.call.room(units.itemsize, *shape, 1), asked.op != "product")
+        if units.opened and (opened := _opened_tally(plan, shape, params, units)) is not None:
+            return opened
+        scratch = plan.leaf_use.leaf.call.room(units.itemsize, *shape, 1)
+        return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
-    inner = [(_tally(p, size, wanted, inside), times) for (p, size, wanted), times in level.calls.items()]
-    calls = level.launches - _saved(plan, level, inner, units.batched)
-    start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
-    total = _total(start, inner, level.lanes)
+    inner = [(_tally(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
+    launches = level.launches - _batched_launches(plan, level, inner, units.batched)
+    total = _total(_Tally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.lanes)
     if plan.levels and plan.levels[0].batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
         scratch = max((batch_scratch(*size) for size in sizes), default=0)
@@ -148,44 +165,45 @@ def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     return total
 
 
-def _opened(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally | None:
-    """What a machine does whole; its planes are one batch. None for a leaf."""
+def _opened_tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally | None:
+    """Return the tally of a level that a leaf runs as a whole, its planes as one batch; None for another leaf."""
     leaf = plan.leaf_use.leaf
-    level = opened_counts(plan, shape, units.itemsize, asked)
+    level = count_opened_leaf(plan, shape, units.itemsize, params)
     if level is None or leaf.stands_for is None:
         return None
-    below = units._replace(itemsize=leaf.stands_for.level.itemsize_below(units.itemsize))
-    read, loads = units.traffic(level.read, below.itemsize)
-    written, stores = units.traffic(level.written, below.itemsize)
-    launches, room = level.launches + 1 - sum(level.calls.values()), leaf.call.room(units.itemsize, *shape, 1)
-    start = _Tally(level.additions, read, written, 0, loads + stores, launches, room, ())
-    return _total(start, [(_tally(p, size, w, below), times) for (p, size, w), times in level.calls.items()], 1)
+    inside = units._replace(itemsize=leaf.stands_for.level.itemsize_below(units.itemsize))
+    read, loads = units.traffic(level.read, inside.itemsize)
+    written, stores = units.traffic(level.written, inside.itemsize)
+    launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.call.room(units.itemsize, *shape, 1)
+    start = _Tally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
+    return _total(start, [(_tally(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1)
 
 
-def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
-    """Sums inside the products, alpha and beta too: what they read more than one block for comes out of caches, mostly.
+def _fused_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
+    """Return the counts of a level with its sums, alpha and beta inside the products.
 
-    Where products are added atomically, C is first made beta times what it was.
+    Blocks that are read more than once come out of caches, mostly. Where products add to C atomically, C is first
+    multiplied by beta.
     """
-    level, c = counted_level(plan, shape, PLAIN), shape[0] * shape[2]
+    level, c = count_level(plan, shape, PLAIN), shape[0] * shape[2]
     assert level is not None
     scaled = int(plan.levels[0].atomic and beta != 1)
     read = {(c, False): 1} if scaled and beta else {}
     return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
 
-def _leaf(shape: Shape, units: _Units, scratch: int, half: bool) -> _Tally:
+def _leaf_tally(shape: Shape, units: _Units, scratch: int, *, is_triangle: bool) -> _Tally:
     m, k, n = shape
-    found: tuple[Leaves, Leaves] = ((), ((shape, 1),)) if half else (((shape, 1),), ())
+    found: tuple[Leaves, Leaves] = ((), ((shape, 1),)) if is_triangle else (((shape, 1),), ())
     if not m * k * n:
         return _Tally(0, 0, 0, 0, 0, 0, scratch, *found)
-    sizes = (m * k, half_elements(n)) if half else (m * k, k * n, m * n)
+    sizes = (m * k, triangle_elements(n)) if is_triangle else (m * k, k * n, m * n)
     moved, moves = units.traffic(Counter((size, False) for size in sizes), units.itemsize)
     return _Tally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
 def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _Tally:
-    """Everything adds up but the workspace: products take turns, in as many lanes."""
+    """Add the tallies of a level's products; of their workspace only the products that run at a time have theirs."""
     return _Tally(
         start.additions + sum([t.additions * times for t, times in inner]),
         start.bytes_read + sum([t.bytes_read * times for t, times in inner]),
@@ -194,12 +212,12 @@ def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _T
         start.transactions + sum([t.transactions * times for t, times in inner]),
         start.launches + sum([t.launches * times for t, times in inner]),
         start.workspace + lanes * max([t.workspace for t, _ in inner], default=0),
-        _merged([(t.leaves, times) for t, times in inner]),
-        _merged([(t.halves, times) for t, times in inner]),
+        _merged_leaves([(t.leaves, times) for t, times in inner]),
+        _merged_leaves([(t.triangles, times) for t, times in inner]),
     )
 
 
-def _merged(found: Sequence[tuple[Leaves, int]]) -> Leaves:
+def _merged_leaves(found: Sequence[tuple[Leaves, int]]) -> Leaves:
     leaves: dict[Shape, int] = {}
     for some, times in found:
         for shape, count in some:
@@ -207,12 +225,12 @@ def _merged(found: Sequence[tuple[Leaves, int]]) -> Leaves:
     return tuple(leaves.items())
 
 
-def _saved(plan: Plan, level: LevelCounts, inner: Sequence[tuple[_Tally, int]], batched: bool) -> int:
-    """Launches that batching saves where a level's products are leaves: all but one product's of every shape."""
+def _batched_launches(plan: Plan, level: LevelCounts, inner: Sequence[tuple[_Tally, int]], batched: bool) -> int:
+    """Return the launches that batching saves where a level's products are leaves: all but one for every shape."""
     if not plan.levels or plan.rest.levels:
         return 0
     first = plan.levels[0]
-    if first.fused:  # blocks that hold nothing are launched by nobody
+    if first.fused:  # blocks without elements are not launched
         calls = sum(times for (_, size, _), times in level.calls.items() if 0 not in size)
         return max(calls - first.launches, 0)
     if not (first.batched or (batched and first.independent)):

@@ -1,11 +1,11 @@
-"""How much more error a plan has than the vendor's product on given matrices: expected, in the Frobenius norm.
+"""The expected error of a plan on actual matrices over that of the vendor's product, in the Frobenius norm.
 
 Each product of a plan is taken to err as a classical product of its own operands does: every partial sum is rounded, so
-that the error's variance is the sum of the squares of all partial sums. Those are estimated on random vectors, without
-multiplying matrices. So what sums of blocks do to the data counts: that they cancel, that large rows get into small
-ones, that positive numbers lose their sign. fmm.perfmodel.stability.expected_error_growth is the same for independent random
-numbers of one size, and needs no data. Left out: the rounding of the operands' sums, which is a k-th of the
-rest, that roundings of one product are not independent, and rows and columns beyond what the blocks divide.
+that the variance of the error is the sum of the squares of all partial sums. Random vectors estimate these squares
+without multiplying matrices. What sums of blocks do to the data therefore counts: they cancel, large rows get into
+small ones, positive numbers lose their sign. fmm.perfmodel.stability.expected_error_growth is the same for independent
+random numbers of one size and needs no data. Left out: the rounding of the operands' sums, a k-th of the rest; the
+dependence of the roundings of one product; and rows and columns beyond the last whole block.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fmm.perfmodel.stability import plan_schemes
 
 Array = Any
 Stage = Scheme | None  # None: a complex product becomes three real ones
-# Terms that a product adds up before it begins a new sum, which it then adds to the others; of complex numbers half as
-# many. (A complex product errs as its four real ones do, each of which is added up by itself.)
+# Terms that a product adds up before it begins a new partial sum; half as many of complex numbers. (A complex product
+# errs as its four real products do, each of which is added up by itself.)
 PIECE = 256
-STEP = 32
-VECTORS = 4
+STEP = 32  # every STEP-th partial sum is estimated
+VECTORS = 4  # random vectors of an estimate
 
 
 def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PIECE, seed: int = 0) -> float:
-    """The expected error of the plan on NumPy's matrices A and B, over that of the classical product.
+    """Return the expected error of the plan on NumPy matrices A and B over that of the classical product.
 
-    `piece`: of how many terms a partial sum of the vendor's product is; 0 if it adds up all of k in one sum.
+    `piece` is the number of terms in a partial sum of the vendor's product; 0 if all of k is one sum.
     """
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     stages = plan_stages(plan)
@@ -47,7 +47,7 @@ def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PIECE, see
 
 
 def plan_stages(plan: Plan) -> tuple[Stage, ...]:
-    """What the levels do to the numbers, outermost first; levels that only cut or scale do nothing."""
+    """Return what the levels do to the numbers, outermost first; levels that only cut or scale are left out."""
     found: list[Stage] = []
     for level in plan.levels:
         found += [None] if _in_parts(level) else []
@@ -56,14 +56,14 @@ def plan_stages(plan: Plan) -> tuple[Stage, ...]:
 
 
 def _in_parts(level: PlanLevel) -> bool:
-    """Does it multiply the real and imaginary parts of complex numbers?"""
+    """Return True if the level multiplies the real and imaginary parts of complex numbers."""
     return level.dtype_below("complex128") != "complex128"
 
 
 def _variance(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any) -> float:
-    """The error's variance, summed over C, in units of the square of a rounding."""
+    """Return the variance of the error, summed over C, in units of the square of a rounding."""
     if not stages:
-        return _of_product(a, b, piece, rng)
+        return _classical_variance(a, b, piece, rng)
     first, rest = stages[0], stages[1:]
     if first is None:
         pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
@@ -74,11 +74,11 @@ def _variance(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any)
     columns = zip(*(zip(*x, strict=True) for x in (first.u, first.v, first.w)), strict=True)
     found = 0.0
     for u, v, w in columns:
-        left, right = _combined(u, lefts), _combined(v, rights)
+        left, right = _linear_combination(u, lefts), _linear_combination(v, rights)
         squares = [float(c) ** 2 for c in w]
         found += sum(squares) * _variance(rest, left, right, piece, rng)
         vectors = rng.choice((-1.0, 1.0), (right.shape[1], VECTORS))
-        size = _square(left @ (right @ vectors))
+        size = _squared_norm(left @ (right @ vectors))
         found += size * sum(x * n for x, n in zip(squares, additions, strict=True))
     return found
 
@@ -87,16 +87,16 @@ def _blocks(x: Array, rows: int, cols: int) -> list[Array]:
     return [block for band in np.vsplit(x, rows) for block in np.hsplit(band, cols)]
 
 
-def _combined(coefficients: Sequence[Any], blocks: Sequence[Array]) -> Array:
+def _linear_combination(coefficients: Sequence[Any], blocks: Sequence[Array]) -> Array:
     terms = [float(c) * x for c, x in zip(coefficients, blocks, strict=True) if c]
     return sum(terms[1:], terms[0])
 
 
-def _of_product(a: Array, b: Array, piece: int, rng: Any) -> float:
-    """Of a classical product: all of its partial sums, squared; their sizes are taken at every STEP-th term."""
+def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
+    """Return the variance of a classical product: the sum of its squared partial sums, estimated at every STEP-th."""
     if a.dtype.kind == "c":
         parts = product((a.real, a.imag), (b.real, b.imag))
-        return sum(_of_product(x, y, piece // 2, rng) for x, y in parts)
+        return sum(_classical_variance(x, y, piece // 2, rng) for x, y in parts)
     k = a.shape[1]
     right = b @ rng.choice((-1.0, 1.0), (b.shape[1], VECTORS))
     total = np.zeros((len(a), VECTORS))
@@ -107,13 +107,13 @@ def _of_product(a: Array, b: Array, piece: int, rng: Any) -> float:
         for at in range(start, end, STEP):
             terms = min(STEP, end - at)
             part = part + a[:, at : at + terms] @ right[at : at + terms]
-            after = _square(part)
+            after = _squared_norm(part)
             found += terms / 2 * (before + after)
             before = after
         total = total + part
-        found += _square(total) if piece else 0.0
+        found += _squared_norm(total) if piece else 0.0
     return found
 
 
-def _square(x: Array) -> float:
+def _squared_norm(x: Array) -> float:
     return float((np.abs(x) ** 2).sum()) / VECTORS

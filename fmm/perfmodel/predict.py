@@ -14,7 +14,8 @@
     H  hidden    overlap * min(P, the part of S below an overlapped level). Negative if sums delay products.
     L  launches  max(launch * (starts + passes), host * calls - (P + S - H)): the second is the time by which the host
                  takes longer to start products than the device to do all its work.
-    E  ends      with several products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)), where c is
+    E  ends      with several products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)), where c
+    is
                  `Calibration.lanes`, the number of products at a time.
 
 Names are those of the fields of Rate and Calibration. With several products at a time on a CPU, a leaf product counts
@@ -171,8 +172,10 @@ def _products(
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    if leaf.preparation.keeps and problem.kept and not plan.levels:  # a prepared operand is not read before the product
-        rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
+    if (
+        leaf.preparation.keeps and problem.prepared_side and not plan.levels
+    ):  # a prepared operand is not read before the product
+        rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.preparation.by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])
     singly = not plan.levels and not aligned_operands(problem, PAIR)[2]
@@ -259,7 +262,8 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
 
 # ---- s of the vendor's kernels where C has few tiles, so that whole rounds of them count
 
-# Rounds are counted where there are fewer than this. Of more rounds the last leaves little idle, and `fill` fits better.
+# Rounds are counted where there are fewer than this. Of more rounds the last leaves little idle, and `fill` fits
+# better.
 FEW_ROUNDS = 3
 # The tiles in which the vendor's ordinary cores compute C, and by which share a tile of half the size takes longer for
 # each entry. (Settled on the products of five H200s.)
@@ -333,8 +337,8 @@ def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, toget
 
 WIDE = F16X3_SIZES[0]
 # The time of a tile of half the width as a share of a wide tile's: along the inner dimension, and to begin and end.
-# (Settled with SINGLY, ALONE and the rate of `f16x3` on 289 products of an H200: off by 2.7 % at the median and 7.6 % at
-# nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
+# (Settled with SINGLY, ALONE and the rate of `f16x3` on 289 products of an H200: off by 2.7 % at the median and 7.6 %
+# at nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
 NARROW, NARROW_END = 0.70, 0.41
 # How much longer a tile takes to begin and end where rows of C do not begin at multiples of eight bytes, so that each
 # number is written by itself.

@@ -1,10 +1,11 @@
-"""A-priori error of a plan: bounds in the largest norm, and the growth to expect on average.
+"""The error of a plan before it runs: a bound in the largest norm, and the growth to expect on average.
 
-A bound f means |C^ - C| <= f u |A| |B| + O(u^2), each |X| the largest absolute entry and u the unit roundoff. It is
-found by walking the sums that a plan runs, so the rounding of the additions, their order and their sharing all count
-(Brent's analysis, for any plan). No bound says what happens on average: Winograd's variant, with a factor of 18 a
-level, is worse than Strassen's (12) by any measure here, but `dps` has 13 and is the better one: on independent random
-data (1.47 a level against 1.73) and in the Frobenius norm (12.2 against 14.8), the two measures it was made for.
+A bound f means |C^ - C| <= f u |A| |B| + O(u^2), where |X| is the largest absolute entry and u the unit roundoff. It is
+found by walking the sums that a plan runs, so that the rounding of the additions, their order and their sharing all
+count (Brent's analysis, for any plan). A bound does not say what happens on average. Winograd's variant, with a factor
+of 18 a level, is worse than Strassen's (12) by every measure here. `dps` has 13 and is better than Strassen's by the
+two measures for which it was made: on independent random data (1.47 a level against 1.73) and in the Frobenius norm
+(12.2 against 14.8).
 """
 
 from __future__ import annotations
@@ -22,44 +23,37 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
+from fmm.kernels.plans.steps.level_steps import LevelSteps
 from fmm.kernels.plans.steps.sums import Mirror, Part, Place, Sum
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Fill, Operation
 
-# ---- the papers' closed forms, for Strassen's algorithm on n x n matrices
-
 
 def classical_bound(n: int) -> int:
-    """n^2: n products of at most |A| |B| in a sum of n terms."""
+    """Return n^2, the bound of the classical product: n products of at most |A| |B| in a sum of n terms."""
     return n * n
 
 
 def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
-    """One scheme a level, outermost first, compositions taken apart; levels that only cut have none."""
+    """Return the scheme of each level, outermost first, compositions taken apart; levels that only cut have none."""
     schemes = [scheme for level in plan.levels if (scheme := level.bilinear) is not None]
     return tuple(factor for s in schemes for factor in (s.factors or (s,)))
 
 
-def _nonzeros(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
-    return [sum(1 for c in row if c) for row in rows]
-
-
-# ---- the bound of a plan, walked
-
+# ---- the bound of a plan, by a walk over its steps
 
 Spot = tuple[str, int, int, Part | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a place holds: an exact combination of atoms, and the rounding met since, in units of u |A| |B|."""
+    """The content of a place: an exact combination of atoms, and the rounding since, in units of u |A| |B|."""
 
     terms: Mapping[object, float]
     rounding: float = 0.0
 
 
-class _Walk:
+class _ErrorWalk:
     """Follows sizes and errors through sums; an atom is an input or a product, with its size and its error."""
 
     def __init__(self) -> None:
@@ -76,69 +70,66 @@ class _Walk:
     def error(self, value: _Value) -> float:
         return sum(abs(c) * self.atoms[key][1] for key, c in value.terms.items()) + value.rounding
 
-    def added(self, x: _Value, y: _Value, sign: float = 1.0) -> _Value:
-        """x + sign y, rounded."""
+    def add(self, x: _Value, y: _Value, sign: float = 1.0) -> _Value:
+        """Return x + sign y, rounded."""
         terms = dict(x.terms)
         for key, c in y.terms.items():
             terms[key] = terms.get(key, 0.0) + sign * c
         exact = _Value({key: c for key, c in terms.items() if c}, x.rounding + y.rounding)
         return _Value(exact.terms, exact.rounding + self.size(exact))
 
-    def scaled(self, x: _Value, factor: float) -> _Value:
-        """factor x, rounded unless the factor is a power of two."""
+    def scale(self, x: _Value, factor: float) -> _Value:
+        """Return factor x, rounded unless the factor is a power of two."""
         terms = {key: c * factor for key, c in x.terms.items()}
         exact = _Value(terms, x.rounding * abs(factor))
         return exact if abs(frexp(factor)[0]) == 0.5 else _Value(terms, exact.rounding + self.size(exact))
 
-    def multiplied(self, left: _Value, right: _Value, k: float, inner: float) -> _Value:
-        """A product over an inner size of k by an algorithm whose own bound is `inner`."""
+    def multiply(self, left: _Value, right: _Value, k: float, inner: float) -> _Value:
+        """Return a product over an inner size of k by an algorithm with the bound `inner`."""
         x, y = self.size(left), self.size(right)
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
         return self.atom(("product", len(self.atoms)), k * x * y, error)
 
-    def ran(
+    def run_program(
         self, program: AdditionProgram, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]
     ) -> list[_Value]:
-        """The outputs of a program, by the very calls that the NumPy backend makes."""
+        """Return the outputs of a program, by the very calls that the NumPy backend makes."""
         count = len(program.outputs)
         plan = schedule_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_Value({})] * (count + plan.scratch)]
         for call in plan.calls:
             first = slots[call.first]
             if call.op in ("add", "subtract"):
-                slots[call.dest] = self.added(first, slots[call.second], 1.0 if call.op == "add" else -1.0)
+                slots[call.dest] = self.add(first, slots[call.second], 1.0 if call.op == "add" else -1.0)
             elif call.op == "zero":
                 slots[call.dest] = _Value({})
             else:
                 factor = {"copy": 1.0, "negate": -1.0}.get(call.op, complex(call.factor).real)
-                slots[call.dest] = self.scaled(first, factor)
+                slots[call.dest] = self.scale(first, factor)
         return slots[len(values) : len(values) + count]
 
-    def level(self, steps: LevelSteps) -> float:
-        """Walk a level's steps; the largest error of any part of C."""
+    def run_level(self, steps: LevelSteps) -> float:
+        """Walk a level's steps; return the largest error of any part of C."""
         for step in steps.flat:
             if isinstance(step, Sum):
-                written = self.ran(step.program, [self.read(p) for p in step.reads], step.aliases)
+                written = self.run_program(step.program, [self.read(p) for p in step.reads], step.aliases)
                 for place, value in zip(step.writes, written, strict=True):
                     self.held[place.spot] = value
             elif isinstance(step, Mirror):
                 self.held[step.dest.spot] = self.read(step.source)
             else:
-                self._product(step)
-        errors: dict[tuple[int, int], float] = {}  # of a complex number in two parts: that of both together
+                inner = error_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
+                value = self.multiply(self.read(step.left), self.read(step.right), step.left.cols, inner)
+                spot = step.dest.spot
+                self.held[spot] = self.add(self.held[spot], value) if step.accumulate else value
+        errors: dict[tuple[int, int], float] = {}  # both parts of a complex number together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
                 errors[row, col] = hypot(errors.get((row, col), 0.0), self.error(value))
         return max(errors.values())
 
-    def _product(self, step: Product) -> None:
-        key = step.dest.spot
-        inner = error_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
-        value = self.multiplied(self.read(step.left), self.read(step.right), step.left.cols, inner)
-        self.held[key] = self.added(self.held[key], value) if step.accumulate else value
-
     def read(self, place: Place) -> _Value:
-        """What stands at a place; where it covers several, or a part of one, the one with the largest error."""
+        """Return the value at a place; the one with the largest error if the place covers several or a part of one."""
         place = place.upright
         if place.name in ("A", "B"):
             return self.atom(place.spot)
@@ -155,25 +146,25 @@ class _Walk:
 @depends_on_rows
 @lru_cache(maxsize=4096)
 def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
-    """f for C = A B by this plan, every level, fringe and addition walked as the NumPy backend runs it.
+    """Return f for C = A B by this plan; every level, fringe and addition is walked as the NumPy backend runs it.
 
-    Blocks at the fringe count as if they were whole, so that f is an upper bound there.
+    Blocks at the fringe count as whole blocks, so that f is an upper bound there.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
     if 0 in (m, k, n):
         return 0.0
     steps = lower_level(plan, m, k, n, 1, 0, op, fill)
-    return float(classical_bound(k)) if steps is None else _Walk().level(steps)
+    return float(classical_bound(k)) if steps is None else _ErrorWalk().run_level(steps)
 
 
-def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
-    """The errors of the blocks of C, products over k whose own bound is `inner`."""
-    walk, p = _Walk(), scheme.programs
-    lefts = walk.ran(p.left, [walk.atom(("A", i)) for i in range(p.left.inputs)], ())
-    rights = walk.ran(p.right, [walk.atom(("B", i)) for i in range(p.right.inputs)], ())
-    products = [walk.multiplied(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
-    return [walk.error(value) for value in walk.ran(p.join, products, ())]
+def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
+    """Return the bounds of the blocks of C for one level of a scheme; its products over k have the bound `inner`."""
+    walk, p = _ErrorWalk(), scheme.programs
+    lefts = walk.run_program(p.left, [walk.atom(("A", i)) for i in range(p.left.inputs)], ())
+    rights = walk.run_program(p.right, [walk.atom(("B", i)) for i in range(p.right.inputs)], ())
+    products = [walk.multiply(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
+    return [walk.error(value) for value in walk.run_program(p.join, products, ())]
 
 
 # ---- what to expect
@@ -182,24 +173,25 @@ def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
 @depends_on_rows
 @lru_cache(maxsize=4096)
 def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
-    """Expected (root mean square) error as a multiple of the vendor's product of this type.
+    """Return the expected (root mean square) error as a multiple of the vendor's product of this type.
 
-    Random data of one size, errors taken as independent; or numbers of one sign where more is expected of these, as of
-    Strassen's levels on a CPU (Scheme.positive_growth) and of three real products for a complex one. There are no
-    sizes, so the fringe's thin strips count as if they grew too. In the types that are summed up as they are stored, it
-    is the product of the levels' growths, which count what happens inside the products (Scheme.error_growth).
-    Elsewhere that is little beside the rounding of what is stored.
+    The data are random and of one size, their errors independent. Where more is expected of numbers of one sign, as of
+    Strassen's levels on a CPU (Scheme.positive_growth) and of three real products for a complex one, that counts. There
+    are no sizes, so that the thin strips of a fringe count as if they grew too. In types that are summed up as they are
+    stored, the growth is the product of the levels' growths, which count the rounding inside the products
+    (Scheme.error_growth). In other types that is little beside the rounding of stored numbers.
 
-    `in_pieces`: the vendor's product adds up long sums in pieces, as BLAS does on a CPU. Its error then grows slowly
-    with k, and shorter products gain less. (Three levels of Winograd's at 4096, float32, OpenBLAS: 14.4 measured; 18.5
-    expected in pieces, 9.5 otherwise. cuBLAS adds up all of k: three levels of Strassen's have 2.8 there.)
+    `in_pieces` says that the vendor's product adds up long sums in pieces, as BLAS does on a CPU. Its error then grows
+    slowly with k, and shorter products gain less. (Three levels of Winograd's at 4096, float32, OpenBLAS: 14.4
+    measured; 18.5 expected in pieces, 9.5 otherwise. cuBLAS adds up all of k: three levels of Strassen's have 2.8
+    there.)
     """
     if DTYPES[dtype].exact:
-        return 1.0  # there is none
+        return 1.0  # exact arithmetic has no error
     if DTYPES[dtype].sums_wider:
-        return sqrt(_growth(plan, _rounded_in_memory))
+        return sqrt(_error_variance(plan, _rounded_in_memory))
     if DTYPES[dtype].stored_as:
-        return sqrt(_growth(plan, _rounded_in_products))
+        return sqrt(_error_variance(plan, _rounded_in_products))
     schemes = plan_schemes(plan)
     random = prod(s.error_growth_in_pieces if in_pieces else s.error_growth for s in schemes)
     positive = prod(s.positive_growth_in_pieces if in_pieces else s.positive_growth for s in schemes)
@@ -211,20 +203,23 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
 
 
 class _Growths(NamedTuple):
-    """On random numbers, and on numbers of one sign."""
+    """Error growth on random numbers, and on numbers of one sign."""
 
     random: float
     positive: float
 
 
-# BLAS adds up complex products in shorter pieces than real ones: by how much a real one errs more, at most. (Measured
-# at k = 32 to 2048: complex products by four real ones have up to 1.6 and 2.3 times the error, by three up to 5.9 on
-# positive numbers, at k = 291, of which a complex product makes two pieces and a real one none.)
+# The largest error of a real product over that of a complex one: BLAS adds up complex products in shorter pieces.
+# (Measured at k = 32 to 2048: complex products by four real ones have up to 1.6 and 2.3 times the error, by three up to
+# 5.9 on positive numbers, at k = 291, which a complex product adds in two pieces and a real one in a single sum.)
 SHORTER_PIECES: Final = _Growths(1.6, 2.7)
 
 
-def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
-    """The error's variance as a multiple of the vendor's, from the leaves up; `level` adds a pass to what is below."""
+def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
+    """Return the error's variance as a multiple of the vendor's, from the leaves up.
+
+    `level` returns the variance of one pass above products of a given variance.
+    """
     variance = plan.leaf_use.leaf.error.relative**2
     for x in reversed(plan.levels):
         variance *= x.error_growth**2
@@ -234,20 +229,25 @@ def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
 
 
 def _rounded_in_products(pass_: _Shares, inner: float) -> float:
-    """TF32: each product rounds its operands, which are large sums; results are stored in float32, as good as exact."""
+    """Variance of a pass in TF32: each product rounds its operands; results are stored in float32, as good as exact."""
     return pass_.all * inner
 
 
 def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
-    """16 bits: the vendor rounds once, at the end. Each pass rounds the operands of its products (only those that are
-    sums, and once for any number of terms), then its products round, and then C is rounded."""
+    """Variance of a pass in 16 bits, where the vendor rounds once, at the end.
+
+    Each pass rounds the operands of its products (only those that are sums, and once for any number of terms); then its
+    products round; then C is rounded.
+    """
     return pass_.sums + pass_.all * (inner + 2) - pass_.plain_left - pass_.plain_right
 
 
 class _Shares(NamedTuple):
-    """The relative error of C, as a variance and on average over its blocks, if every product of a scheme has a
-    relative error of variance 1; and the part of it that comes from products whose left (right) operand is a single
-    block, which is copied and not rounded."""
+    """The variance of C's relative error, averaged over its blocks, if every product of a scheme has the variance 1.
+
+    `plain_left` and `plain_right` are the parts from products with a single block as left or right operand, which is
+    copied and not rounded.
+    """
 
     all: float
     plain_left: float
@@ -257,32 +257,40 @@ class _Shares(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _shares(scheme: Scheme) -> _Shares:
-    """Those of a composition are its factors' multiplied, since its products and their terms are so too."""
+    """Return the shares of a scheme; of a composition the products of its factors' shares."""
     if scheme.factors:
         parts = [_shares(f) for f in scheme.factors]
         every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))
         return _Shares(every, left, right, 1 - prod(1 - p.sums for p in parts))
     sizes = [[sum(float(c) ** 2 for c in column) for column in zip(*x, strict=True)] for x in (scheme.u, scheme.v)]
-    terms = [_nonzeros(zip(*x, strict=True)) for x in (scheme.u, scheme.v)]
+    terms = [nonzero_counts(zip(*x, strict=True)) for x in (scheme.u, scheme.v)]
     uses = [sum(float(c) ** 2 for c in column) for column in zip(*scheme.w, strict=True)]
     weights = [w * x * y / (len(scheme.w) * scheme.k) for w, x, y in zip(uses, *sizes, strict=True)]
     left, right = (sum(w for w, count in zip(weights, counts, strict=True) if count == 1) for counts in terms)
-    return _Shares(sum(weights), left, right, sum(count > 1 for count in _nonzeros(scheme.w)) / len(scheme.w))
+    return _Shares(sum(weights), left, right, sum(count > 1 for count in nonzero_counts(scheme.w)) / len(scheme.w))
 
 
-# ---- which bound holds
+def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
+    """Return the number of nonzero coefficients of each row."""
+    return [sum(1 for c in row if c) for row in rows]
+
+
+# ---- which bound holds for the entries of C
 
 
 def has_entrywise_bound(plan: Plan) -> bool:
-    """Is every entry's error small beside the same entry of |A| |B|, as the vendor's is, or is the product computed
-    again where that is not certain? Not where products are saved: then it is small beside the largest entries."""
+    """Return True if the error of each entry of C is small relative to the same entry of |A| |B|, as the vendor's.
+
+    A plan that checks entries has this bound: it computes the product again where the bound is not certain. A plan that
+    saves products does not have it: its errors are small relative to the largest entries.
+    """
     leaf = plan.leaf_use.leaf
     saves = leaf.error.saves_products or any(level.saves_products for level in plan.levels)
     return not saves and (leaf.error.checks_entries or not plan.emulates)
 
 
 def error_bound_text(plan: Plan, componentwise: bool = False) -> str:
-    """What an entry's error is small beside, in words."""
+    """Return the bound on an entry's error in words."""
     leaf = plan.leaf_use.leaf
     if leaf.error.saves_products or any(level.saves_products for level in plan.levels):
         return "an entry's error is small beside the largest entries of A and of B"

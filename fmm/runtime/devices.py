@@ -38,7 +38,7 @@ class Device:
         return default_error_growth(not self.threads)
 
 
-def device_of(processor: Processor, number: int) -> Device:
+def get_device(processor: Processor, number: int) -> Device:
     """This CPU with so many threads, or the CUDA device of that number."""
     return cpu_device(number) if processor == "cpu" else cuda_device(number)
 
@@ -65,7 +65,7 @@ def built_in_calibration(threads: int) -> Calibration:
 MOST = (1 << 31) - 1  # the number of a device, as CUDA counts them
 
 
-def cuda_index(device: object) -> int:
+def parse_cuda_index(device: object) -> int:
     """The number of a CUDA device: of 0, "cuda" or "cuda:0"."""
     if isinstance(device, int | np.integer) and not isinstance(device, bool) and 0 <= device <= MOST:
         return int(device)
@@ -110,18 +110,18 @@ def cuda_device(index: int) -> Device:
     numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas_version()}
     versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
     capability, processors = f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"])
-    return described_gpu(name, capability, processors, versions, chip_of(index))
+    return gpu_from_description(name, capability, processors, versions, chip_of(index))
 
 
-def described_gpu(
+def gpu_from_description(
     name: str, capability: str, sms: int, versions: Mapping[str, str] | None = None, chip: Chip | None = None
 ) -> Device:
     """A CUDA device as its driver describes it: name, compute capability, number of multiprocessors."""
     found = Identity(gpu_key(name, capability, sms), name, versions or {})
-    return Device(found, datasheet_of(name, capability, sms), chip=chip)
+    return Device(found, find_datasheet(name, capability, sms), chip=chip)
 
 
-def datasheet_of(name: str, capability: str, sms: int) -> Calibration | None:
+def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
     """The calibration by a device's datasheet; None if it is not in the table.
 
     A name alone is not enough: cards of one name are sold with fewer multiprocessors, and a device can be split.
@@ -136,7 +136,7 @@ def datasheet_of(name: str, capability: str, sms: int) -> Calibration | None:
     return None
 
 
-def chip_as_tuned(device: Device) -> Chip | None:
+def tuned_chip(device: Device) -> Chip | None:
     """Its chip, with the block model's terms that a tuning found for it."""
     if device.chip is None:
         return None

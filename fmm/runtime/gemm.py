@@ -27,7 +27,7 @@ from fmm.runtime.prepare import PreparedCall, plan_call, prepare_call, writes_th
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1
 
 
-class Update(NamedTuple):
+class BlasGemmParams(NamedTuple):
     """What is asked besides the product; which operands are transposed or adjoint."""
 
     alpha: complex = 1
@@ -52,8 +52,8 @@ class Operands(NamedTuple):
     added: Any = None
 
 
-def gemm_product(
-    library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, constraints: PlanConstraints
+def run_gemm(
+    library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints
 ) -> Any:
     """alpha op(a) op(b) + beta c, in `out` if it is given."""
     a, b, c = library.promote_operands(a, b, c if update.beta else None)
@@ -67,8 +67,8 @@ def gemm_product(
     return out
 
 
-def gemm_explained(
-    library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, constraints: PlanConstraints
+def explain_gemm(
+    library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
     """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
     a, b, c = library.promote_operands(a, b, c if update.beta else None)
@@ -89,7 +89,7 @@ def gemm_explained(
     )
 
 
-def turned_operands(library: Library, a: Any, b: Any, update: Update) -> tuple[Any, Any, tuple[bool, bool]]:
+def transposed_operands(library: Library, a: Any, b: Any, update: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
     """Transposed in the same memory, and whether to be conjugated; ValueError for what is no matrix."""
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
@@ -102,9 +102,9 @@ def turned_operands(library: Library, a: Any, b: Any, update: Update) -> tuple[A
 # ---- where C is computed
 
 
-def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Operands:
+def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams) -> Operands:
     """ValueError for shapes that do not match; the library's own error for what it does not multiply."""
-    a, b, conjugated = turned_operands(library, a, b, update)
+    a, b, conjugated = transposed_operands(library, a, b, update)
     shape = product_shape(tuple(a.shape), tuple(b.shape))
     if shape is None:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
@@ -144,7 +144,7 @@ def _on_one_device(library: Library, a: Any, c: Any) -> bool:
     return library.device_number(a) == library.device_number(c)
 
 
-def added_strides(library: Library, added: Any) -> tuple[int, ...] | None:
+def addend_strides(library: Library, added: Any) -> tuple[int, ...] | None:
     """As a question has them: zero where there is only one number along an axis."""
     if added is None:
         return None
@@ -153,20 +153,22 @@ def added_strides(library: Library, added: Any) -> tuple[int, ...] | None:
     return tuple(0 if n == 1 else step for n, step in zip(added.shape, strides, strict=True))
 
 
-def update_wishes(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> PlanConstraints:
+def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams) -> PlanConstraints:
     """What `gemm_product` asks a prepared call for, if the caller asks for nothing else."""
     found = _explained_operands(library, a, b, c, out, update)
     return _with_update(library, found, update, NO_CONSTRAINTS)
 
 
-def _with_update(library: Library, found: Operands, update: Update, constraints: PlanConstraints) -> PlanConstraints:
+def _with_update(
+    library: Library, found: Operands, update: BlasGemmParams, constraints: PlanConstraints
+) -> PlanConstraints:
     """The wishes, with alpha, beta and where what is added lies."""
-    return constraints._replace(asked=update.asked, added=added_strides(library, found.added))
+    return constraints._replace(asked=update.asked, added=addend_strides(library, found.added))
 
 
-def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Operands:
+def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams) -> Operands:
     """Nothing is copied to be explained."""
-    found = Operands(*turned_operands(library, a, b, update), out)
+    found = Operands(*transposed_operands(library, a, b, update), out)
     shape = product_shape(tuple(found.a.shape), tuple(found.b.shape))
     if not update.beta or c is None or shape is None or (out is not None and _same_array(library, c, out)):
         return found

@@ -12,27 +12,29 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fmm.arrays.library import Library, Setting
+from fmm.arrays.numpy_library import read_in_place
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.cpu.host_arrays import matmul
+from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
-from fmm.runtime.gram import describe_small_gram
 from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
 from fmm.runtime.operands import spans_meet
 from fmm.runtime.prepare import Ask, PreparedCall, plan_call, prepare_call, writes_there
 
-Half = Literal["full", "lower", "upper"]
-HALVES: tuple[Half, ...] = ("full", "lower", "upper")
+Triangle = Literal["full", "lower", "upper"]
+TRIANGLES: tuple[Triangle, ...] = ("full", "lower", "upper")
 
 
-class GramRequest(NamedTuple):
+class GramParams(NamedTuple):
     """What fmm.gram was asked besides its arrays."""
 
     rows: bool = False
-    fill: Half = "full"
+    fill: Triangle = "full"
     alpha: float = 1
     beta: float = 0
 
@@ -47,14 +49,14 @@ class Operands(NamedTuple):
     turned: bool
 
 
-def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramRequest, constraints: PlanConstraints) -> Any:
+def run_gram(library: Library, a: Any, b: Any, out: Any, request: GramParams, constraints: PlanConstraints) -> Any:
     """alpha a^H a + beta out (of `rows` a a^H, with b the product a b)."""
     found = _operands(library, a, b, out, request)
     c = _computed(library, found, constraints)
     return out if out is not None else library.transposed(c) if found.turned else c
 
 
-def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
+def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
     """The same of an array on a device, where nothing else is asked and a call like it was made a moment ago: no
     question is asked but whether memory is shared. None: the usual way."""
     if library.processor == "cpu":
@@ -81,26 +83,26 @@ def _writes_beside(call: PreparedCall, a: int, out: int) -> bool:
     return call.direct and not spans_meet(a, call.spans[0], out, call.spans[2])
 
 
-KNOWN = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fill in HALVES}
+KNOWN = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES}
 
 
 def _prepare_alone(library: Library, a: Any, b: None, out: Any, constraints: GramKey) -> PreparedCall:
     """The call that does all that is asked; one without a plan where the usual way must see it."""
     if not library.is_complex(a) and (out is not None or constraints.fill == "full"):
-        found = _operands(library, a, b, out, GramRequest(constraints.rows, constraints.fill))
+        found = _operands(library, a, b, out, GramParams(constraints.rows, constraints.fill))
         call, chosen = _chosen(library, found, NO_CONSTRAINTS, prepare_call)
         if chosen is found and call.plan is not None and not call.copies and call.decision.trial is None:
             return call
     return PreparedCall(Decision(VENDOR, None, "the usual way"), Setting(0))
 
 
-def gram_explained(
-    library: Library, a: Any, b: Any, out: Any, request: GramRequest, constraints: PlanConstraints
+def explain_gram(
+    library: Library, a: Any, b: Any, out: Any, request: GramParams, constraints: PlanConstraints
 ) -> Decision:
     """What `gram_product` would do, and why."""
     found = _operands(library, a, b, out, request)
     call, chosen = _chosen(library, found, constraints, plan_call)
-    alone = b is None and constraints == NO_CONSTRAINTS and request == GramRequest(request.rows)
+    alone = b is None and constraints == NO_CONSTRAINTS and request == GramParams(request.rows)
     if alone and (kernel := describe_small_gram(a, request.rows, out)):
         return replace(call.decision, kernels=(kernel,))
     if call.plan is None and _is_librarys_own(call, found):
@@ -114,7 +116,7 @@ def gram_explained(
     return replace(decision, reason=f"{decision.reason}; in an array of its own, from which what was asked is copied")
 
 
-def _operands(library: Library, a: Any, b: Any, out: Any, request: GramRequest) -> Operands:
+def _operands(library: Library, a: Any, b: Any, out: Any, request: GramParams) -> Operands:
     if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
         raise ValueError(f"fmm.gram wants matrices whose product is square, not {_shapes(a, b)}")
     if b is not None:
@@ -186,7 +188,7 @@ WORTH_A_COPY = 0.8
 
 def _predicted_time(call: PreparedCall) -> float:
     """Of the call's plan, the vendor's being 1; 0 where a measurement says that it is faster."""
-    return next((c.time for c in call.decision.considered if c.plan == call.plan), 0.0)
+    return next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
 
 
 def _can_write_there(library: Library, call: PreparedCall, found: Operands) -> bool:
@@ -241,3 +243,55 @@ def _finished(library: Library, found: Operands, product: Any) -> Any:
 def _real(factor: Coefficient) -> float:
     """Whole numbers as they are: not all of them are floats."""
     return factor if isinstance(factor, int) else complex(factor).real
+
+
+SMALL_SIDE = 1024  # rows and columns of the product up to which that is so
+LONG_SIDE, FEW = 4096, 64  # and with an inner side of no more than the second
+ndarray = np.ndarray
+# NumPy has one object for each of its types; an array that has another one goes the usual way.
+FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
+
+
+def small_gram(a: Any, rows: bool, out: Any) -> Any:
+    """The whole product of NumPy's array and its adjoint; None: the usual way. Of a real matrix and its transpose in
+    place, NumPy's own product calls BLAS's function for halves."""
+    dtype = a.dtype
+    if a.ndim != 2 or (a.size > SMALL_SIDE and not _has_few_rows(a, rows)):  # small ones without a second call
+        return None
+    if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
+        return None
+    try:
+        if dtype is FLOAT64 or dtype is FLOAT32:
+            flags = a.flags
+            if not (flags.carray or (flags.forc and flags.aligned) or read_in_place(a)):
+                a = a.copy()
+            if out is None:
+                return matmul(a, a.T) if rows else matmul(a.T, a)
+            return matmul(a, a.T, out) if rows else matmul(a.T, a, out)
+    except ValueError:  # `out` has another shape: the usual way says so in words of fmm's
+        return None
+    if dtype is COMPLEX128 or dtype is COMPLEX64:
+        side = a.shape[not rows]
+        return hermitian_product(a, rows, out) if out is None or out.shape == (side, side) else None
+    return None
+
+
+def _has_few_rows(a: Any, rows: bool) -> bool:
+    """Are they so few that no plan is asked for? Certainly, of SMALL_SIDE numbers or fewer."""
+    side, inner = a.shape if rows else a.shape[::-1]
+    return bool(a.size <= SMALL_SIDE or side <= SMALL_SIDE or (side <= LONG_SIDE and inner <= FEW))
+
+
+def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
+    """What computes one that is complex, or copied before, in words; none if it is not answered here."""
+    if type(a) is not ndarray or a.ndim != 2 or a.dtype not in (FLOAT64, FLOAT32, COMPLEX128, COMPLEX64):
+        return ""
+    if not _has_few_rows(a, rows) or (out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)):
+        return ""
+    if a.dtype.kind == "f":
+        copied = not ((a.flags.forc and a.flags.aligned) or read_in_place(a))
+        return "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror" if copied else ""
+    side, inner = a.shape if rows else a.shape[::-1]
+    if uses_panels(side, inner):
+        return "numpy.matmul: one half in panels of rows, each of which is mirrored"
+    return "numpy.matmul: a whole product, of which one half is mirrored"

@@ -33,23 +33,25 @@ from fmm.runtime.prepare import (
 )
 
 
-def product_of_any(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
+def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """The same, where some arrays may be of other libraries, which this one can read in place."""
     own = library.adopt_arrays(a, b, out)
     if own is None:
-        return product(library, a, b, out, constraints)
-    c = product(library, *own, constraints)
+        return run_matmul(library, a, b, out, constraints)
+    c = run_matmul(library, *own, constraints)
     return library.to_callers_library(c, a, b) if out is None else out
 
 
-def product(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
+def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """What the library's own matmul returns or raises, faster where a plan pays."""
     call = prepare_call(library, a, b, out, constraints)
     if call.plan is None:
         return _left_to_library(library, call, a, b, out, constraints)
     if call.decision.trial is not None:
         c = _runner(library.processor).measured_product(
-            library, call, lambda plan: product(library, a, b, out, constraints._replace(plan=plan, replaceable=True))
+            library,
+            call,
+            lambda plan: run_matmul(library, a, b, out, constraints._replace(plan=plan, replaceable=True)),
         )
         if RECORDING.on:
             record_measured_call(call.decision)
@@ -58,7 +60,7 @@ def product(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstra
     if call.direct and not there:  # `out` overlaps an operand
         call = prepare_call(library, a, b, None, constraints)
     target = out if there else None
-    c = by_plan(library, call, a, b, target, constraints)
+    c = run_with_fallback(library, call, a, b, target, constraints)
     if c is None:
         return library.vendor(a, b, out)
     if target is None and out is not None:
@@ -67,7 +69,7 @@ def product(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstra
     return c
 
 
-def by_plan(
+def run_with_fallback(
     library: Library, call: PreparedCall, a: Any, b: Any, target: Any, constraints: PlanConstraints, added: Any = None
 ) -> Any:
     """C by a call's plan or another one, in `target` if that is given; None if the library must multiply.
@@ -84,7 +86,7 @@ def by_plan(
     return c
 
 
-def by_known_half(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
+def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
     """Of a matrix and its transpose in place, by a call that copies neither and so asks for their address alone (to
     make a transposed view takes a microsecond); None: the usual way."""
     try:
@@ -180,14 +182,14 @@ def _runner(processor: Processor) -> Any:
 # ---- explaining
 
 
-def explained(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
+def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """What `product` would do, and why; nothing is computed."""
     own = library.adopt_arrays(a, b, out) or (a, b, out)
     call = plan_call(library, *own, constraints)
-    return replace(call.decision, kernels=kernel_lines(library, call, *own))
+    return replace(call.decision, kernels=describe_kernels(library, call, *own))
 
 
-def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
+def decide_without_arrays(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
     """What would be done with arrays that lie row by row: by the plan that was given, if one was."""
     if given is None or 0 in problem.size:
         decision = decide_plan(problem, limits, device)
@@ -196,11 +198,11 @@ def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None
         call = prepare_query(_question(problem, limits, device, given, None))
         decision, launches = call.decision, call.launches
     if device.threads:
-        return replace(decision, kernels=run_host.products_described(decision.plan, problem, device.threads))
+        return replace(decision, kernels=run_host.describe_products(decision.plan, problem, device.threads))
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 
-def call_bytes(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> int:
+def planned_call_bytes(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> int:
     """Bytes that a call takes beside A, B and C, which lie row by row: its plan's workspace, and what it is captured
     and computed again with."""
     out = contiguous(problem.shapes[2], problem.stored)
@@ -216,14 +218,14 @@ def _question(
     return ProblemQuery(a, b, out, setting, device, limits, given, asked=asked)
 
 
-def kernel_lines(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
+def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
     """What runs, a line each."""
     if call.launches is not None:
         a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
         return launches_at(call, a, b, library.pointer(out) if call.direct and out is not None else None).describe()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
-        return run_host.products_described(call.plan, problem, call.device.threads)
-    on_threads = f" on {run_host.counted_words(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
+        return run_host.describe_products(call.plan, problem, call.device.threads)
+    on_threads = f" on {run_host.count_noun(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
     reads = "" if call.decision.plan == VENDOR else ", since the plan's kernels cannot read arrays that lie like these"
     return (f"{library.vendor_name}{on_threads}{reads}",)

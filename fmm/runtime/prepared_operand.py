@@ -73,7 +73,7 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
     return PreparedOperand(side, tuple(copy.shape), _type_name(copy), _bytes_of(copy), "", copy, None)
 
 
-def unwrapped(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, Any, PlanConstraints]:
+def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, Any, PlanConstraints]:
     """The arrays of prepared operands, and what is kept of one of them."""
     if not isinstance(a, PreparedOperand) and not isinstance(b, PreparedOperand):
         return a, b, constraints
@@ -88,13 +88,13 @@ def unwrapped(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, Any, P
     return arrays[0], arrays[1], constraints if kept is None else constraints._replace(kept=kept)
 
 
-def side_note(a: Any, b: Any) -> str:
+def other_side_note(a: Any, b: Any) -> str:
     """What may be meant where a prepared operand stands on the other side, and does not fit there."""
-    note = wrong_side(a, b)
+    note = wrong_side_note(a, b)
     return "" if note and _inner_sides_fit(a, b) else note
 
 
-def wrong_side(a: Any, b: Any) -> str:
+def wrong_side_note(a: Any, b: Any) -> str:
     """Which operand was prepared for the other side, and what to write instead; empty if neither was. (Where it fits,
     the product is right, and nothing that it keeps is made use of.)"""
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
@@ -171,9 +171,9 @@ def _launches(
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)
     if side == "right":  # times any rows
-        problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), kept="B")
+        problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), prepared_side="B")
     else:
-        problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), kept="A")
+        problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), prepared_side="A")
     from fmm.kernels.cuda.record import record_preparation
 
     return record_preparation(Plan(leaf=leaf.name), problem, chip_target(chip))
@@ -183,4 +183,4 @@ def _run(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int
     """And wait for it: other streams may read it at once."""
     from fmm.runtime import run_device
 
-    run_device.run_to_the_end(library, launches, pointer, device)
+    run_device.run_preparation(library, launches, pointer, device)

@@ -120,7 +120,7 @@ def clock_time(seconds: float) -> str:
 
 
 @contextmanager
-def shown_progress(wanted: bool) -> Iterator[Progress]:
+def show_progress(wanted: bool) -> Iterator[Progress]:
     """What is told how far a call is, and shows it if that is wanted."""
     found = Progress(wanted)
     try:
@@ -133,9 +133,9 @@ _of_plans: ContextVar[Progress | None] = ContextVar("fmm_progress", default=None
 
 
 @contextmanager
-def progress_of_plans() -> Iterator[Progress]:
+def plan_progress() -> Iterator[Progress]:
     """Plans that multiply for this caller on the host meanwhile tell how far they are, and that is shown."""
-    with shown_progress(True) as found:
+    with show_progress(True) as found:
         token = _of_plans.set(found)
         try:
             yield found
@@ -143,6 +143,6 @@ def progress_of_plans() -> Iterator[Progress]:
             _of_plans.reset(token)
 
 
-def asked_progress() -> Progress | None:
+def current_progress() -> Progress | None:
     """Who is to be told how far a plan is; nobody, if the caller did not ask for it."""
     return _of_plans.get()

@@ -52,7 +52,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             ran.append(call.plan)
             return library.vendor(a, b, out)
 
-    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
     monkeypatch.setattr(early_declines, "SMALL", 100**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 100**2)
@@ -143,7 +143,7 @@ def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, mon
     a = drawn(cupy, side)
     fmm.matmul(a, a)
     library = detect.cupy_library()
-    library.calls[early_declines.product_key(library, a, a)] = math.inf
+    library.calls[early_declines.decline_key(library, a, a)] = math.inf
     monkeypatch.setattr(product_call, "product", lambda *call: pytest.fail("the long way"))
     fmm.matmul(a, a)
 
@@ -209,7 +209,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
         fmm.gram(larger)
     ran.clear()
     with monkeypatch.context() as patch:
-        patch.setattr("fmm.dispatch.gram_product", None)
+        patch.setattr("fmm.dispatch.run_gram", None)
         patch.setattr("fmm.runtime.prepare.prepare_query", None)
         assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
         assert fmm.gram(flat, None, out, rows=True, fill="upper") is out
@@ -287,7 +287,7 @@ def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monke
         return prepare.prepare_query(question)
 
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(prepare, "answer_question", counted)
+    monkeypatch.setattr(prepare, "prepare_query", counted)
     cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
     a = drawn(cupy, 110)
     fmm.matmul(a, a)  # CuPy is known from now on

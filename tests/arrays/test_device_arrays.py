@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, library_of, on_device, type_name
-from fmm.runtime.decisions.early_declines import remember_decline, was_declined
-from fmm.runtime.operands import NotOursError
-from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays import detect
+from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, library_of, on_device, type_name
 from fmm.arrays.library import Library, Operand, Setting, contiguous
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
@@ -35,8 +32,11 @@ from fmm.runtime import devices, prepare
 from fmm.runtime import matmul as product_call
 from fmm.runtime.decisions import early_declines, limits
 from fmm.runtime.decisions.decide import decide_plan, smaller_plans
+from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints, default_workspace_bytes
 from fmm.runtime.devices import gpu_from_description, parse_cuda_index
+from fmm.runtime.operands import NotOursError
+from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.devices import H200
@@ -399,7 +399,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
-    assert (entry.step, entry.considered) == ("certified entry", ())
+    assert (entry.source, entry.candidates) == ("certified entry", ())
     plans = list(smaller_plans(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
@@ -465,7 +465,7 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
 def test_plans_for_a_device() -> None:
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
     assert decision.problem is not None and decision.problem.dtype == "tf32"
-    assert "H200" in str(decision.considered[0].prediction.device)
+    assert "H200" in str(decision.candidates[0].prediction.device)
     assert "own" in fmm.plan(64, 64, 64, dtype="longdouble", device=0, workspace=0).reason
 
 
@@ -566,14 +566,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def multiply(library: Any, a: Any, b: Any, out: Any = None, constraints: Wishes = NO_CONSTRAINTS) -> Any:
+def multiply(library: Any, a: Any, b: Any, out: Any = None, constraints: PlanConstraints = NO_CONSTRAINTS) -> Any:
     return product_call.run_matmul(library, a, b, out, constraints)
 
 
 def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
     original = prepare.prepare_query
-    monkeypatch.setattr(prepare, "answer_question", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(prepare, "prepare_query", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
     library, a, constraints = HostArrays(), draw((64, 64)), PlanConstraints(LEVEL)
     for _ in range(3):
         multiply(library, a, a, constraints=constraints)
@@ -738,7 +738,7 @@ def test_an_entry_that_does_not_fit_a_view_gives_way(
     library.leading = leading
     found = product_call.explain_matmul(library, draw((8, 8)), draw((8, 8)), None, NO_CONSTRAINTS)
     files.clear_config_cache()
-    assert (found.step, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
+    assert (found.source, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
     assert found.plan != VENDOR and found.kernels[0] != "test.matmul"
     assert ("cannot run on these arrays" in found.reason) == (leading == 8193)
 
@@ -921,7 +921,7 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
     ],
 )
 def test_a_quick_no(size: tuple[int, int, int], itemsize: int, no: bool) -> None:
-    assert early_declines.small_enough_for_vendor(*size, itemsize) is no
+    assert early_declines.is_small_on_device(*size, itemsize) is no
 
 
 SIDES = st.integers(1, 20000)
@@ -931,10 +931,10 @@ SIDES = st.integers(1, 20000)
 def test_a_quick_no_by_bytes_and_sides_is_the_same(m: int, k: int, n: int, itemsize: int) -> None:
     library: Any = SimpleNamespace(differentiable=True, calls={}, type_key=lambda a, b: "")
     a, b = Exact(m, k, itemsize=itemsize), Exact(k, n, itemsize=itemsize)
-    expected = early_declines.small_enough_for_vendor(m, k, n, itemsize)
-    assert early_declines.left_to_vendor(library, a, b, a.nbytes * b.nbytes) is expected
-    library.calls[early_declines.product_key(library, a, b)] = math.inf
-    assert early_declines.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
+    expected = early_declines.is_small_on_device(m, k, n, itemsize)
+    assert early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes) is expected
+    library.calls[early_declines.decline_key(library, a, b)] = math.inf
+    assert early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes)
 
 
 def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
@@ -943,7 +943,7 @@ def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
     arrays: Any = SimpleNamespace(differentiable=False, calls={}, type_key=lambda a, b: "")
 
     def quick_no(library: Any, a: Any, b: Any) -> bool:
-        return early_declines.left_to_vendor(library, a, b, a.nbytes * b.nbytes)
+        return early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes)
 
     assert not quick_no(tensors, Exact(), Exact(3, 3))
     traced: Any = np.int64(3)  # no int of Python's
@@ -964,7 +964,7 @@ def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n
     if (m * k * itemsize) * (k * n * itemsize) < early_declines.SMALL_BYTES:
         work = m * k * n
         assert k < early_declines.SHORT_SIDE or work < (
-            early_declines.SMALL_UNALIGNED if itemsize == 2 else early_declines.SMALL
+            early_declines.SMALL_16_BIT_UNALIGNED if itemsize == 2 else early_declines.SMALL
         )
 
 
@@ -1010,10 +1010,10 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Library:
         differentiable, processor, calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
 
-        def watched(self) -> bool:
+        def is_observed(self) -> bool:
             return self.is_watched
 
-        quickly_watched = property(lambda self: self.watched)
+        is_tracing = property(lambda self: self.is_observed)
 
         def quick_vendor(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
@@ -1077,7 +1077,7 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
 
     library = detect.PLAIN_TYPES[Exact]
     monkeypatch.setattr(library, "is_watched", True)
-    monkeypatch.setattr("fmm.dispatch._recorded_product", recorded)
+    monkeypatch.setattr("fmm.dispatch._traced_matmul", recorded)
     for known in (detect.PLAIN_TYPES, detect._libraries):
         monkeypatch.setitem(known, Untouched, library)
     x = Untouched(2000, 2000)

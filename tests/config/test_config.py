@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.config import environment, files, identity, reader, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
 from fmm.hardware.chip import BlockTerms
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -71,22 +71,22 @@ def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decid
 def test_a_tuned_shape_is_answered_by_its_entry_and_no_other(path: Path) -> None:
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan="strassen.peel > vendor")))
     found = decided()
-    assert (str(found.plan), found.step) == ("strassen.peel > vendor", "certified entry")
+    assert (str(found.plan), found.source) == ("strassen.peel > vendor", "certified entry")
     assert "1.100 times the vendor [1.050, 1.200] in 9 paired rounds" in str(found)
-    assert decided(98).step == "calibrated model"
+    assert decided(98).source == "calibrated model"
 
 
 def test_an_entry_for_the_vendor_is_an_answer_too(path: Path) -> None:
     none = tuned.entry(plan="vendor", speedup=1.0, low=1.0, high=1.0)
     tuned.write(path, HERE.key, found=tuned.section(none))
-    assert (decided().plan, decided().step) == (VENDOR, "certified entry")
+    assert (decided().plan, decided().source) == (VENDOR, "certified entry")
     assert decided(98).plan != VENDOR
 
 
 @pytest.mark.parametrize("limits", [Limits(0), Limits(1 << 40, 1.0)], ids=["workspace", "error"])
 def test_an_entry_beyond_the_limits_is_passed_over(path: Path, limits: Limits) -> None:
     tuned.write(path, HERE.key)
-    assert (decided(limits=limits).plan, decided(limits=limits).step) == (VENDOR, "calibrated model")
+    assert (decided(limits=limits).plan, decided(limits=limits).source) == (VENDOR, "calibrated model")
 
 
 def test_other_shapes_are_answered_by_the_calibrated_model_with_its_margin(path: Path) -> None:
@@ -97,21 +97,21 @@ def test_other_shapes_are_answered_by_the_calibrated_model_with_its_margin(path:
         os.utime(path, (margin, margin))
         forget()
         assert (decided().plan != VENDOR) is wins
-        assert decided().step == "calibrated model"
+        assert decided().source == "calibrated model"
 
 
 def test_without_a_section_the_built_in_model_answers(path: Path, said: Callable[[], list[str]]) -> None:
     tuned.write(path, HERE.key, "float32")
-    assert decided().step == "built-in model"
+    assert decided().source == "built-in model"
     tuned.write(path, "cpu-of-another-2t")
     forget()
-    assert decided().step == "built-in model"
+    assert decided().source == "built-in model"
     assert said() == []  # small products: nobody needs to know
 
 
 def test_a_section_without_a_calibration_has_entries_all_the_same(path: Path) -> None:
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(), calibration=None))
-    assert (decided().step, decided(98).step) == ("certified entry", "built-in model")
+    assert (decided().source, decided(98).source) == ("certified entry", "built-in model")
 
 
 def test_a_product_follows_the_config(
@@ -138,7 +138,7 @@ def test_the_environment_is_read_at_every_call(path: Path, monkeypatch: pytest.M
         ("FMM_DISABLE", "0", "hasa > vendor", "certified entry"),
     ):
         monkeypatch.setenv(name, value)
-        assert (str(decided().plan), decided().step) == (plan, step), (name, value)
+        assert (str(decided().plan), decided().source) == (plan, step), (name, value)
 
 
 def test_an_unknown_mode_is_said_once_and_is_cache(
@@ -146,7 +146,7 @@ def test_an_unknown_mode_is_said_once_and_is_cache(
 ) -> None:
     tuned.write(path, HERE.key)
     monkeypatch.setenv("FMM_TUNING_MODE", "sometimes")
-    assert decided().step == decided().step == "certified entry"
+    assert decided().source == decided().source == "certified entry"
     assert said() == ["fmm: FMM_TUNING_MODE is 'sometimes'; valid: off, cache, online, hasa; 'cache' is used"]
 
 
@@ -197,11 +197,11 @@ def test_a_new_config_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     now = time.monotonic()
     monkeypatch.setattr("fmm.config.files.time.monotonic", lambda: now)
     tuned.write(path, HERE.key)
-    assert decided().step == "certified entry"
+    assert decided().source == "certified entry"
     tuned.write(path, HERE.key, found=tuned.section())
-    assert decided().step == "certified entry"  # files are looked at once a second
+    assert decided().source == "certified entry"  # files are looked at once a second
     now += 1
-    assert decided().step == "calibrated model"
+    assert decided().source == "calibrated model"
 
 
 def test_after_an_update_entries_are_set_aside_and_the_model_stays(
@@ -210,13 +210,13 @@ def test_after_an_update_entries_are_set_aside_and_the_model_stays(
     tuned.write(path, HERE.key)
     updated = Identity(HERE.key, HERE.name, {**HERE.versions, "blas": "test 2"})
     monkeypatch.setattr(identity, "cpu_identity", lambda threads: updated)
-    assert decided().step == decided(97).step == "calibrated model"
+    assert decided().source == decided(97).source == "calibrated model"
     assert said() == ["fmm: blas test 1 -> test 2 since the tuning: only its model is used until `fmm-tune canary`"]
 
 
 def test_unverified_entries_are_not_used(path: Path) -> None:
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(verified=False)))
-    assert decided().step == "calibrated model"
+    assert decided().source == "calibrated model"
 
 
 def test_a_large_product_on_an_untuned_device_says_so_once(path: Path, said: Callable[[], list[str]]) -> None:
@@ -264,15 +264,15 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS
     for _ in range(products):
-        assert fmm.explain(a, b).step == "being measured"
+        assert fmm.explain(a, b).source == "being measured"
         assert np.allclose(fmm.matmul(a, b), a @ b)
     assert sorted(ran) == sorted(["vendor", best] * (products // 2))
     found = fmm.explain(a, b)
-    assert (str(found.plan), found.step) == (best, "measured online")
+    assert (str(found.plan), found.source) == (best, "measured online")
     (kept,) = json.loads(path.read_text())["devices"][HERE.key]["float64"]["entries"]
     assert (kept["size"], kept["plan"], kept["origin"]) == ([64, 64, 64], best, "online")
     forget()
-    assert fmm.explain(a, b).step == "online entry"
+    assert fmm.explain(a, b).source == "online entry"
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_online_makes_a_section_where_there_is_none(path: Path, passing: Callabl
         passing(0.5)  # between products, which is nobody's time
         trial.run(lambda plan: passing(1.1e-3 if plan == VENDOR else 1e-3))
     assert trial.entry.plan == "winograd > vendor" and trial.entry.speedup == pytest.approx(1.1)
-    assert decided(64).step == "online entry"
+    assert decided(64).source == "online entry"
 
 
 def test_online_decides_for_the_vendor_if_that_is_faster(path: Path, passing: Callable[[float], None]) -> None:
@@ -392,7 +392,7 @@ def test_what_ships_with_the_package_was_measured_on_another_card(
     for module in (files, files):
         monkeypatch.setattr(module, "SHIPPED", shipped)
     found = decided()
-    assert found.step == step
+    assert found.source == step
     assert ("calibrated on another card of this name" in found.reason) == (step == "calibrated model")
 
 
@@ -410,7 +410,7 @@ def test_a_tuning_that_cannot_be_used_takes_nothing_away(
     if unfinished != "doubted":
         own = tuned.section(entry, calibration=None)
     tuned.write(tmp_path / "user" / "config.json", HERE.key, found=own)
-    assert decided().step == "calibrated model" and decided().plan.levels
+    assert decided().source == "calibrated model" and decided().plan.levels
     found = files.active_configs().tuned(HERE, "float64")
     assert found is not None and found.trusted is not None and found.entry((640, 640, 640)) is not None
     (tmp_path / "site" / "config.json").unlink()
@@ -485,7 +485,7 @@ def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch:
 
     monkeypatch.delenv("FMM_CONFIG")
     monkeypatch.setattr(files, "user_folder", homeless)
-    assert decided().step == "built-in model"
+    assert decided().source == "built-in model"
 
 
 def test_an_identity_is_of_this_machine() -> None:
@@ -528,14 +528,14 @@ def test_a_broken_section_is_named_once_and_passed_over(
     named: str, change: dict[str, Any], path: Path, said: Callable[[], list[str]]
 ) -> None:
     path.write_text(json.dumps({"schema": 1, "devices": {HERE.key: {"float64": {**GOOD, **change}}}}))
-    assert (decided().step, decided().step) == ("built-in model",) * 2
+    assert (decided().source, decided().source) == ("built-in model",) * 2
     (line,) = said()
     assert str(path) in line and named.strip("'") in line and "\n" not in line
 
 
 def test_a_good_section_passes(path: Path, said: Callable[[], list[str]]) -> None:
     path.write_text(json.dumps({"schema": 1, "devices": {HERE.key: {"float64": GOOD}}}))
-    assert decided().step == "certified entry" and said() == []
+    assert decided().source == "certified entry" and said() == []
 
 
 @pytest.mark.parametrize("plan", ["nonsense > vendor", "strassen^9 > vendor", "balanced(1) > vendor", "> > > vendor"])
@@ -543,7 +543,7 @@ def test_an_entry_whose_plan_is_none_is_said_and_passed_over(
     plan: str, path: Path, said: Callable[[], list[str]]
 ) -> None:
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan=plan)))
-    assert decided().step == "calibrated model"
+    assert decided().source == "calibrated model"
     assert len(said()) == 1 and "(96, 96, 96)" in said()[0]
 
 
@@ -645,7 +645,7 @@ def test_a_thousand_damaged_configs_break_no_product(
         said = [record.getMessage() for record in caplog.records]
         assert len(said) <= 1, said
         assert all("\n" not in line and line.isprintable() and len(line) < 600 for line in said), said
-        steps.add(found.step)
+        steps.add(found.source)
         lines += bool(said)
     assert steps == {"certified entry", "calibrated model", "built-in model"}
     assert lines > 300

@@ -22,10 +22,10 @@ def test_two_devices_are_nearly_twice_as_fast() -> None:
 
 def test_a_level_above_is_one_that_is_asked_for() -> None:
     found = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="winograd")
-    assert {str(way.above) for way in found.considered} == {"winograd > vendor"}
+    assert {str(way.above) for way in found.candidates} == {"winograd > vendor"}
     assert ", below winograd" in str(found)
     plain = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="vendor")
-    assert {str(way.above) for way in plain.considered} == {"vendor"}
+    assert {str(way.above) for way in plain.candidates} == {"vendor"}
 
 
 def test_the_error_limit_holds_for_the_level_above_too() -> None:
@@ -47,6 +47,6 @@ def test_what_is_too_large_is_not_chosen() -> None:
     layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
     gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
     free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(above=VENDOR))
-    tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(room=100 << 20, above=VENDOR))
+    tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, above=VENDOR))
     assert tight.best.memory <= 100 << 20 < free.best.memory
     assert "(too large)" not in str(free)

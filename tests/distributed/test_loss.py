@@ -29,7 +29,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("error", LOST.values(), ids=LOST)
 def test_errors_of_torch_distributed_name_the_other_processes(error: Exception) -> None:
-    with pytest.raises(shared_product.LostProcessError) as told, shared_product.told_of_loss(PROCESSES, "step 1 of 2"):
+    with pytest.raises(shared_product.LostProcessError) as told, shared_product.reports_loss(PROCESSES, "step 1 of 2"):
         raise error
     assert "one of the processes 2, 7 is lost or did not answer in time (step 1 of 2)" in str(told.value)
     assert str(error) in str(told.value) and told.value.__cause__ is error
@@ -37,6 +37,6 @@ def test_errors_of_torch_distributed_name_the_other_processes(error: Exception) 
 
 @pytest.mark.parametrize("error", OTHERS.values(), ids=OTHERS)
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as told, shared_product.told_of_loss(PROCESSES, "step 1 of 2"):
+    with pytest.raises(type(error)) as told, shared_product.reports_loss(PROCESSES, "step 1 of 2"):
         raise error
     assert told.value is error

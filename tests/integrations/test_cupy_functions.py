@@ -49,7 +49,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
         return np.matmul(np.asarray(a), np.asarray(b), *rest, **options).view(Array)
 
     monkeypatch.setattr(cupy_functions, "matmul", by_fmm)
-    monkeypatch.setattr(cupy_functions, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 1000)
+    monkeypatch.setattr(cupy_functions, "is_small_on_device", lambda m, k, n, itemsize: m * k * n < 1000)
     return made
 
 

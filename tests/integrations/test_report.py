@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy
 import pytest
-from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 
 import fmm
 from fmm.integrations import report as counting
@@ -22,6 +21,7 @@ from fmm.integrations.report_value import LINES, UNSEEN, Kind, Outcome, expected
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Candidate
 from fmm.runtime import run_host
+from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 from fmm.runtime.decisions import decide
 from tests.support import ROOT
 
@@ -257,7 +257,7 @@ def test_a_report_is_made_while_threads_go_on_multiplying(monkeypatch: pytest.Mo
 def test_the_speedup_is_the_models_or_the_tuners() -> None:
     decision = fmm.plan(4096, 4096, 4096)
     plan = fmm.Plan.parse("winograd > vendor")
-    candidate = Candidate(plan, decision.considered[0].prediction, 0.8, 2.0, 0.05)
+    candidate = Candidate(plan, decision.candidates[0].prediction, 0.8, 2.0, 0.05)
     by_model = fmm.Decision(plan, decision.problem, "", (candidate,))
     assert expected_speedup(by_model) == pytest.approx(1.25)
     certified = fmm.Decision(plan, decision.problem, "measured: 1.3")

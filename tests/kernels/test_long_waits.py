@@ -97,12 +97,12 @@ def test_compiling_kernels_is_said_and_they_are_asked_for_once(
         asked.append(kernel)
         assert said.wait(60)
 
-    monkeypatch.setattr(compiled, "compiled_kernel", compile_slowly)
+    monkeypatch.setattr(compiled, "compile_kernel", compile_slowly)
     for _ in range(3):
-        compiled.compile_all(0, kernels(count))
+        compiled.compile_kernels(0, kernels(count))
     wait()
-    assert sorted(kernel.given for kernel in asked) == [(number,) for number in range(count)]
-    compiled.compile_all(1, kernels(count))  # another device's
+    assert sorted(kernel.source_arguments for kernel in asked) == [(number,) for number in range(count)]
+    compiled.compile_kernels(1, kernels(count))  # another device's
     assert len(asked) == 2 * count
 
 
@@ -113,8 +113,8 @@ def test_what_cannot_be_compiled_is_asked_for_again(compiled: Any, monkeypatch: 
         asked.append(kernel)
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(compiled, "compiled_kernel", fail)
+    monkeypatch.setattr(compiled, "compile_kernel", fail)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no such"):
-            compiled.compile_all(0, kernels(1))
+            compiled.compile_kernels(0, kernels(1))
     assert len(asked) == 2

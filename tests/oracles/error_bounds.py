@@ -8,7 +8,7 @@ from math import log2, prod, sqrt
 
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.stability import _nonzeros, _one_level, classical_bound, error_bound
+from fmm.perfmodel.stability import classical_bound, error_bound, nonzero_counts, scheme_error_bounds
 
 
 def brent_bound(levels: int, n: int) -> int:
@@ -63,9 +63,9 @@ def prefactor(scheme: Scheme) -> int:
 
     max over C blocks of (terms in the block + most terms in the operands of one of its products).
     """
-    left, right = (_nonzeros(zip(*x, strict=True)) for x in (scheme.u, scheme.v))
+    left, right = (nonzero_counts(zip(*x, strict=True)) for x in (scheme.u, scheme.v))
     sizes = [x + y for x, y in zip(left, right, strict=True)]
-    terms = _nonzeros(scheme.w)
+    terms = nonzero_counts(scheme.w)
     return max(
         t + max((s for s, c in zip(sizes, row, strict=True) if c), default=0)
         for t, row in zip(terms, scheme.w, strict=True)
@@ -88,8 +88,8 @@ def bound_growth(plan: Plan, m: int, k: int, n: int) -> float:
 
 def recurrence(scheme: Scheme) -> tuple[tuple[float, float], ...]:
     """(e, r) for every block of C: one level has f(k) = max of e f(k/k0) + r k/k0 (Brent's 12 and 44)."""
-    factors = _one_level(scheme, 0.0, 1.0)
-    roundings = _one_level(scheme, 1.0, 0.0)
+    factors = scheme_error_bounds(scheme, 0.0, 1.0)
+    roundings = scheme_error_bounds(scheme, 1.0, 0.0)
     return tuple(zip(factors, roundings, strict=True))
 
 

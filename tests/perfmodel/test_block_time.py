@@ -6,7 +6,6 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from benchmarks.block_model import missed_line
 from benchmarks.shipped import recorded_blocks
 from fmm.hardware.chip import BlockTerms
 from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names, nearest_capability
@@ -62,8 +61,8 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
     a, b = block_model.operand_sides(named_strategy("Huge"), (2, 2, 2))
     assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
-    assert (a.stored, b.stored) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
-    assert (a.bursts, b.bursts) == (False, False)
+    assert (a.shared_elements, b.shared_elements) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
+    assert (a.reads_bursts, b.reads_bursts) == (False, False)
 
 
 def test_fewer_lanes_bind_before_slots() -> None:
@@ -125,7 +124,7 @@ def hits(rows: list[Row]) -> float:
 
 def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
     rows = compared_rows(recorded_blocks(FILE), H200)
-    assert hits(rows) >= 0.9, [missed_line(row) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
     assert sum(row.regret for row in rows) / len(rows) < 0.02
     assert root_mean_square(rows) < 0.12
 
@@ -145,7 +144,7 @@ def test_the_constants_are_what_the_fit_gives() -> None:
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
     rows = compared_rows(recorded_blocks(FILE, "fused"), H200)
     assert len(rows) >= 10
-    assert hits(rows) >= 0.9, [missed_line(row) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
 
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.levels.balanced import Balanced
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.levels.scheme_text import level

@@ -276,7 +276,7 @@ def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str
     first = Plan.parse(f"{plan} > vendor").levels[0]
     assert isinstance(first, Level)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
-    moved = {kernel.lanes * DTYPES[kernel.element].itemsize for kernel in kernels}
+    moved = {kernel.vector_width * DTYPES[kernel.element].itemsize for kernel in kernels}
     assert moved == {access_bytes(first.products, DTYPES[dtype].itemsize)}
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
@@ -17,7 +15,9 @@ from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.step_table import step_table, step_table_names, table_scheme
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel import data_growth
 from fmm.perfmodel.data_growth import growth_on_data
@@ -467,7 +467,7 @@ def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(
     a, b = rng.standard_normal((2, 64, 64))
     last = float(((a @ b) ** 2).sum())
     whole = of_partial_sums(a, b, 64)
-    found = [data_growth._of_product(a, b, piece, rng) for piece in (0, 64)]
+    found = [data_growth._classical_variance(a, b, piece, rng) for piece in (0, 64)]
     terms = sum(float(((a[:, :i] @ b[:i]) ** 2).sum()) for i in range(65)) - last / 2  # half of the first and last
     assert found == pytest.approx([terms, terms + last], rel=0.05)
     assert whole == pytest.approx(terms + 1.5 * last, rel=1e-9)

@@ -13,7 +13,6 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 from benchmarks.held_out import (
     FILE,
@@ -35,6 +34,7 @@ from benchmarks.timed_machines import Cpu
 from benchmarks.tried_plans import family, shortlist, whole_list
 from fmm.config.files import SHIPPED
 from fmm.kernels import Plan
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.choose import choose
 from fmm.problem import Problem
 from fmm.runtime.devices import cpu_device

@@ -22,7 +22,7 @@ class Memory:
 
 @pytest.mark.parametrize(("processes", "gibibytes"), [(1, 32), (2, 16), (4, 8)])
 def test_each_process_takes_its_part(monkeypatch: pytest.MonkeyPatch, processes: int, gibibytes: int) -> None:
-    monkeypatch.setattr(limits, "processes_on", lambda number: processes)
+    monkeypatch.setattr(limits, "count_gpu_processes", lambda number: processes)
     monkeypatch.setattr(limits, "_shares", {})
     library: Any = Memory()
     assert limits.default_workspace_bytes(library, 0) == gibibytes << 30
@@ -49,15 +49,15 @@ def test_processes_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(limits, "_nvml", lambda: Nvml({b"0000:02:00.0": 5, b"0000:01:00.0": 0}))
     monkeypatch.setattr(limits, "_bus", lambda number: f"0000:0{number + 1}:00.0")
     limits._handle.cache_clear()
-    assert [limits.processes_on(number) for number in (0, 1, 2)] == [1, 5, 1]
+    assert [limits.count_gpu_processes(number) for number in (0, 1, 2)] == [1, 5, 1]
     limits._handle.cache_clear()
 
 
 def test_without_nvml_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     limits._nvml.cache_clear()
-    monkeypatch.setattr(limits, "LIBRARY", "libnothing-of-that-name.so")
+    monkeypatch.setattr(limits, "NVML", "libnothing-of-that-name.so")
     limits._handle.cache_clear()
-    assert limits.processes_on(0) == 1
+    assert limits.count_gpu_processes(0) == 1
     limits._nvml.cache_clear()
     limits._handle.cache_clear()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 
 from fmm.arrays.library import Setting, contiguous
 from fmm.dtypes import INTEGERS
@@ -12,6 +11,7 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.runtime.devices import Device, gpu_from_description
+from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support.chips import H200 as CHIP
 
 PLENTY = Limits(1 << 36)

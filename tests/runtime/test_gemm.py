@@ -313,9 +313,9 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
-    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(chosen, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([instead])))
-    monkeypatch.setattr(gemm, "small_enough_for_numpy", lambda a, b: False)
+    monkeypatch.setattr(gemm, "is_small_on_host", lambda a, b: False)
     run, tried = run_host.run_call, list[str]()
 
     def without_memory(library: Any, ready: Any, *rest: Any) -> Any:
@@ -401,7 +401,7 @@ def test_what_c_held_is_kept_for_computing_again(dtype: str) -> None:
 def test_of_an_empty_result_nothing_is_kept() -> None:
     problem = Problem(0, 80, 96, "float32", alpha=2, beta=0.5)
     found = record_launches(Plan.parse("strassen.batched > vendor"), problem, chip_target(H200, flagged=True))
-    assert len(found.steps) == len(found.lanes) and not any("keep" in launch.label for launch in found.launches)
+    assert len(found.steps) == len(found.streams) and not any("keep" in launch.label for launch in found.launches)
 
 
 def test_nothing_is_kept_where_nothing_is_added() -> None:

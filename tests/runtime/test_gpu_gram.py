@@ -162,7 +162,7 @@ def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch:
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(f"fmm.runtime.decisions.early_declines.{name}", 0)
-    monkeypatch.setattr(prepare, "faster_as_half", lambda *asked: True)
+    monkeypatch.setattr(prepare, "is_gram_faster", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)
     y = library.array(draw((640, 640), seed=1), dtype)
     for _ in range(3):

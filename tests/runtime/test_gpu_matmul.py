@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.arrays.detect import library_of
 
 import fmm
+from fmm.arrays.detect import library_of
 from fmm.kernels.cuda.launch.graphs import REPEATS
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -65,7 +65,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         decided.append(plan)
         return Decision(plan, problem, "for the test")
 
-    monkeypatch.setattr(prepare, "decide", decide)
+    monkeypatch.setattr(prepare, "decide_plan", decide)
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 256**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
@@ -488,9 +488,8 @@ def test_threads_and_streams_at_once(library: Any, eager: list[Plan]) -> None:
 @pytest.fixture
 def graphs(eager: list[Plan]) -> Iterator[Any]:
     """The graphs that calls are replayed as; none are left of other tests."""
-    from fmm.runtime.run_device import GRAPHS
-
     from fmm.kernels.cuda.recompute import flags
+    from fmm.runtime.run_device import GRAPHS
 
     GRAPHS.clear()
     flags.reset_flags()  # no plan rests because of what other tests multiplied
@@ -524,8 +523,8 @@ def test_a_recurring_call_has_one_graph_whoever_shares_the_card(
 ) -> None:
     """Others take and give back memory of the device, so that each call's limit is another one; what runs is not."""
     sharers = itertools.cycle((1, 3, 5))
-    monkeypatch.setattr(limits, "LIFETIME", -1.0)
-    monkeypatch.setattr(limits, "processes_on", lambda number: next(sharers))
+    monkeypatch.setattr(limits, "FREE_MEMORY_SECONDS", -1.0)
+    monkeypatch.setattr(limits, "count_gpu_processes", lambda number: next(sharers))
     a, out = library.array(draw((300, 300)), "float32"), library.empty((300, 300), "float32")
     for _ in range(2 * REPEATS):
         fmm.matmul(a, a, out)
@@ -614,7 +613,7 @@ def test_a_workspace_is_a_limit_and_an_allocation_that_fails_is_answered(eager: 
 def test_default_workspace_is_a_share_of_what_is_free(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from fmm.arrays.cupy_library import CUPY
 
-    monkeypatch.setattr(limits, "processes_on", lambda number: 1)  # (the tests' own processes share the card)
+    monkeypatch.setattr(limits, "count_gpu_processes", lambda number: 1)  # (the tests' own processes share the card)
     free = CUPY.free_bytes(0)
     limits._shares.clear()
     assert 0.3 * free < limits.default_workspace_bytes(CUPY, 0) <= 0.5 * free

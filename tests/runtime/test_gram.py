@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 
 import fmm
 from fmm.arrays.library import Operand, Setting
@@ -22,6 +21,7 @@ from fmm.runtime import devices, gram, matmul, prepare, run_host
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.gram import TRIANGLES
+from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support.chips import H200
 
 Matrix = np.ndarray[Any, Any]
@@ -318,7 +318,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(run_host, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
-    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(first, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
     for side in ("SMALL_SIDE", "LONG_SIDE"):
         monkeypatch.setattr(gram, side, 50)
@@ -365,7 +365,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
     )
     for name, put in (("prepare", answered), ("prepared", answered), ("by_plan", run)):
         monkeypatch.setattr(gram, name, put)
-    monkeypatch.setattr(gram, "kernel_lines", lambda library, ready, a, b, out: ())
+    monkeypatch.setattr(gram, "describe_kernels", lambda library, ready, a, b, out: ())
     a, request = np.ones((3, 4)), gram.GramParams(beta=1.0)
     out, constraints = np.ones((4, 4)), NO_CONSTRAINTS
     assert gram.run_gram(library, a, None, out, request, constraints) is out

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import aligned_block
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.arrays import host_memory, numpy_library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
+from fmm.kernels.cpu.host_arrays import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import run_host
 from fmm.runtime.decisions import limits

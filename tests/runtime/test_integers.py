@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.runtime.decisions.early_declines import is_small_on_host
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
@@ -18,6 +17,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.registry import forget_everything
 from fmm.runtime import run_host
 from fmm.runtime.decisions import decide, early_declines
+from fmm.runtime.decisions.early_declines import is_small_on_host
 from tests.support import random_integers
 from tests.support.integers import KINDS, by_python, drawn, laid_out, spread
 
@@ -148,8 +148,8 @@ def test_options_are_numpys(what: str, left: str, right: str, options: dict[str,
 @pytest.fixture
 def eager(small_by_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products by plans too."""
-    monkeypatch.setattr(early_declines, "SMALLEST_EXACT_SIDE", 1)
-    monkeypatch.setattr(decide, "SMALLEST_EXACT_SIDE", 1)
+    monkeypatch.setattr(early_declines, "SMALLEST_INTEGER_SIDE", 1)
+    monkeypatch.setattr(decide, "SMALLEST_INTEGER_SIDE", 1)
 
 
 @pytest.mark.usefixtures("eager")

@@ -17,9 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.parallel_products import threads_per_product
-from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.runtime.prepare import PreparedCall as Prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,11 +25,14 @@ from fmm.arrays.library import Setting
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
+from fmm.kernels.cpu.parallel_products import threads_per_product
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime import matmul as calls
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.prepare import PreparedCall as Prepared
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -1058,7 +1058,7 @@ def test_an_entry_whose_plan_cannot_run_is_passed_over(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     files.clear_config_cache()
     a, b = draw((300, 400)), draw((400, 200))
-    assert fmm.explain(a, b).step == "calibrated model"
+    assert fmm.explain(a, b).source == "calibrated model"
     np.testing.assert_allclose(fmm.matmul(a, b), a @ b, atol=1e-9)
     files.clear_config_cache()
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.runtime.prepare import ProblemQuery, prepare_query
 
 import fmm
 from fmm.arrays.library import Operand, Setting
@@ -25,6 +24,7 @@ from fmm.perfmodel.stability import has_entrywise_bound
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedSide
+from fmm.runtime.prepare import ProblemQuery, prepare_query
 from fmm.runtime.prepared_operand import _launches, unwrap_operands
 from tests.support.devices import H200
 
@@ -121,7 +121,7 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     (split,) = made.steps
     base, at = ("A", 0) if side == "left" else ("B", 1)
     size = (300, 500, 200) if side == "left" else (200, 300, 500)
-    problem = Problem(*size, "float32", _layouts(size, at, order), kept=base)  # type: ignore[arg-type]
+    problem = Problem(*size, "float32", _layouts(size, at, order), prepared_side=base)  # type: ignore[arg-type]
     assert H200.chip is not None
     found = record_launches(Plan.parse("f16x3"), problem, chip_target(H200.chip))
     other, product = found.steps
@@ -152,7 +152,7 @@ def question(
 ) -> ProblemQuery:
     a = Operand((512, 2048), (2048, 1), dtype)
     b = Operand((2048, 4096), (4096 * steps, 1), "float32")
-    return ProblemQuery(a, b, None, Setting(0, dtype), H200, limits, kept=kept)
+    return ProblemQuery(a, b, None, Setting(0, dtype), H200, limits, prepared_side=kept)
 
 
 def test_a_product_uses_what_is_kept() -> None:
@@ -168,14 +168,14 @@ def test_a_product_uses_what_is_kept() -> None:
         question(kept, dtype="float64"),
     ):
         call = prepare_query(asked)
-        assert call.decision.problem is None or not call.decision.problem.kept
+        assert call.decision.problem is None or not call.decision.problem.prepared_side
         assert not any("splits A in" in line for line in (call.launches.describe() if call.launches else ()))
 
 
 def test_float64_is_kept_as_residues() -> None:
     """Where the problem says so; and a product of few rows is worth them sooner."""
     known = datasheet_calibration("h200")
-    times = [choose(Problem(2048, 8192, 8192, kept=kept), known, PLENTY) for kept in (None, "B")]
+    times = [choose(Problem(2048, 8192, 8192, prepared_side=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
     (leaf,) = (x for x in ending_rows() if x.preparation.keeps and "float64" in x.types.below)
     made = _launches(leaf, 0, (300, 500), "float64", "C", "right")
@@ -186,7 +186,9 @@ def test_float64_is_kept_as_residues() -> None:
 def test_what_is_kept_counts_in_the_choice() -> None:
     """A plan whose leaf keeps its operand is predicted to take less time, and begins to pay for fewer rows."""
     known = datasheet_calibration("h200")
-    times = [choose(Problem(128, 8192, 8192, "float32", kept=kept), known, PLENTY).best.time for kept in (None, "B")]
+    times = [
+        choose(Problem(128, 8192, 8192, "float32", prepared_side=kept), known, PLENTY).best.time for kept in (None, "B")
+    ]
     assert times[1] < 0.7 * times[0]
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose

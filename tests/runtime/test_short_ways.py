@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.runtime.decisions.early_declines import decline_key
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu import triangle_product
 from fmm.kernels.cuda.target import ALIGNED
 from fmm.runtime.decisions import early_declines
+from fmm.runtime.decisions.early_declines import decline_key
 from tests.support.own_calls import own_calls
 
 
@@ -109,7 +109,7 @@ def test_numpys_options_and_wishes_for_nothing_are_answered_there_too(
     assert own_functions(lambda: fmm.matmul(x, x.T, **options)) == shortest
     assert fmm.matmul(x, x.T, out, **options) is out and (out == 4).all()
     monkeypatch.setattr(early_declines, "FEW_NUMBERS", 0)
-    monkeypatch.setattr(early_declines, "small_enough_for_numpy", lambda a, b: False)
+    monkeypatch.setattr(early_declines, "is_small_on_host", lambda a, b: False)
     libraries = []
 
     def product(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> str:

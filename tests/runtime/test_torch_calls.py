@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fmm.arrays.detect import PLAIN_TYPES
 
 import fmm
 from fmm.arrays import detect
+from fmm.arrays.detect import PLAIN_TYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.support import ROOT
 from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
@@ -41,8 +41,8 @@ def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
     a, b = drawn(device), drawn(device)
     out = fmm.matmul(a, b)
     plans_run.clear()
-    monkeypatch.setattr("fmm.dispatch.left_to_vendor", lambda *given: True)
-    monkeypatch.setattr("fmm.dispatch._torch_products", None)  # which takes several times as long
+    monkeypatch.setattr("fmm.dispatch.is_declined_on_device", lambda *given: True)
+    monkeypatch.setattr("fmm.dispatch.torch_functions", None)  # which takes several times as long
     assert fmm.matmul(a, b, out=out) is out
     same(out, a @ b)
     assert not plans_run
@@ -52,7 +52,7 @@ def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
 def test_out_may_lie_on_a_factor(device: str, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NumPy's may; torch alone would read what it has written."""
     if left:
-        monkeypatch.setattr("fmm.dispatch.left_to_vendor", lambda *given: True)
+        monkeypatch.setattr("fmm.dispatch.is_declined_on_device", lambda *given: True)
     a, b = drawn(device), drawn(device)
     wanted = a @ b
     for x, y, out in ((c := a.clone(), b, c), (a, c := b.clone(), c), (a, c := b.T.clone().T, c.T)):
@@ -66,7 +66,7 @@ def test_out_may_lie_on_a_factor(device: str, left: bool, monkeypatch: pytest.Mo
 
 
 def test_out_beside_a_factor_costs_no_copy(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmm.dispatch.left_to_vendor", lambda *given: True)
+    monkeypatch.setattr("fmm.dispatch.is_declined_on_device", lambda *given: True)
     both, b = torch.stack([drawn(device), drawn(device)]), drawn(device)
     wanted = both[0] @ b
     monkeypatch.setattr(torch.Tensor, "copy_", None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+
 from fmm.kernels.cuda.ops import View
 
 Numbers = np.ndarray[Any, Any]

@@ -18,12 +18,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fmm.kernels.cpu.openblas import loaded_openblas
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.arrays import host_memory
 from fmm.kernels.cpu import numpy_backend, parallel_products
+from fmm.kernels.cpu.openblas import loaded_openblas
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import run_host
 from tests.support.hostile import UNTOUCHED, HostileUse, Wrong, check_place, main

@@ -20,7 +20,6 @@ from tests.support.noting_driver import Note, fails, log, modes, noted_call, siz
 noting_driver.install()
 
 from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
-from fmm.kernels.cuda.launch import cublas as our_cublaslt  # noqa: E402
 from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402
@@ -46,15 +45,14 @@ class SizedCall(kernel_call.KernelCall):
 def patch() -> None:
     functions = Functions(noted_call)
     for module, name, value in (
-        (kernel_call, "compiled_kernel", loaded),
-        (player, "compile_all", lambda device, kernels: None),
+        (kernel_call, "compile_kernel", loaded),
+        (player, "compile_kernels", lambda device, kernels: None),
         (player, "KernelCall", SizedCall),
         (our_cublas, "load_library", lambda name: functions),
-        (our_cublaslt, "load_library", lambda name: functions),
         (streams, "new_handle", lambda: 78),
         (run_device, "chip_of", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
-        (run_device, "chip_as_tuned", lambda device: None),  # which no tuning knows
+        (run_device, "tuned_chip", lambda device: None),  # which no tuning knows
         (run_device, "MovableGraph", Graph),
     ):
         vars(module)[name] = value
@@ -67,12 +65,10 @@ FILES = (
     "player.py",
     "prepared_calls.py",
     "streams.py",
-    "blas_library.py",
     "cublas.py",
-    "cublaslt.py",
     "kernel_call.py",
     "device_run.py",
-    "graph_cache.py",
+    "graphs.py",
     "interrupted_player.py",
     "noting_driver.py",
     "library_functions.py",

@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from benchmarks.papers.bench import HostBench
-
 from benchmarks.papers.experiment import Results, has_results, measured_now
 from benchmarks.papers.figures import EXPERIMENTS
 from tests.support import ROOT

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from fmm.kernels.cpu.host_arrays import aligned_block
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MirroredOp, MirrorOp, RankOp, View
-from fmm.kernels.cuda.sums.mirror_rescale import ExponentsOp, RescaleOp
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.host_arrays import aligned_block
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MirroredOp, MirrorOp, RankOp, View
 from fmm.kernels.cuda.products.simt_kernel import LaunchScalar as Given
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.record import OperationList
+from fmm.kernels.cuda.sums.mirror_rescale import ExponentsOp, RescaleOp
 from fmm.kernels.cuda.sums.sum_kernel import BlockIndex
 from fmm.kernels.cuda.sums.sum_launch import BlockArray, SumOp
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
@@ -93,10 +93,10 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         left = _factor(op.left, i, (op.m, op.k), memory, kind)
         right = _factor(op.right, i, (op.k, op.n), memory, kind)
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
-        old = dest if op.added is None else _viewed(op.added, memory)
+        old = dest if op.addend is None else _viewed(op.addend, memory)
         found = alpha * (left @ right) + (beta * old if beta else 0)
         # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
-        wanted: Any = np.tri(op.n, dtype=bool).T if op.half else np.ones(found.shape, bool)
+        wanted: Any = np.tri(op.n, dtype=bool).T if op.triangle else np.ones(found.shape, bool)
         np.copyto(dest, found, where=wanted)
         if op.extent == "loose":
             np.copyto(dest, np.nan, where=~wanted)

@@ -1,7 +1,6 @@
-"""float32 by three float16 products compiled for the host: what splits, and what multiplies the planes.
+"""float32 by three float16 products compiled for the host: the split, and the product of planes.
 
-What splits has no clusters here: their thread blocks are one each, by the numbers that say how many.
-"""
+The split has no clusters here: the constants of the cluster size are 1."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import numpy as np
 from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products import f16_planes, f16x3
 from fmm.kernels.cuda.products.f16x3 import F16x3Op, f16x3_launch, f16x3_op, plane_launches
 from fmm.kernels.cuda.products.wgmma_tiles import WgmmaSizes
@@ -27,14 +27,14 @@ DIVIDES = {name: 64 for name in ("A", "B", "C", "W")}
 
 
 def alone(source: str) -> str:
-    """A kernel whose clusters have one thread block each."""
+    """Return a kernel's source with clusters of one thread block."""
     return replaced(r"constexpr int CLUSTER = 8;", "constexpr int CLUSTER = 1;", source)
 
 
 @contextmanager
 def without_clusters(sizes: WgmmaSizes) -> Iterator[None]:
-    """Operations that are made here have these sizes, and thread blocks that split are clusters by themselves."""
-    with mock.patch.object(f16_planes, "CLUSTER", 1), mock.patch.object(f16x3, "SIZES", (sizes,)):
+    """Patch the tile sizes, and the clusters of the split to one thread block."""
+    with mock.patch.object(f16_planes, "SPLIT_CLUSTER", 1), mock.patch.object(f16x3, "F16X3_SIZES", (sizes,)):
         yield
 
 
@@ -46,10 +46,10 @@ def launches_of(op: GemmOp, sizes: WgmmaSizes) -> tuple[F16x3Op, list[Launch]]:
 
 
 def multiplied(op: GemmOp, sizes: WgmmaSizes, memory: dict[str, Array], room: int) -> bool:
-    """All launches of a product; was the flag raised? `room`: bytes of workspace, which begin as NaN."""
+    """Run all launches of a product, and return True if the flag was raised; `room`: bytes of workspace, NaN before."""
     _, launches = launches_of(op, sizes)
     memory = {**memory, "W": aligned(room), FLAG: aligned(64, fill=0)}
     for launch in launches:
-        kernel = replace(launch.kernel, generate=alone, given=(launch.kernel.source,))
+        kernel = replace(launch.kernel, generate=alone, source_arguments=(launch.kernel.source,))
         play(replace(launch, kernel=kernel), memory)
     return bool(memory[FLAG].any())

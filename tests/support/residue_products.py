@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from fmm.kernels.cuda.ops import GemmOp
 from numpy.lib.stride_tricks import as_strided
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.residue_planes import ResidueOperand, max_norm, read_type_cpp, residue_split_launch
 from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, join_integer_launch, join_launch, residue_op
 from fmm.kernels.cuda.record import record_operations
@@ -100,7 +100,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
         multiplied(op, first, chosen, memory)
         first += len(chosen)
     if kind.exact and not op.writes_c:
-        play(join_integer_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
+        play(join_integer_launch(op), f"fmm::residues::JoinIntegers<{kind.cpp}>", bases)
     elif not kind.exact:
         play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
     return bool(flag[0])

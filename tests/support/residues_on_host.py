@@ -1,4 +1,4 @@
-"""What splits float64 in residues and joins them, compiled for the host."""
+"""The split into residues and the join, compiled for the host."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ static void every_thread(const void* p, int blocks, unsigned threads, Entry entr
 
 
 def _language() -> str:
-    """language.h of the other kernels defines what is a GPU's alone; NumPy's functions are not needed here."""
+    """Return the definitions in place of CUDA's: the macros of language.h and the functions of this module."""
     wanted = [line for line in header("language.h").splitlines() if line.startswith("#define")]
     return "\n".join(wanted) + LANGUAGE + header("whole_bytes.h")
 
 
 @cache
 def library(source: str, entry: str) -> Any:
-    """A kernel's source with functions in the place of what only a GPU has, and a loop over all threads."""
+    """Compile a kernel's source with host functions for GPU instructions, and a loop over all threads."""
     own = header_text("whole_bytes.cuh").replace("#pragma once\n", "", 1)
     assert source.count(own) == 1
     return shared_library(_language() + source.replace(own, "") + DRIVER + entry, FLAGS)
 
 
 def play(launch: Launch, kind: str, bases: dict[str, int]) -> None:
-    """All threads of a launch whose threads do not meet, one after the other; `kind`: what its parameters are."""
+    """Run all threads of a launch without barriers, one after the other; `kind` is the type of its parameters."""
     words = np.frombuffer(launch.parameters, np.int64).copy()
     for slot in launch.slots:
         words[slot.word] = bases[slot.base] + slot.offset
@@ -101,13 +101,14 @@ extern "C" double root(const double* x, long long length) {
     return sum.root();
 }
 extern "C" void turn(const unsigned* row, unsigned* column) {
-    fmm::residues::turn_square(*reinterpret_cast<const unsigned(*)[4]>(row), *reinterpret_cast<unsigned(*)[4]>(column));
+    fmm::residues::transpose_square(*reinterpret_cast<const unsigned(*)[4]>(row),
+    *reinterpret_cast<unsigned(*)[4]>(column));
 }
 extern "C" void reduce(const fmm::Modulus* modulus, const int* x, long long count, signed char* to) {
     for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>((*modulus)(x[i]));
 }
 extern "C" void raised(const fmm::Modulus* modulus, const unsigned long long* x, long long count, signed char* to) {
-    for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>(modulus->of_raised(x[i]));
+    for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>(modulus->of_biased(x[i]));
 }
 """
 
@@ -124,7 +125,7 @@ def _pointer(x: np.ndarray[Any, Any]) -> ctypes.c_void_p:
 
 
 def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
-    """Residues modulo p as the device has them: of int32, or of uint64 to which 2^63 was added."""
+    """Return residues modulo p as the device computes them, of int32, or of uint64 to which 2^63 was added."""
     x, to = np.ascontiguousarray(x), np.empty(x.shape, np.int8)
     room = np.empty(64, np.uint8)
     begin = -room.ctypes.data % 16
@@ -135,14 +136,14 @@ def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
 
 
 def turned_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Of 4 x 4 bytes."""
+    """Return a square of 4 x 4 bytes as the device transposes it."""
     x, to = np.ascontiguousarray(x, np.uint8), np.empty((4, 4), np.uint8)
     parts().turn(_pointer(x), _pointer(to))
     return to
 
 
 def exponents(lines: np.ndarray[Any, Any], top: float) -> np.ndarray[Any, Any]:
-    """By which rows are scaled."""
+    """Return the exponents that scale rows."""
     lines, to = np.ascontiguousarray(lines, np.float64), np.empty(len(lines), np.int32)
     sizes = ctypes.c_longlong(lines.shape[0]), ctypes.c_longlong(lines.shape[1])
     parts().exponents(_pointer(lines), *sizes, ctypes.c_double(top), _pointer(to))
@@ -155,8 +156,9 @@ def root(x: np.ndarray[Any, Any]) -> float:
 
 
 def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mapping[str, Bytes]) -> None:
-    """What the kernel of the tensor cores does: products of planes, reduced; modulo these numbers, behind the first.
-    By the tensor maps: behind the ends of lines zeros are brought, and nothing is written."""
+    """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for the moduli behind the
+    first.
+    Numbers behind the ends of lines read as zero and are not written."""
     left, right, to = op.product(first, len(chosen)).maps
     a, b, c = brought(left, memory), brought(right, memory), brought(to, memory)
     inner = max(a.shape[2], b.shape[2])
@@ -172,7 +174,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
 
 
 def brought(found: TensorMap, memory: Mapping[str, Bytes]) -> np.ndarray[Any, Any]:
-    """The bytes that a tensor map speaks of, where they stand: layers of lines."""
+    """Return a view of the bytes of a tensor map: layers of lines."""
     here = memory[found.piece.base][found.piece.offset :].view(np.int8)
     shape, strides = (found.layers, found.lines, found.length), (found.layer, found.leading, 1)
     assert sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) < here.size

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fmm.runtime.torch_autograd.operator import OPERATOR
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -29,6 +28,7 @@ from fmm.distributed.predict_sharing import in_pieces, rectangles
 from fmm.distributed.sharded_tensors import placement_cuts
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
+from fmm.runtime.torch_autograd.operator import OPERATOR
 from tests.support.array_ranks import ARRAYS
 from tests.support.hostile_ranks import HOSTILE
 
@@ -115,7 +115,7 @@ def rectangle(device: str) -> None:
     gradients(mesh, a, b)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))
     check(fmm.distributed.matmul(x, y, placements=[Shard(1)]), a, b, "elsewhere")
-    best = min(fmm.distributed.explain(x, y).considered, key=lambda way: not way.rectangle)
+    best = min(fmm.distributed.explain(x, y).candidates, key=lambda way: not way.rectangle)
     assert "as a rectangle" in str(best)
 
 

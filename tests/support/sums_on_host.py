@@ -1,4 +1,4 @@
-"""Kernels that include block_sums.cuh, compiled for the host: alone, or with threads that take turns."""
+"""Kernels that include block_sums.cuh, compiled for the host: threads alone, or emulated threads with barriers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.host_compiler import SANITIZER, header, required_compiler, sh
 from tests.support.tiled_on_host import scheduler
 
 FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
-# Instead of the host's own indices: those of a scheduler, which runs an entry point and has its threads meet.
+# Indices of the scheduler, which runs an entry point with barriers, in place of the host's own.
 TURNS = """
 extern Dim blockIdx, gridDim, threadIdx;
 extern "C" void meet();
@@ -19,7 +19,7 @@ static void __syncthreads() { meet(); }
 
 
 def for_the_host(source: str) -> str:
-    """The source without what the host has a version of its own of."""
+    """Return the source without the macros that the host defines itself."""
     text = source.replace("#pragma once", "")
     text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
     assert changed, "the host's version of FMM_IF_INSIDE no longer fits block_sums.cuh"
@@ -27,7 +27,7 @@ def for_the_host(source: str) -> str:
 
 
 def kernel_in_turns(source: str, driver: str, more: str = "") -> Any:
-    """A library of the kernel and a function `launch`, which the driver defines; `more`: what else the source needs."""
+    """Return a library of the kernel and a function `launch`, which the driver defines; `more` is further source."""
     required_compiler()
     scheduler()
     before = header("sum_host.h").replace("static Dim blockIdx, threadIdx, gridDim;", TURNS + more)

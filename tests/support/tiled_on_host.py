@@ -1,4 +1,4 @@
-"""The tiled kernel's source compiled for the host, where the threads of a block take turns."""
+"""The tiled kernel compiled for the host, where the threads of a block are emulated by coroutines."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple
 
 @cache
 def scheduler() -> Any:
-    """What runs a block's threads, which take turns: loaded before any kernel, which calls it."""
+    """Return the scheduler of a block's threads, loaded before any kernel that calls it."""
     return shared_library(header("turns.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
 
 
 def tiled_library(text: str) -> Any:
-    """Kernels with their drivers, without the headers."""
+    """Compile kernels with their drivers, without CUDA headers."""
     scheduler()
     return shared_library(header("turns.h") + text.replace("#pragma once", ""), FLAGS)
 
@@ -51,11 +51,11 @@ def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
 
 
 def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
-    """NaN, from a multiple of 64 bytes on."""
+    """Return an array of NaN, aligned to 64 bytes."""
     return aligned(count, dtype, np.nan)
 
 
 def tile_words(op: TileOp | TileGroup, memory: Mapping[str, int | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Its parameters, with addresses in their places."""
+    """Return the parameters of a launch with the addresses filled in."""
     slots = [(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     return told_words(op.parameters, slots, memory)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fmm.kernels.cuda.ops import GemmOp
-
 from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileOp, leaf_strategy, tile_op
 from fmm.perfmodel.block_model import BLOCK_MODEL

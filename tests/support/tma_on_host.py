@@ -1,14 +1,14 @@
-"""Products by the copy engine compiled for the host, where that engine is a loop."""
+"""Products by the copy engine compiled for the host, where a loop does the copies."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.cuda.device_code.entry_source import header_text as device_code
 from fmm.kernels.cuda.launch_list import TensorMap
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp, rows_are_aligned, tma_op, tma_source
@@ -36,20 +36,20 @@ def launch_of(plan: str, problem: Problem, s: TileSizes, multiprocessors: int = 
 
 
 def for_the_host(kernel: TmaKernel, host: str, gates: str) -> str:
-    """The kernel's source, with functions in the place of what only a GPU has: of all that is in ptx_tma.cuh."""
+    """Return the kernel's source with host functions in place of ptx_tma.cuh."""
     text, engine = tma_source(kernel), device_code("ptx_tma.cuh").replace("#pragma once\n", "", 1)
     assert text.count(engine) == 1
     return header("language.h") + host + text.replace(engine, header("copies.h") + gates)
 
 
 def described(x: TensorMap, start: int) -> list[int]:
-    """The words of TensorMap in host_cuda/copies.h."""
+    """Return the words of Map in host_cuda/copies.h."""
     lines = x.leading * 4, x.layer * 4
     return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.swizzle]
 
 
 def memory(lines: int, leading: int) -> np.ndarray[Any, Any]:
-    """NaN around and between the lines, from a multiple of 64 bytes on."""
+    """Return an array of NaN for lines with gaps, aligned to 64 bytes."""
     return aligned(lines * leading + 16, np.float32, np.nan)
 
 
@@ -62,7 +62,7 @@ def check(
     host: Any,
     multiprocessors: int = SMS,
 ) -> TmaOp:
-    """Small integers: exact. Nothing beside C is touched, counts are as before."""
+    """Check a launch on small integers: exact, memory around C unchanged, counters as before."""
     m, k, n = size
     shapes = (m, k), (k, n), (m, n)
     lines = [shape if order == "C" else shape[::-1] for order, shape in zip(orders, shapes, strict=True)]

@@ -58,11 +58,11 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     run: list[Plan] = []
     runner = product_call._runner
-    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 16**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
-    monkeypatch.setattr("fmm.runtime.gemm.small_enough_for_numpy", lambda a, b: False)
+    monkeypatch.setattr("fmm.runtime.gemm.is_small_on_host", lambda a, b: False)
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor), run))
     for library in (TORCH, TORCH_ON_HOST):
         library.calls.clear()

@@ -1,4 +1,5 @@
-"""Kernels of Hopper's warpgroups compiled for the host: gates, the copy engine, tensor cores, clusters."""
+"""Kernels of Hopper's warpgroups compiled for the host: barriers, copy engine, tensor cores and clusters are
+emulated."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from tests.support.tiled_on_host import scheduler
 
 Array = np.ndarray[Any, Any]
 FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", *SANITIZER)
-ASKS = "// ---- what clusters, the copy engine and warpgroups are asked", "// ---- shared memory"
-# By what the instruction is told that operands are: what turns of the host have, and what is added up.
+ASKS = "// ---- PTX of clusters, the copy engine and warpgroups", "// ---- shared memory"
+# By the instruction's operand type: the type's name in warpgroup_asks.h, and the type of its sums.
 KINDS = {"f16": ("FLOAT16", "float"), "bf16": ("BFLOAT16", "float"), "tf32": ("TF32", "float"), "s8": ("BYTES", "int")}
 REDUCED = {"byte": 0, "float16": 1, "bfloat16": 2, "tf32": 3, "float32": 3}  # as warpgroups.h has them
-# What instructions make of single numbers, by functions of the host.
+# Inline PTX on single numbers, replaced by functions of the host.
 NUMBERS = (
     (r'asm\("cvt\.rn\.f16x2\.f32 %0[^;]*;"[^;]*;', "both = planes::narrowed(x) | planes::narrowed(y) << 16;"),
     (r'asm\("cvt\.rn\.bf16x2\.f32 %0[^;]*;"[^;]*;', "both = bfloat16_of(x) | bfloat16_of(y) << 16;"),
@@ -35,14 +36,14 @@ NUMBERS = (
     (r'asm volatile\("bar\.sync %0, 128;".*?"memory"\);', "warpgroup_meets();"),
     (r'asm volatile\("" : "\+[fr]"\(x\)::"memory"\);', ""),
 )
-# In the place of the one instruction, which names all registers of a tile.
+# Replaces the wgmma instruction, which names all registers of a tile.
 STEP = """
 struct Step {
     using Sum = SUM_OF_STEP;
-    template <bool LEFT_TURNED, bool RIGHT_TURNED, int COUNT>
+    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int COUNT>
     static void multiply(Sum (&x)[COUNT], unsigned long long a, unsigned long long b, int keeps) {
         fmm::Queue& q = fmm::queues[thread_number()];
-        q.asked[q.end++ % 64] = {x, a, b, COUNT, keeps, LEFT_TURNED, RIGHT_TURNED, 0};
+        q.asked[q.end++ % 64] = {x, a, b, COUNT, keeps, LEFT_TRANSPOSED, RIGHT_TRANSPOSED, 0};
     }
 };
 """
@@ -58,7 +59,7 @@ extern "C" int launch(const void* parameters, int blocks) {{
 
 
 def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
-    """A kernel's source, with functions in the place of what only a GPU has."""
+    """Return a kernel's source with host functions in place of GPU instructions."""
     text = _without(source, "cluster.cuh", header("warpgroups.h"))
     text = _without(text, "ptx_tma.cuh", "") if "mbarrier" in text else text
     before = header("sum_host.h").replace("static Dim block", "extern Dim block")
@@ -75,7 +76,7 @@ def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
         assert found == 1
         for pattern, by in NUMBERS:
             text = re.sub(pattern, lambda _, by=by: by, text, flags=re.DOTALL)  # type: ignore[misc]
-        # Shared memory that is declared is that of kernels which stand beside it and do not run.
+        # Declared shared memory belongs to other kernels of the source, which do not run.
         before = before.replace("#define __shared__ static", "#define __shared__")
     hosts = ("f16_host.h", "block_meets.h", "warps_meet.h")
     return "\n".join(macros) + "\n" + before + "".join(map(header, hosts)) + text
@@ -95,7 +96,7 @@ def _without(text: str, name: str, by: str) -> str:
 
 @cache
 def compiled(source: str, threads: int, cluster: int, multiplies: bool) -> Any:
-    """The kernel's library. Of kernels that do not multiply the clusters are thread blocks by themselves."""
+    """Compile the kernel; kernels that do not multiply have clusters of one thread block."""
     required_compiler()
     scheduler()
     text = for_the_host(source, cluster, multiplies)
@@ -105,7 +106,7 @@ def compiled(source: str, threads: int, cluster: int, multiplies: bool) -> Any:
 
 
 def play(launch: Launch, memory: Mapping[str, Array]) -> None:
-    """One launch, on what is in memory."""
+    """Run one launch on these arrays."""
     words = told_words(launch.parameters, launch.slots, memory)
     for word, x in launch.maps:
         words[word : word + 10] = described(x, memory[x.piece.base].ctypes.data)
@@ -117,7 +118,7 @@ def play(launch: Launch, memory: Mapping[str, Array]) -> None:
 
 
 def described(x: TensorMap, start: int) -> list[int]:
-    """The words of Map in host_cuda/warpgroups.h."""
+    """Return the words of Map in host_cuda/warpgroups.h."""
     assert x.swizzle == LINE_BYTES
     item = LINE_BYTES // x.box[0]  # boxes are as wide as lines of shared memory
     lines = x.length * item, x.lines, x.layers, x.leading * item, x.layer * item

@@ -39,7 +39,7 @@ Task = Callable[[], None]
 Part = tuple[slice, slice]
 
 
-def exact_scratch(m: int, k: int, n: int, batch: int) -> int:
+def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
     """Bytes that a product may need for its planes and tiles, whatever the type; of a batch, one takes them after the
     other."""
     rows, cols, depth = _even_part(m, BLOCK), _even_part(n, BLOCK), min(MOST_PLANES * k, DEPTH)
@@ -72,7 +72,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
         _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
 
 
-def digits_described(dtype: str, k: int) -> str:
+def describe_digits(dtype: str, k: int) -> str:
     """How numbers of this type are multiplied, of which nothing else is known; in words."""
     if dtype == "bool":
         return "or-and by 1 float32 product"

@@ -124,7 +124,7 @@ def unequal_blocks(table: str) -> bool:
     return first_plan_defect(plan, product((2, 3), repeat=3)) is None
 
 
-def proved_fringe(table: str) -> str:
+def prove_fringe(table: str) -> str:
     """The best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
     if unequal_blocks(table):
         return "unequal"

@@ -1,62 +1,110 @@
-"""What a plan comes to on one chip: a straight list of launches of our own kernels and of the vendor's products.
+"""The launch list of a plan on one chip: launches of fmm's kernels and calls of the vendor's library, in order.
 
-Sizes and temporaries are known beforehand, so every address is a base (A, B, C or the workspace) and an offset. A
-list is made once for a problem and then played: nothing is decided any more.
+All sizes and temporaries are fixed when a plan is recorded, so an address is a base (A, B, C or the workspace) plus
+an offset. A launch list is recorded once for a problem and then played: playing decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fmm.kernels.cuda.launch_list import Kernel, TensorMap
-from fmm.kernels.cuda.ops import GemmOp, RankOp
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-# Names of the addresses that a launch may be given: those of the operands and the workspace, of the flag that is up if
-# C has an inf or NaN, of the host's count of products that were computed again for that, and of a launch's own
-# counters. There is one more, APART: what is added, if C does not hold it; it is aligned as C is.
+# Bases of the addresses in a launch's parameters: the operands and the workspace, the flag that is up if C has an inf
+# or NaN, the host's count of recomputed products, and a launch's own counters. One more base is APART, the addend
+# where C does not hold it; the addend is aligned as C is.
 BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
+PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
+STANDARD_OPTIONS = ("--std=c++17",)  # NVRTC options
+MAP_BYTES = 128  # of a CUtensorMap
+MAP_WORDS = MAP_BYTES // 8
+
+
+# ---- kernels and their parameters
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel to compile. `generate(*source_arguments)` writes its whole CUDA source when the source is needed.
+
+    Equal kernels are compiled once.
+    """
+
+    generate: Callable[..., str]
+    source_arguments: tuple[Hashable, ...]
+    entry: str  # name of the __global__ function
+    threads: int  # per thread block
+    shared: int = 0  # bytes of dynamic shared memory
+    options: tuple[str, ...] = STANDARD_OPTIONS
+    architecture: str = ""  # such as sm_90a for architecture-specific instructions; empty for portable code
+
+    @property
+    def source(self) -> str:
+        return self.generate(*self.source_arguments)
+
+    @property
+    def spec(self) -> Any:
+        """The first source argument: the description of the kernel."""
+        return self.source_arguments[0]
 
 
 class Slot(NamedTuple):
-    """A word of a launch's parameters that holds an address: a base's, and so many bytes on."""
+    """A word of a launch's parameters that holds an address: a base plus an offset in bytes."""
 
-    word: int  # of 8 bytes
+    word: int  # index of the 8-byte word
     base: str
     offset: int = 0
 
 
-class Turn(Enum):
-    """Where lanes wait for each other: all others for the first, then the first for all others."""
+class TensorMap(NamedTuple):
+    """A tensor map for the copy engine (TMA), without its address: lines of `length` numbers, read in boxes."""
+
+    piece: BlockTerm
+    dtype: str
+    length: int
+    lines: int
+    layers: int  # equal blocks of a batch
+    leading: int  # elements from one line to the next
+    layer: int  # elements from one block of the batch to the next
+    box: tuple[int, int]  # of a tile: numbers along a line, and lines
+    swizzle: int  # bytes of the swizzle pattern that spreads 16-byte chunks over the banks; 0: none
+
+
+# ---- steps
+
+
+class StreamSync(Enum):
+    """Where streams wait: at FORK all others wait for the first, at JOIN the first waits for all others."""
 
     FORK = "fork"
     JOIN = "join"
 
 
-Work = Literal["sums", "product", "recompute"]
+StepKind = Literal["sums", "product", "recompute"]
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One launch of a kernel of ours, all but the addresses."""
+    """One kernel launch, complete but for the addresses."""
 
-    does: Work
-    label: str  # what `explain` prints: which kernel it is, and how it is used
+    does: StepKind
+    label: str  # what `explain` prints: which kernel, and how it is used
     kernel: Kernel
     grid: tuple[int, int, int]
-    parameters: bytes  # the kernel's struct, in which every address and map is zero
+    parameters: bytes  # the kernel's parameter struct, in which every address and tensor map is zero
     slots: tuple[Slot, ...]
-    maps: tuple[tuple[int, TensorMap], ...] = ()  # each with the word of the parameters at which it begins
-    counters: int = 0  # how many it needs, of 4 bytes each; they are zero before and after it
-    overlaps: bool = False  # may it begin before the launch in front of it has ended?
-    aligned: bool = True  # does it read and write 16 bytes at a time?
+    maps: tuple[tuple[int, TensorMap], ...] = ()  # each with the parameter word at which it begins
+    counters: int = 0  # 4-byte counters that the kernel uses; they are zero before and after the launch
+    overlaps: bool = False  # True if it may start before the launch in front of it has ended
+    aligned: bool = True  # True if it reads and writes 16 bytes at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +113,13 @@ class VendorCall:
 
     op: GemmOp | RankOp
     label: str
-    does: Work = "product"
+    does: StepKind = "product"
 
 
-Step = Launch | VendorCall | Turn
+Step = Launch | VendorCall | StreamSync
+
+
+# ---- the list
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,20 +129,19 @@ class LaunchList:
     plan: Plan
     problem: Problem
     steps: tuple[Step, ...]
-    lanes: tuple[int, ...]  # the lane of each step
+    streams: tuple[int, ...]  # index of each step's stream; stream 0 is the caller's
     workspace: int  # bytes
-    alignment: tuple[int, ...]  # powers of two by which the bases' addresses must be divisible, in the order of BASES
+    alignment: tuple[int, ...]  # powers of two that must divide the bases' addresses, in the order of BASES
 
     @cached_property
     def stream_count(self) -> int:
-        """How many lanes there are."""
-        return max(self.lanes, default=0) + 1
+        return max(self.streams, default=0) + 1
 
     @cached_property
     def vendor_stream_count(self) -> int:
-        """How many lanes, from the first on, must be able to call cuBLAS."""
-        pairs = zip(self.steps, self.lanes, strict=True)
-        return max((lane for step, lane in pairs if isinstance(step, VendorCall)), default=-1) + 1
+        """The number of streams, counted from the first, that need a cuBLAS handle."""
+        pairs = zip(self.steps, self.streams, strict=True)
+        return max((stream for step, stream in pairs if isinstance(step, VendorCall)), default=-1) + 1
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
@@ -99,31 +149,31 @@ class LaunchList:
 
     @cached_property
     def vendor_bases(self) -> tuple[int, ...]:
-        """The numbers of the bases that the vendor's products read or write.
+        """Indices of the bases that vendor calls read or write.
 
-        In a captured list their addresses stay as they were, since nobody can change the vendor's parameters.
+        A captured graph keeps their addresses, since the vendor's kernel parameters cannot be changed.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({BASES.index(x.base) for call in calls for x in call.op.pieces}))
 
     @cached_property
-    def vendor_cuts_float32(self) -> bool:
-        """Must cuBLAS multiply float32 numbers in TF32? It is set to that for the whole list."""
+    def vendor_uses_tf32(self) -> bool:
+        """Whether cuBLAS multiplies float32 in TF32. Its math mode is set for the whole list."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return any(call.op.dtype == "tf32" for call in calls)
 
     @property
     def reads_aligned(self) -> bool:
-        """Do all products of our own kernels read and write 16 bytes at a time?"""
+        """Whether all of fmm's product kernels read and write 16 bytes at a time."""
         return all(launch.aligned for launch in self.launches if launch.does == "product")
 
     def describe(self) -> tuple[str, ...]:
-        """The labels of the steps, in order. Equal neighbours are one line."""
+        """Return the labels of the steps in order; equal neighbours share a line, with their count."""
         return tuple(_step_lines(self.steps))
 
 
 def _step_lines(steps: tuple[Step, ...]) -> Iterator[str]:
-    labels = (step.label for step in steps if not isinstance(step, Turn))
+    labels = (step.label for step in steps if not isinstance(step, StreamSync))
     for label, run in groupby(labels):
         count = sum(1 for _ in run)
         yield f"{count} x {label}" if count > 1 else label

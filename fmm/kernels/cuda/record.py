@@ -1,148 +1,173 @@
-"""Recording a plan: the walk notes its operations, and for a chip it is decided what does each of them."""
+"""Record a plan as a launch list: walk the plan on a recorder, then select what runs each operation on the chip.
+
+`record_launches` is the whole way. The steps of a level depend on sizes only, and temporaries are allocated like a
+stack, so every address is fixed before any memory exists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import zip_longest
+from typing import Literal, NamedTuple
 
+from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, StreamSync
 from fmm.kernels.cuda.ops import (
+    NONE_PREPARED,
     GemmOp,
     MirroredOp,
     MirrorOp,
+    PreparedOperands,
+    RankOp,
+    TriangleOutput,
     View,
     addend_view,
+    constant_distance,
+    gemm_op,
     has_matching_layout,
     is_column_major,
+    mirrored_op,
     operand_views,
+    rank_op,
 )
-from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
+from fmm.kernels.cuda.products.f16_sums import PlaneSums
+from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, updating_op
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy
 from fmm.kernels.cuda.recompute.recompute import can_recompute, recompute_launches
-from fmm.kernels.cuda.record import OperationList, RecordedOp, Recorder
 from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, select_launches
-from fmm.kernels.cuda.sums.sum_launch import copy_op
+from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, scaling_op
+from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import Target
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes, whole
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
-from fmm.kernels.plans.walk import walk_plan
-from fmm.kernels.plans.workspace import check_type
+from fmm.kernels.plans.steps.asked import Asked
+from fmm.kernels.plans.steps.blocks import operand_blocks
+from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
+from fmm.kernels.plans.walk import Operands, Triple, walk_plan
+from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Problem
 
+RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | StreamSync
 
-@dataclass(frozen=True)
-class _StepsOnLanes:
-    """The steps that have been recorded so far, and the lane of each."""
 
-    steps: list[Step] = field(default_factory=list)
-    lanes: list[int] = field(default_factory=list)
+@dataclass(frozen=True, eq=False)
+class OperationList:
+    """The operations of one plan on one problem, for any chip."""
 
-    def add(self, steps: Sequence[Step], lane: int = 0) -> None:
-        self.steps.extend(steps)
-        self.lanes.extend([lane] * len(steps))
+    plan: Plan
+    problem: Problem
+    ops: tuple[RecordedOp, ...]
+    streams: tuple[int, ...]  # index of each operation's stream
+    workspace: int  # bytes
+
+    @cached_property
+    def stream_count(self) -> int:
+        return max(self.streams, default=0) + 1
 
 
 @depends_on_rows
 @lru_cache(maxsize=1024)
 def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
-    """The launch list of a plan on a chip.
+    """Return the launch list of a plan on a target.
 
-    PlanError if no kernel can do one of its sums, or its leaf is not for the type.
+    PlanError if no kernel can do one of its sums, or if its leaf does not support the type.
     """
     wanted = record_operations(plan, problem)
-    recorded = _StepsOnLanes()
+    steps: list[Step] = []
+    streams: list[int] = []
     recomputes = target.flagged and can_recompute(problem)
-    addend, room = addend_view(problem), wanted.workspace  # what beta multiplies; bytes of workspace
+    addend, workspace_bytes = addend_view(problem), wanted.workspace
     if recomputes and problem.beta and addend is None:
-        addend, room = _place_of_copy(problem, wanted.workspace)
-        recorded.add(_copy_of_result(problem, addend, target))
-    unflagged = False  # does C hold numbers in which nobody has looked for inf and NaN?
-    for op, lane in zip(fuse_plane_sums(wanted.ops, target), wanted.lanes, strict=True):
-        steps = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
-        recorded.add(steps, lane)
-        unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, steps)
+        addend, workspace_bytes = _view_of_saved_result(problem, wanted.workspace)
+        copy = copy_op("keep C", operand_views(problem)["C"], addend)
+        steps += select_launches(copy, target) if copy is not None else ()
+        streams += [0] * len(steps)
+    unflagged = False  # True while C holds numbers that no kernel has checked for inf and NaN
+    for op, stream in zip(fuse_plane_sums(wanted.ops, target), wanted.streams, strict=True):
+        selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
+        steps += selected
+        streams += [stream] * len(selected)
+        unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, selected)
     if recomputes:
-        # A plan that is one GEMM is the vendor's own product, which nobody looks through, unless its leaf saves
-        # products.
+        # A plan of one GEMM is the vendor's own product, whose inf and NaN are right, unless its leaf saves products.
         scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.error.saves_products)
-        recorded.add(_recompute_steps(problem, scanned, target, addend))
-    return LaunchList(plan, problem, tuple(recorded.steps), tuple(recorded.lanes), room, target.alignment)
+        recomputing = _recompute_steps(problem, scanned, target, addend)
+        steps += recomputing
+        streams += [0] * len(recomputing)
+    return LaunchList(plan, problem, tuple(steps), tuple(streams), workspace_bytes, target.alignment)
 
 
 @depends_on_rows
 @lru_cache(maxsize=256)
-def record_kept(plan: Plan, problem: Problem, target: Target) -> LaunchList | None:
-    """The launches that make what the plan's leaf keeps behind the operand that the problem names.
-
-    None if the leaf keeps nothing on this chip.
-    """
+def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchList | None:
+    """Return the launches that prepare the operand that the problem names; None if the leaf prepares nothing here."""
     products = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
-    launches, room = preparation_launches(products[0], target) if products else ((), 0)
-    lanes = (0,) * len(launches)
-    return LaunchList(plan, problem, launches, lanes, room, target.alignment) if launches else None
+    launches, workspace_bytes = preparation_launches(products[0], target) if products else ((), 0)
+    streams = (0,) * len(launches)
+    return LaunchList(plan, problem, launches, streams, workspace_bytes, target.alignment) if launches else None
 
 
 @depends_on_rows
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
-    """What the plan asks of any GPU."""
+    """Return the operations of a plan on a problem, whatever chip they will run on."""
     check_type(plan, problem.dtype, "cuda")
-    # Only a leaf that stands alone is given whole operands, of which something may be kept.
-    prepared_matrix = None if plan.levels else problem.kept
+    # A leaf below a level multiplies blocks, for which nothing is prepared.
+    prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = Recorder(problem.componentwise, prepared_matrix)
-    operands, added = dict(operand_views(problem)), addend_view(problem)
-    if added is not None and has_matching_layout(added, operands["C"]):
-        operands[APART] = added
-    elif added is not None:
-        recorder.begin(added, operands["C"])
+    operands, addend = dict(operand_views(problem)), addend_view(problem)
+    if addend is not None and has_matching_layout(addend, operands["C"]):
+        operands[APART] = addend
+    elif addend is not None:
+        recorder.begin(addend, operands["C"])
     walk_plan(plan, operands, recorder, problem.dtype, problem.alpha, problem.beta, problem.op, problem.fill)
-    return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
+    return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.streams), recorder.peak)
 
 
-# ---- computing again where there is an inf or NaN
+# ---- recomputing where there is an inf or NaN
 
 
-def _place_of_copy(problem: Problem, workspace: int) -> tuple[View, int]:
-    """Where in the workspace a copy of C's old numbers stands, behind all else; and the bytes of workspace with it.
+def _view_of_saved_result(problem: Problem, workspace_bytes: int) -> tuple[View, int]:
+    """Return the copy of C's old numbers, behind everything else in the workspace, and the workspace with it.
 
-    If the product is computed again, it is added to these numbers.
+    The recomputed product is added to this copy.
     """
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
-    strides, start = (1, step) if fortran else (step, 1), whole(workspace, ALIGN)
+    strides, start = (1, step) if fortran else (step, 1), whole(workspace_bytes, ALIGN)
     copy = View("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 
 
-def _copy_of_result(problem: Problem, dest: View, target: Target) -> tuple[Step, ...]:
-    copy = copy_op("keep C", operand_views(problem)["C"], dest)
-    return select_launches(copy, target) if copy is not None else ()
-
-
 def _recompute_steps(problem: Problem, scanned: bool, target: Target, addend: View | None) -> tuple[Step, ...]:
-    """What computes the product again. `scanned`: must C be looked through for inf and NaN before?"""
+    """Return the launches that recompute the product. With `scanned`, one of them first looks through C."""
     launches = recompute_launches(problem, scanned, target.chip, target.divides, addend)
     if not (problem.writes_triangle and problem.type.is_complex):
         return launches
-    # What is computed again is rounded otherwise in the other half, and not quite real on the diagonal.
+    # The recomputed upper triangle is rounded differently, and its diagonal has small imaginary parts.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
 
 
 def _mirrors_result(op: RecordedOp) -> bool:
-    """Does it make one half of C of the other, all of whose numbers it looks at?"""
+    """Return True if the operation mirrors C's lower triangle, and so checks all its numbers."""
     mirror = op.mirror if isinstance(op, MirroredOp) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
 
 def _writes_unflagged(op: RecordedOp, steps: Sequence[Step]) -> bool:
-    """Is C written without a flag being raised: by the vendor, by a kernel that cannot, or by atomic additions?
+    """Return True if C is written without raising the flag: by the vendor, or by atomic additions.
 
-    (The result is written by the last of an operation's steps.)
+    The last of an operation's steps writes the result.
     """
     if isinstance(op, StreamSync) or not op.writes_result:
         return False
@@ -152,3 +177,265 @@ def _writes_unflagged(op: RecordedOp, steps: Sequence[Step]) -> bool:
         return True
     writing = [x for x in steps if not isinstance(x, StreamSync) and x.does == "product"] or steps
     return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in writing)
+
+
+# ---- the recorder
+
+
+class _RecordedSum(NamedTuple):
+    """A step of sums with the launch for its first occurrence; None if there is nothing to write."""
+
+    step: Sum  # held so that its id, which is the key, is not reused
+    origins: dict[str, int]  # by base, the offset of the step's first view
+    op: SumOp | None
+
+
+class Recorder:
+    """The walk's machine for a GPU: records operations; its stack of temporaries is the workspace."""
+
+    leaf_updates = True
+
+    def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
+        """With `componentwise`, each entry's error is bounded; `prepared_matrix` has its prepared form behind it."""
+        self.componentwise = componentwise
+        self.prepared = PreparedOperands(prepared_matrix) if prepared_matrix else NONE_PREPARED
+        self.ops: list[RecordedOp] = []
+        self.streams: list[int] = []
+        self.used = self.peak = self.stream = 0
+        self._sums: dict[Hashable, _RecordedSum] = {}
+
+    def _record(self, *ops: RecordedOp) -> None:
+        self.ops += ops
+        self.streams += [self.stream] * len(ops)
+
+    # ---- memory
+
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+        stored = DTYPES[DTYPES[dtype].stored]
+        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, stored.itemsize)
+        self.peak = max(self.peak, self.used)
+        step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
+        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
+
+    def release(self, mark: int) -> None:
+        self.used = mark
+
+    def part(self, x: View, place: Place) -> View:
+        return x.block(place)
+
+    # ---- sums
+
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return order_of_sums(steps)
+
+    def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
+        if isinstance(step, LineExponents | Rescaled):
+            self._record(scaling_op(step, reads, writes[0]))
+        elif (op := self._sum_op(step, reads, writes)) is not None:
+            self._record(op)
+
+    def _sum_op(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> SumOp | None:
+        """Return the launch of a step of sums; for a step seen before, the earlier launch with its offsets shifted.
+
+        Inner levels repeat their steps hundreds of times, and fitting arrays to hundreds of blocks takes milliseconds.
+        """
+        origins: dict[str, int] = {}
+        for view in (*reads, *writes):
+            origins.setdefault(view.base, view.offset)
+        key = id(step), *((v.base, v.offset - origins[v.base], v[2:]) for v in (*reads, *writes))
+        if key not in self._sums:
+            placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
+            self._sums[key] = _RecordedSum(step, origins, sum_op(step.label, step.program, *placed))
+        _, first_origins, op = self._sums[key]
+        if op is None or first_origins == origins:
+            return op
+        shifted = (x._replace(offset=x.offset + origins[x.base] - first_origins[x.base]) for x in op.arrays)
+        return replace(op, arrays=tuple(shifted))
+
+    def begin(self, addend: View, dest: View) -> None:
+        """Record the copy of the addend to the result, where no kernel can read the addend in place."""
+        if (op := copy_op("begin C", addend, dest)) is not None:
+            self._record(op)
+
+    def _scale(self, dest: View, beta: Coefficient) -> None:
+        """Record dest = beta dest: all that a product without terms does."""
+        place = Place("C", 0, 0, dest.rows, dest.cols)
+        program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
+        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
+        if op is not None and beta != 1:
+            self._record(op)
+
+    # ---- products
+
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
+        if m == 0 or n == 0:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._scale(dest, beta)
+            return
+        evenly_spaced = all(constant_distance(x) is not None for x in zip(*products, strict=True))
+        for batch in [products] if evenly_spaced else [[p] for p in products]:
+            self._record_gemm(leaf, batch, dtype, alpha, beta)
+
+    def multiply_apart(
+        self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        (m, k), n, dest = product[0].shape, product[1].cols, product[2]
+        if m == 0 or n == 0:
+            return
+        if k == 0 or alpha == 0:
+            self.begin(added, dest)
+            self._scale(dest, beta)
+            return
+        self._record_gemm(leaf, [product], dtype, alpha, beta, added)
+
+    def _record_gemm(
+        self, leaf: str, batch: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient,
+        addend: View | None = None,
+    ) -> None:  # fmt: skip
+        """Record a batch of products by a leaf, with the leaf's scratch memory behind the temporaries."""
+        (m, k), n = batch[0][0].shape, batch[0][1].cols
+        scratch = leaf_use(leaf).leaf.call.room(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        self.peak = max(self.peak, self.used + scratch)
+        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, addend)
+        self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
+
+    # ---- results that are their own adjoints
+
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """Record lower triangles: by syrk, by the leaf's kernel, or else by whole products into temporaries.
+
+        A batch of small triangles is a batch of whole products, which is faster.
+        """
+        dest, k = products[0][2], products[0][0].cols
+        alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
+        if not dest.rows:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._record(MirrorOp(dest, dest, 0, beta, full=False))
+            return
+        row = leaf_use(leaf).leaf
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.halves.whole_rows
+        if asked.op == "gram" and dtype in row.halves.by_blas and not as_whole_products:
+            ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
+            if all(ranks):
+                self._record(*(op for op in ranks if op))
+                return
+        row_major = not is_column_major(dest)
+        if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_major):
+            first = len(self.ops)
+            self.multiply(leaf, products, dtype, alpha, beta)
+            if row_major:
+                self._write_triangles(first, asked)
+        else:
+            self._triangles_by_temporaries(leaf, products, dtype, asked)
+
+    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """Record each product into a temporary, and the copy of the temporary's lower triangle to the result.
+
+        The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
+        """
+        row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
+        has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
+        for left, right, dest in products:
+            mark, first = self.used, len(self.ops)
+            temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
+            self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
+            if has_kernel:
+                self._write_triangles(first, asked._replace(fill="loose"))
+            self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
+            self.release(mark)
+
+    def _write_triangles(self, first: int, asked: Asked) -> None:
+        """Change the products recorded from number `first` on: the lower triangle of each result is enough."""
+        triangle = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
+        products = self.ops[first:]
+        self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
+
+    def mirror(self, step: Mirror, source: View, dest: View) -> None:
+        if not dest.rows:
+            return
+        op = MirrorOp(source, dest, complex(step.alpha).real, complex(step.beta).real, step.fill == "full")
+        if self.ops and (both := mirrored_op(self.ops[-1], source, op)):
+            self.ops[-1] = both
+        else:
+            self._record(op)
+
+    # ---- products with sums inside
+
+    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
+        """Record a kernel of a step table, product and sums in one launch."""
+        factors, reads, writes = (
+            [self.part(operands[p.name], p) for p in places]
+            for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
+        )
+        if any(x.rows and x.cols for x in writes):
+            use = step.product.plan.leaf_use
+            self._record(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
+        return True
+
+    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+        """Record the products of a fused level, each with its sums inside and without temporaries."""
+        level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
+        if level is None:
+            return False
+        if APART in operands:
+            self.begin(operands[APART], operands["C"])
+        m, k, n = level.scheme.size
+        grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
+        places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
+        views = [[self.part(operands[p.name], p) for p in blocks] for blocks in places]
+        dtype = operands["C"].dtype
+        fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
+        if fused.atomic:
+            self._scale(operands["C"], beta)
+        for streams in fused.stages() if alpha else ():
+            self._record_on_streams(streams)
+        for i, block in enumerate(() if fused.atomic else views[2]):
+            if i not in fused.written:
+                self._scale(block, beta)
+        return True
+
+    # ---- streams
+
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+        """Record independent products alternately on two streams, each with temporaries of its own."""
+        mark, itemsize = self.used, DTYPES[dtype].itemsize
+        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
+        self._record(StreamSync.FORK)
+        for i, product in enumerate(products):
+            self.stream = i % 2
+            self.used = mark + self.stream * stream_bytes
+            run(product)
+        self.stream, self.used = 0, mark
+        self._record(StreamSync.JOIN)
+
+    def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:
+        """Record each stream's operations in order; those of different streams may run in any order."""
+        if len(streams) > 1:
+            self._record(StreamSync.FORK)
+        for ops in zip_longest(*streams):
+            for self.stream, op in enumerate(ops):
+                self._record(*([op] if op else []))
+        self.stream = 0
+        if len(streams) > 1:
+            self._record(StreamSync.JOIN)
+
+
+def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
+    """Return whether sums of A and of B are stored column-major, if the leaf of the products prefers an order.
+
+    Contiguous along the inner dimension means A row-major and B column-major; along the outer ones, the reverse.
+    """
+    plans = {p.plan for p in steps.products}
+    if any(plan.levels for plan in plans):
+        return {}
+    preferred = plans.pop().leaf_use.order
+    if preferred is None:
+        return {}
+    return {"A": False, "B": True} if preferred == "inner" else {"A": True, "B": False}

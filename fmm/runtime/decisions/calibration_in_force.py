@@ -38,10 +38,10 @@ def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
     """A tuned type's calibration as choices rest on it; None where it is not trusted."""
     real = DTYPES[tuned.dtype].real
     other = files.active_configs().tuned(device.identity, real) if real and tuned.trusted else None
-    return completed_calibration(tuned, other, None if device.threads else device.guess)
+    return complete_calibration(tuned, other, None if device.threads else device.guess)
 
 
-def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
+def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
     """A tuned type's calibration, on a GPU with the rates of all leaves that the tuning did not measure; None where it
     is not trusted.
 
@@ -51,12 +51,12 @@ def completed_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration |
     if known is not None and real is not None and real.trusted is not None:
         known = replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
         failed += real.failed
-    return known if known is None or guess is None else with_unmeasured(known, guess, failed)
+    return known if known is None or guess is None else add_unmeasured_rates(known, guess, failed)
 
 
 @depends_on_rows
 @lru_cache(maxsize=64)
-def with_unmeasured(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
+def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """A tuned calibration, with rates of the leaves that it did not measure, whatever the reason, but for those that
     failed: beside the vendor's product on this device they are as fast as the guess says that they are beside its own.
     """

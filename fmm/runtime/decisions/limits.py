@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from fmm.arrays.library import Library
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
@@ -12,13 +14,12 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
-from fmm.runtime.decisions.limits import count_gpu_processes
 
-SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
-LIFETIME = 1.0  # seconds for which the free memory is taken for known
+WORKSPACE_SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
+FREE_MEMORY_SECONDS = 1.0  # seconds for which the free memory is taken for known
 
 
-class Kept(NamedTuple):
+class PreparedSide(NamedTuple):
     """Behind which operand stands what a leaf has made of it, and what that operand was like."""
 
     base: Literal["A", "B"]
@@ -32,7 +33,7 @@ class Kept(NamedTuple):
         return problem.shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
 
 
-class Wishes(NamedTuple):
+class PlanConstraints(NamedTuple):
     """What the caller asks of a plan; None: nothing."""
 
     plan: Plan | None = None  # this one
@@ -41,7 +42,7 @@ class Wishes(NamedTuple):
     asked: Asked = PLAIN  # besides A B
     replaceable: bool = False  # is the plan fmm's own idea, so that another may take its place?
     componentwise: bool = False  # every entry right beside its own size
-    kept: Kept | None = None  # of which operand something is kept
+    kept: PreparedSide | None = None  # of which operand something is kept
     added: tuple[int, ...] | None = None  # strides of what is added, of C's shape, where that is not what C holds
 
     @property
@@ -50,7 +51,7 @@ class Wishes(NamedTuple):
         return self.plan is not None and not self.replaceable
 
 
-NO_WISHES = Wishes()
+NO_CONSTRAINTS = PlanConstraints()
 
 
 class GramKey(NamedTuple):
@@ -70,7 +71,7 @@ def limits_without_arrays(op: Operation, dtype: str, room: int, growth: float) -
 _shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: until when it is good, and the share
 
 
-def memory_share(library: Library, number: int) -> int:
+def default_workspace_bytes(library: Library, number: int) -> int:
     """Bytes that a workspace may take if the caller names no limit: asked for at most once a second.
 
     Of a device that several processes use, each takes its part of that: all of them see the same memory free. Rounded
@@ -79,17 +80,62 @@ def memory_share(library: Library, number: int) -> int:
     known, now = _shares.get((library.name, number)), time.monotonic()
     if known is None or known[0] < now:
         sharers = count_gpu_processes(number) if library.processor == "cuda" else 1
-        known = _shares[library.name, number] = now + LIFETIME, share_of(library.free_bytes(number), sharers)
+        known = _shares[library.name, number] = (
+            now + FREE_MEMORY_SECONDS,
+            workspace_share(library.free_bytes(number), sharers),
+        )
     return known[1]
 
 
-def share_of(free: int, sharers: int = 1) -> int:
+def workspace_share(free: int, sharers: int = 1) -> int:
     """Bytes that a workspace may take of so many that are free, rounded down."""
-    share = max(int(free * SHARE / sharers), 0)
+    share = max(int(free * WORKSPACE_SHARE / sharers), 0)
     step = 1 << max(share.bit_length() - 3, 0)
     return share // step * step
 
 
-def good_until(library: Library, number: int) -> float:
+def workspace_valid_until(library: Library, number: int) -> float:
     """When that share will be asked for again."""
     return _shares[library.name, number][0]
+
+
+INSUFFICIENT_SIZE = 7  # NVML's answer where there are processes and no room was given for telling which
+NVML = "libnvidia-ml.so.1"
+
+
+def count_gpu_processes(number: int) -> int:
+    """Processes on this CUDA device, this one among them; 1 where nobody can tell."""
+    handle = _handle(number)
+    if handle is None:
+        return 1
+    count = ctypes.c_uint(0)
+    status = _nvml().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+    return max(count.value, 1) if status in (0, INSUFFICIENT_SIZE) else 1
+
+
+@lru_cache(maxsize=64)
+def _handle(number: int) -> Any:
+    """NVML's name of the device, which it counts in another order; None where there is none."""
+    library = _nvml()
+    if library is None:
+        return None
+    handle = ctypes.c_void_p()
+    found = library.nvmlDeviceGetHandleByPciBusId_v2(_bus(number).encode(), ctypes.byref(handle))
+    return handle if found == 0 else None
+
+
+@lru_cache(maxsize=1)
+def _nvml() -> Any:
+    """The library, ready; None without it, or where it is too old."""
+    try:
+        library = ctypes.CDLL(NVML)
+        ready = library.nvmlInit_v2() == 0
+        return library if ready and hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3") else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _bus(number: int) -> str:
+    import cupy
+
+    return str(cupy.cuda.runtime.deviceGetPCIBusId(number))

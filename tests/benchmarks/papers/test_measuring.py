@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.papers.bench import HostBench
 
 from benchmarks.papers import figures, li_errors
+from benchmarks.papers.bench import HostBench
 from benchmarks.papers.command import main
 from benchmarks.papers.experiment import (
     Experiment,

@@ -335,10 +335,10 @@ def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
 
 def _own(tape: LaunchList) -> LaunchList:
     """The plan's own steps, without those that would compute C again and lower the flag."""
-    pairs = zip(tape.steps, tape.lanes, strict=True)
+    pairs = zip(tape.steps, tape.streams, strict=True)
     kept = [(step, lane) for step, lane in pairs if isinstance(step, StreamSync) or step.does != "recompute"]
     steps, lanes = zip(*kept, strict=True)
-    return replace(tape, steps=steps, lanes=lanes)
+    return replace(tape, steps=steps, streams=lanes)
 
 
 def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:

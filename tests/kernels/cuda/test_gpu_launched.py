@@ -18,10 +18,10 @@ from fmm.problem import Problem
 pytest.importorskip("cupy")
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 from fmm.kernels.cuda.launch import graphs
 from fmm.kernels.cuda.launch.compile import compile_kernel
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, MirrorOp, RankOp, View, rank_op
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, MirrorOp, RankOp, View, rank_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
@@ -124,7 +124,7 @@ def test_a_lower_half_is_the_vendors_where_a_leaf_cannot_leave_the_upper_one(ord
         assert all("because" in x.label for x in found if isinstance(x, VendorCall) and x.op in ranks)
     # Of two matrices it has no half.
     other = problem(2048, 512, "float32", order, "C", "symmetric", fill="lower")
-    with pytest.raises(PlanError, match="f16x3 cannot leave the upper half"):
+    with pytest.raises(PlanError, match="f16x3 cannot leave the upper triangle"):
         record_launches(Plan.parse("f16x3"), other, chip_target(A100))
     assert any("on and below" in x for x in record_launches(Plan.parse("f16x3"), other, chip_target(H200)).describe())
 

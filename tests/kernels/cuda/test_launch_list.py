@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LeafUse, ending_rows
@@ -102,7 +102,7 @@ CASES = (
     Case(
         "small",
         "float64",
-        ("gemm_small, tiles of 32 x 32, the lower half and its mirror",),
+        ("gemm_small, tiles of 32 x 32, the lower triangle and its mirror",),
         given=(("op", "gram"),),
         on=V100,
     ),
@@ -176,7 +176,7 @@ CASES = (
             name,
             "int32",
             (
-                "residue_planes: turns",
+                "residue_planes: trans",
                 "residue_planes: residues of A and B",
                 "gemm_residues: ",
                 "residue_join: int32 by 10",

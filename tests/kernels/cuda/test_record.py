@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cuda.ops import GemmOp
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.record import OperationList, RecordedOp, Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
@@ -203,7 +203,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     memory["W"] = buffer(tape.workspace)
     kept: list[tuple[int, RecordedOp]] = []
     between, start = False, 0
-    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+    for op, lane in zip(tape.ops, tape.streams, strict=True):
         if isinstance(op, StreamSync):
             between = op is StreamSync.FORK
             start = len(kept)

@@ -7,15 +7,15 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cuda.ops import GemmOp
 
 import fmm
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cuda.launch_list import StreamSync, VendorCall
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp

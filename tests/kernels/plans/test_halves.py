@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
-from fmm.runtime.overflow import growth_bound
 
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.levels.sforza import Sforza
 from fmm.kernels.plans.lower import lower_level
@@ -28,6 +27,7 @@ from fmm.perfmodel.stability import error_bound, expected_error_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
+from fmm.runtime.overflow import growth_bound
 
 LOOSE, FULL = Asked(op="gram", fill="loose"), Asked(op="gram")
 BACKEND = NumpyBackend(Threads(1))
@@ -146,7 +146,7 @@ def test_grams_products_in_blocks_of_a_quarter(text: str, share: float) -> None:
 def test_costs_add_up() -> None:
     n = 64
     found = cost(Plan.parse("gram^2 > vendor"), n, 32, n, op="gram")
-    assert dict(found.leaves) == {(16, 32, 16): 2, (32, 32, 32): 1} and dict(found.halves) == {(16, 32, 16): 4}
+    assert dict(found.leaves) == {(16, 32, 16): 2, (32, 32, 32): 1} and dict(found.triangles) == {(16, 32, 16): 4}
     assert found.flops == 2 * (2 * 16 * 32 * 16 + 32**3) + 4 * 2 * (16 * 17 // 2) * 32
     assert (found.bytes_read, found.bytes_written) == (8 * n * (n + 1) // 2, 8 * n * (n - 1) // 2)  # the mirror
     lower = cost(Plan.parse("gram^2 > vendor"), n, 32, n, op="gram", fill="lower")

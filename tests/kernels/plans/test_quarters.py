@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
 
 import fmm
 from fmm.dtypes import INTEGERS
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError

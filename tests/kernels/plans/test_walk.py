@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.symbolic_proof import Polynomial, first_plan_defect, plan_defect, symbolic_matrix
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps.sums import Sum

@@ -353,9 +353,9 @@ def test_hasa_choice_keeps_the_limits() -> None:
 def test_the_mode_hasa_decides_by_equation_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "hasa")
     found = fmm.plan(16000, 16000, 16000, workspace=1 << 40)  # however much of its memory others use
-    assert found.step == "Equation 2" and "hasa" in str(found.plan) and found.error_growth <= 15
+    assert found.source == "Equation 2" and "hasa" in str(found.plan) and found.error_growth <= 15
     assert f"asks for {found.plan.depth} level" in found.reason
     small = fmm.plan(64, 64, 64)
     assert str(small.plan) == "vendor" and "no levels" in small.reason
     monkeypatch.setenv("FMM_TUNING_MODE", "off")
-    assert fmm.plan(16000, 16000, 16000).step != "Equation 2"
+    assert fmm.plan(16000, 16000, 16000).source != "Equation 2"

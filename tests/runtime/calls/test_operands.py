@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
-from fmm.runtime.prepare import PreparedCall, plan_call
-from fmm.runtime.run_host import _products
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,13 +14,18 @@ from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
+from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
+from fmm.runtime.prepare import PreparedCall, plan_call
+from fmm.runtime.run_host import _products
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))
 LEVEL = PlanConstraints(Plan.parse("winograd > vendor"))
 
 
-def prepared(a: Any, b: Any, out: Any = None, constraints: Wishes = NO_CONSTRAINTS, **options: Any) -> PreparedCall:
+def prepared(
+    a: Any, b: Any, out: Any = None, constraints: PlanConstraints = NO_CONSTRAINTS, **options: Any
+) -> PreparedCall:
     return plan_call(NUMPY.with_options(options), a, b, out, constraints)
 
 

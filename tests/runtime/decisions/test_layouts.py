@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 
 from fmm.arrays.library import Library
 from fmm.config import files
@@ -19,6 +18,7 @@ from fmm.perfmodel.choose import Limits, ranking_problem
 from fmm.perfmodel.predict import BY_COLUMNS, is_slow_on_column_major_b, predict
 from fmm.problem import Layout, Problem, without_layouts
 from fmm.runtime.decisions.decide import Decision, decide_by_model, decide_plan, find_certified_entry
+from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 from tests.support.configs import entry
 from tests.support.devices import H200
 

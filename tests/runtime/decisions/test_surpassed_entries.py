@@ -54,7 +54,7 @@ def test_a_leaf_that_the_tuning_did_not_know_comes_before_its_entry(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         found = decided(path, section(plan, speedup))
-    assert found.plan.leaf == "f16x3" and found.step == "calibrated model"
+    assert found.plan.leaf == "f16x3" and found.source == "calibrated model"
     assert "is from before f16x3" in found.reason and "tune again" in found.reason
     assert "tune again" in caplog.text
 
@@ -74,7 +74,7 @@ MEASURED = {**KNOWN, "leaf_rates": {"f16x3": {"flops": 2.4e14, "fill": 2.7e5, "p
     ids=["as fast", "measured", "failed", "not allowed", "doubted"],
 )
 def test_else_the_entry_answers(path: Path, found: dict[str, Any], limits: Limits) -> None:
-    assert decided(path, found, limits).step in ("certified entry", "datasheet model")
+    assert decided(path, found, limits).source in ("certified entry", "datasheet model")
     assert "from before" not in decided(path, found, limits).reason
 
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
-from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.steps.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import workspace
+from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
 
 Array = np.ndarray[Any, Any]
 PLANS = (

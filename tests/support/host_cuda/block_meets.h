@@ -1,4 +1,4 @@
-// What turns.cpp has for the threads of a block.
+// The emulated threads of turns.cpp.
 extern Dim blockIdx, gridDim, threadIdx;
 extern "C" void meet();
 extern "C" void meet_warp();

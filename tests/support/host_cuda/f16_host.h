@@ -1,4 +1,4 @@
-// What f16_numbers.cuh has only on a device: float16 numbers, rounded to the nearest, of ties to the even one.
+// float16 conversions that f16_numbers.cuh defines on a device only: round to nearest, ties to even.
 struct alignas(16) float4 { float x, y, z, w; };
 static float __int_as_float(int x) { return bits<float>(x); }
 static int __float_as_int(float x) { return bits<int>(x); }

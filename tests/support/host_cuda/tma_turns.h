@@ -1,3 +1,3 @@
-// What a kernel for the copy engine needs of turns.cpp: there its threads take turns, one block after the other.
+// Shared memory and warp barrier of a kernel for the copy engine, run by the emulated threads of turns.cpp.
 alignas(1024) float memory[1 << 16];
 static void __syncwarp() { meet_warp(); }

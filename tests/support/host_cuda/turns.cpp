@@ -4,9 +4,9 @@
 struct Dim { unsigned x, y, z; };
 Dim blockIdx, gridDim, threadIdx;
 
-// A thread runs until it has to wait for others. Then it is another's turn, in an order that changes, and for some time
-// half of the warps have none: so who reads what nobody has written yet, for want of a barrier, is found out. The thread
-// blocks of a cluster run together.
+// Emulated threads of a thread block, as coroutines. A thread runs until it must wait for others; then another one runs, in
+// an order that changes. For some time half of the warps do not run at all, so that reads without the necessary barrier
+// find unwritten data. The thread blocks of a cluster run together.
 constexpr unsigned STACK = 1 << 16, MOST = 2048;
 struct Thread {
     ucontext_t start;
@@ -16,7 +16,7 @@ struct Thread {
 };
 static Thread threads[MOST];
 static jmp_buf next_turn;
-static unsigned mine, each = 1;  // of all that run together; of a thread block
+static unsigned mine, each = 1;  // number among all emulated threads; threads of a thread block
 extern "C" unsigned thread_number() { return mine; }
 extern "C" void let_others() {
     if (!_setjmp(threads[mine].here)) _longjmp(next_turn, 1);

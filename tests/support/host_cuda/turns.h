@@ -22,7 +22,7 @@ template <class T> T atomicAdd(T* q, T x) {
 static void __threadfence() {}
 static void __threadfence_system() {}
 
-// What a warp's instruction does: lanes leave their numbers and take others', where PTX's manual has each of them.
+// The float64 mma instruction: lanes exchange their numbers as the PTX manual assigns them.
 struct Warp { double a[32][4][2], b[32][4]; };
 static Warp warps[32];
 namespace fmm {

@@ -1,15 +1,15 @@
-static void arrive_at(Gate* gate, int rank) { arrive(there_in(gate, rank)); }
-template <int COUNT> void bring_to_all(void* to, const Map* m, int x, int y, int z, Gate* g) {
-    for (int i = 0; i < COUNT; ++i) ask_copy({m, shared_begin(i), shared_address(to), x, y, z, -1, 0, there_in(g, i)});
+static void arrive_remote(Gate* gate, int rank) { arrive(remote_address(gate, rank)); }
+template <int COUNT> void load_tile_multicast(void* to, const Map* m, int x, int y, int z, Gate* g) {
+    for (int i = 0; i < COUNT; ++i) ask_copy({m, shared_begin(i), shared_address(to), x, y, z, -1, 0, remote_address(g, i)});
 }
-static void send(const Map* m, const void* from, int x, int y, int z) {
+static void store_tile(const Map* m, const void* from, int x, int y, int z) {
     ask_copy({m, shared_begin(), shared_address(from), x, y, z, static_cast<int>(thread_number()), 0, nullptr});
 }
-static void send_added(const Map* m, const void* from, int x, int y, int z) {
+static void reduce_tile(const Map* m, const void* from, int x, int y, int z) {
     ask_copy({m, shared_begin(), shared_address(from), x, y, z, static_cast<int>(thread_number()), 1, nullptr});
 }
-static void end_of_sending() {}
-static void until_sent() {
+static void commit_stores() {}
+static void wait_stores() {
     for (bool all = false; !all;) {
         all = true;
         for (int i = 0; i < copies_asked; ++i) all = all && copies[i].sender != static_cast<int>(thread_number());
@@ -18,10 +18,10 @@ static void until_sent() {
         let_others();
     }
 }
-static void until_read() { until_sent(); }
-static void engine_sees() {}
-template <int REGISTERS> void want_registers() {}
-template <int REGISTERS> void leave_registers() {}
+static void wait_stores_read() { wait_stores(); }
+static void fence_async_proxy() {}
+template <int REGISTERS> void increase_registers() {}
+template <int REGISTERS> void decrease_registers() {}
 
 static float tabled(unsigned short half) {
     static float all[1 << 16];
@@ -42,7 +42,7 @@ static void add_numbers(long long kind, char* to, const char* more, long long by
     if (kind == 0) __builtin_trap();
 }
 
-// ---- what threads do together
+// ---- collective instructions
 
 struct Meeting { unsigned arrived, times; };
 static Meeting meetings[16];
@@ -52,9 +52,9 @@ static void warpgroup_meets() {
     if (++m.arrived == 128) m.arrived = 0, ++m.times;
     while (m.times == before) let_others();
 }
-// stmatrix: four blocks of 8 x 8, of which a lane has two neighbours of a row of each; their columns go to where each eight
-// lanes point.
-static void store_turned(void* to, const unsigned (&block)[4]) {
+// stmatrix: four blocks of 8 x 8. A lane has two neighbours in a row of each; their columns are stored to the addresses of
+// eight lanes each.
+static void store_transposed(void* to, const unsigned (&block)[4]) {
     static unsigned given[2048][4];
     for (int b = 0; b < 4; ++b) given[thread_number()][b] = block[b];
     meet_warp();
@@ -65,20 +65,20 @@ static void store_turned(void* to, const unsigned (&block)[4]) {
     meet_warp();
 }
 
-// ---- what a thread has asked of the tensor cores and not waited for: instructions, in groups
+// ---- a thread's pending wgmma instructions, in groups
 
 enum Kind { FLOAT16, BFLOAT16, TF32, BYTES };
 struct Asked { void* x; unsigned long long a, b; int count, keeps, left_turned, right_turned, last; };
 struct Queue { Asked asked[64]; int begin, end, groups; };
 static Queue queues[2048];
-static void begin_multiplying() {}
-static void end_of_multiplying() {
+static void wgmma_fence() {}
+static void wgmma_commit() {
     Queue& q = queues[thread_number()];
     q.asked[(q.end - 1) % 64].last = 1;
     ++q.groups;
 }
-// A number of an operand, as PTX's manual has it: 8 lines of 128 bytes after each other, or along the outer dimension 64
-// numbers in each.
+// A number of an operand by its matrix descriptor (PTX manual): groups of 8 lines of 128 bytes; MN-major, 64 numbers in
+// each line.
 template <Kind KIND> static auto number_at(unsigned long long told, bool turned, int out, int k) {
     constexpr unsigned ITEM = KIND == BYTES ? 1 : KIND == TF32 ? 4 : 2;
     const unsigned begin = (told & 0x3fff) << 4, next = (told >> 16 & 0x3fff) << 4, eight = (told >> 32 & 0x3fff) << 4;
@@ -110,13 +110,13 @@ template <Kind KIND, class Sum> static void multiply_now(const Asked& asked) {
             }
     }
 }
-template <int PENDING> void until_multiplied() {
+template <int PENDING> void wgmma_wait() {
     Queue& q = queues[thread_number()];
     while (q.groups > PENDING) {
         const Asked& next = q.asked[q.begin++ % 64];
         multiply_now<KIND_OF_STEP, SUM_OF_STEP>(next);
         q.groups -= next.last;
     }
-    warpgroup_meets();  // (an instruction is a warpgroup's)
+    warpgroup_meets();  // an instruction belongs to a warpgroup
 }
 

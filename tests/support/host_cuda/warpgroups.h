@@ -1,21 +1,20 @@
-// Gates, the copy engine and the tensor cores of the thread blocks of a cluster, BLOCKS of them. What the copy engine is asked is
-// done at some later moment, in any order; products only when they are waited for, of those that may still be under way
-// none: so what is overwritten or read too early is found out.
+// Barriers, copy engine and tensor cores of the BLOCKS thread blocks of a cluster. Copies are done later, in any order, and
+// products only when they are waited for. Data that is overwritten or read too early is therefore found.
 constexpr unsigned ROOM = 1 << 18;  // bytes of a thread block's shared memory
 alignas(1024) static char shared_memory[BLOCKS][ROOM];
 namespace fmm {
 static int cluster_rank() { return static_cast<int>(blockIdx.x % BLOCKS); }
-static void cluster_meets() { meet_cluster(); }
-// Of planes, whose clusters are single thread blocks here.
-template <class T> static T there(const T* here, int) { return *here; }
+static void cluster_sync() { meet_cluster(); }
+// For the split kernels, which have clusters of single thread blocks here.
+template <class T> static T load_remote(const T* here, int) { return *here; }
 static char* shared_begin(int rank = cluster_rank()) { return shared_memory[rank]; }
 static unsigned shared_address(const void* p) { return static_cast<unsigned>(static_cast<const char*>(p) - shared_begin()); }
-// The same place in another thread block's.
-template <class T> static T* there_in(T* here, int rank) {
+// The same place in another thread block's shared memory.
+template <class T> static T* remote_address(T* here, int rank) {
     return reinterpret_cast<T*>(shared_begin(rank) + shared_address(here));
 }
 
-// In bytes; `kind`: 0 of bytes, 1 of float16, 2 of bfloat16, 3 of float32.
+// In bytes; `kind`: 0 bytes, 1 float16, 2 bfloat16, 3 float32.
 struct alignas(64) Map {
     long long address, length, lines, layers, leading, layer, across, down, item, kind, rest[6];
 };
@@ -26,19 +25,19 @@ static unsigned short bfloat16_of(float x) {
 }
 
 struct Gate { short arrivals, waiting, due, phase; };  // due: in units of 128 bytes
-static void make_gate(Gate* g, int arrivals) {
+static void init_barrier(Gate* g, int arrivals) {
     const short count = static_cast<short>(arrivals);
     *g = {count, count, 0, 0};
 }
-static void show_gates() {}
+static void fence_barrier_init() {}
 static void settle(Gate* g) {
-    if (g->waiting < 0) __builtin_trap();  // somebody has arrived twice
+    if (g->waiting < 0) __builtin_trap();  // a thread has arrived twice
     if (g->waiting == 0 && g->due == 0) { g->waiting = g->arrivals; ++g->phase; }
 }
-static void expect(Gate* g, int bytes) { g->due += bytes / 128; --g->waiting; settle(g); }
+static void expect_bytes(Gate* g, int bytes) { g->due += bytes / 128; --g->waiting; settle(g); }
 static void arrive(Gate* g) { --g->waiting; settle(g); }
 
-// ---- what the copy engine has been asked: 16 bytes at a time, which stand together in shared memory
+// ---- pending copies of the copy engine, done 16 bytes at a time
 
 struct Copy { const Map* map; char* memory; unsigned at; int x, y, z, sender, adds; Gate* gate; };
 constexpr int MOST_COPIES = 4096;
@@ -79,13 +78,13 @@ static void engine_works() {
     copies[i] = copies[--copies_asked];
     make_copy(c);
 }
-static void pass(Gate* g, unsigned parity) {
+static void wait_barrier(Gate* g, unsigned parity) {
     while ((g->phase & 1) == parity) {
         engine_works();
         let_others();
     }
 }
-static void bring(void* to, const Map* m, int x, int y, int z, Gate* g) {
+static void load_tile(void* to, const Map* m, int x, int y, int z, Gate* g) {
     ask_copy({m, shared_begin(), shared_address(to), x, y, z, -1, 0, g});
 }
 }

@@ -1,4 +1,4 @@
-// What the threads of a block do together, with those of turns.cpp: warps pass numbers on, the block meets.
+// Warp shuffles and reductions by the emulated threads of turns.cpp.
 template <class T> static T from_lane(T x, unsigned thread) {
     static T given[1024];
     given[threadIdx.x] = x;

@@ -13,7 +13,7 @@
 
 static thread_local Dim threadIdx;
 
-// A wait that orders nothing: ThreadSanitizer knows what libraries do, not this.
+// A wait without memory order: ThreadSanitizer knows the order of library functions, but not of this system call.
 static void wait_while(std::atomic<unsigned>& word, unsigned value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
@@ -44,9 +44,9 @@ struct ThreadBlock {
 static thread_local ThreadBlock* mine;
 #define blockIdx mine->index
 
-// What a test leaves out, one of LEFT_OUT, to see that it is missed.
+// The order that a test leaves out, one of LEFT_OUT, to see that the race is found.
 static int left_out;
-static int early;  // so many tiles too early a stage is filled again
+static int early;  // by this many tiles too early a stage is filled again
 
 static void __syncthreads() { mine->everyone.wait(); }
 static void __syncwarp() { if (left_out != WARPS) mine->warps[threadIdx.x / 32].wait(); }

@@ -2,37 +2,37 @@ namespace fmm {
 constexpr auto NO_ORDER = std::memory_order_relaxed;
 constexpr int PHASES = 64;
 struct Gate {
-    std::atomic<unsigned> phase;          // how many have ended. It opens the gate and orders nothing
-    std::atomic<long long> missing;       // of this phase: 2^32 for each who is to arrive, and bytes
-    std::atomic<int> order[PHASES];       // of each phase alone: released by who arrives, acquired by who passes
+    std::atomic<unsigned> phase;          // completed phases; opens the barrier without memory order
+    std::atomic<long long> missing;       // of this phase: 2^32 for each missing arrival, and missing bytes
+    std::atomic<int> order[PHASES];       // of each phase: released by arriving threads, acquired by waiting ones
     int arrivals;
 };
-static void make_gate(Gate* g, int arrivals) {
+static void init_barrier(Gate* g, int arrivals) {
     new (g) Gate();
     g->arrivals = arrivals;
     g->missing = (long long)arrivals << 32;
 }
-static void show_gates() {}
+static void fence_barrier_init() {}
 static void settle(Gate* g, long long come) {
     const unsigned phase = g->phase.load(NO_ORDER);
     if (phase >= PHASES) std::abort();
     g->order[phase].fetch_add(1, std::memory_order_release);
     if (g->missing.fetch_sub(come, NO_ORDER) != come) return;
     g->missing.store((long long)g->arrivals << 32, NO_ORDER);
-    g->phase.store(phase + 1, std::memory_order_release);  // nobody acquires it
+    g->phase.store(phase + 1, std::memory_order_release);  // never acquired
     wake_all(g->phase);
 }
 static void arrive(Gate* g) { settle(g, 1LL << 32); }
-static void expect(Gate* g, int bytes) { settle(g, (1LL << 32) - bytes); }
-static void pass(Gate* g, unsigned parity) {
+static void expect_bytes(Gate* g, int bytes) { settle(g, (1LL << 32) - bytes); }
+static void wait_barrier(Gate* g, unsigned parity) {
     unsigned phase;
     while (((phase = g->phase.load(NO_ORDER)) & 1) == parity) wait_while(g->phase, phase);
     if (left_out == (g->arrivals == 1 ? COPIES : SUMS)) return;
     if (phase) g->order[phase - 1].load(std::memory_order_acquire);
 }
-// The engine: each copy is ordered after its request and before its gate, and with no other copy.
+// The copy engine: each copy is ordered after its request and before its barrier, and with no other copy.
 static thread_local std::vector<std::thread> copies;
-static void bring(void* to, const Map* m, int x, int y, int z, Gate* g) {
+static void load_tile(void* to, const Map* m, int x, int y, int z, Gate* g) {
     copies.emplace_back([=] {
         copy(to, m, x, y, z);
         settle(g, 4 * m->across * m->down);
@@ -46,5 +46,5 @@ static void wait_for_turn(const unsigned* count, unsigned turn) {
 static void pass_turn(unsigned* count, unsigned turn) {
     std::atomic_ref<unsigned>(*count).store(turn, std::memory_order_release);
 }
-template <int N> void add_there(float* q, const float (&x)[N]) { for (int e = 0; e < N; ++e) q[e] += x[e]; }
+template <int N> void reduce_add(float* q, const float (&x)[N]) { for (int e = 0; e < N; ++e) q[e] += x[e]; }
 }

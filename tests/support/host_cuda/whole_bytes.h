@@ -1,4 +1,4 @@
-// Functions of whole_bytes.cuh, for the host.
+// The functions of whole_bytes.cuh, for the host.
 namespace fmm {
 static int dot_bytes(unsigned a, int b, int c) {
     for (int i = 0; i < 4; ++i) c += static_cast<int>(a >> 8 * i & 255) * static_cast<signed char>(b >> 8 * i);

@@ -1,18 +1,21 @@
-// The one kernel of every pass of additions: a straight-line program over equally placed elements of many blocks.
+// One pass of additions: a straight-line program over elements at the same place of many blocks.
 //
-// A thread owns LANES elements at one position of every block. It reads each input block once, runs the program in
-// registers, and writes each output block once. What a block lacks at the edge of its array counts as zero and is never
-// touched, so operands of any size look padded. Which block is which is known when the kernel is compiled (the generated
-// `Step` says it); where the blocks lie, and how large they are, comes with the launch.
+// Index map: blockIdx.y and z are rows, blockIdx.x and the thread columns. A thread owns LANES elements at one position
+// of every block: it reads each input block once, runs the program in registers, and writes each output block once.
+// Elements beyond the edge of an array count as zero and are never accessed, so operands of any size look padded.
 //
-// No header of CUDA's is needed: conversions of the 16-bit types are a few lines of PTX, so that NVRTC alone compiles this.
+// Compile-time parameters: the generated `Step` (the program, and which array and block each value belongs to), the
+// element type, LANES, and the access width. Addresses and sizes of the arrays come with the launch.
+//
+// The file includes no CUDA header, so that NVRTC alone compiles it: conversions of the 16-bit types are a few lines of
+// PTX.
 #pragma once
 
 #include "ieee_arith.cuh"
 
 namespace fmm {
 
-// ---- element types: how a number is kept in memory, and in what it is added up
+// ---- element types: the type in memory, and the type of sums
 
 struct half {};
 struct bfloat16 {};
@@ -23,7 +26,7 @@ struct Complex {
 };
 
 template <class Element>
-struct Traits {  // float, double: kept and added as themselves
+struct Traits {  // float and double are stored and added as they are
     using Stored = Element;
     using Sum = Element;
 };
@@ -138,42 +141,42 @@ __device__ __forceinline__ bool finite(Complex<Real> x) {
     return finite(x.re) && finite(x.im);
 }
 
-// ---- arrays: a grid of blocks of one matrix, or equal layers at a constant distance
+// ---- arrays: a grid of blocks of one matrix, or equal matrices at a constant distance
 
 struct Array {
     void* data;
-    long long row, col;     // elements from one row, one column to the next
-    long long down, right;  // elements from one block to the one below it, to the one right of it
-    int rows, cols;         // what the array holds
-    int height, width;      // of a block
+    long long row, col;     // elements from one row, and from one column, to the next
+    long long down, right;  // elements from one block to the next one below, and to the next one on the right
+    int rows, cols;         // size of the array
+    int height, width;      // size of a block
 };
 
 template <int ARRAYS, int SCALARS>
 struct Parameters {
     Array arrays[ARRAYS];
-    double scalars[2 * SCALARS + 1];  // real and imaginary parts of the coefficients known only at launch
-    int* flag;                        // raised where an output is not finite (only in kernels that FLAG)
-    int rows, cols;                   // of the largest output block
-    int inner_rows, inner_cols;       // within these no block ends: no tests are needed there
+    double scalars[2 * SCALARS + 1];  // real and imaginary parts of the coefficients that come with the launch
+    int* flag;                        // raised where an output is not finite (only in kernels with FLAG)
+    int rows, cols;                   // size of the largest output block
+    int inner_rows, inner_cols;  // no block ends within these rows and columns, so that no bounds are checked there
 };
 
 // ---- memory access
 
 enum class Access {
-    VECTOR,  // a thread's lanes are neighbours, moved in one access: columns lie side by side, everything is aligned
-    SCALAR,  // a thread's lanes are a block's width apart, one access each: any strides, any alignment
+    VECTOR,  // a thread's lanes are neighbours, accessed together; row-major and aligned
+    SCALAR,  // a thread's lanes are THREADS columns apart, one access each; any strides and alignment
 };
 
-// All threads of a block side by side: what a block writes to one output is then one long piece of a row, and memory is
-// written in pieces that are as long as can be. 128 threads leave up to 255 registers each, twice over.
+// All threads of a block are in one row, so that a thread block writes one long piece of a row to each output. With 128
+// threads, two thread blocks have up to 255 registers for each thread.
 constexpr int THREADS = 128;
 
-// Where inputs lie column by column and outputs row by row, the threads of a block take a tile: a warp reads whole sectors
-// of 32 bytes in every column, and writes a few wide words side by side in every row.
+// For column-major inputs and row-major outputs, the threads of a block have a tile. A warp reads whole 32-byte sectors
+// of every column, and writes a few adjacent wide words of every row.
 template <int ITEM, int HIGH>
 struct Tile {
-    static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // threads of a warp
-    static constexpr int HEIGHT = HIGH * DOWN;                  // rows of a block: its warps stand HIGH below each other
+    static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // rows and columns of threads in a warp
+    static constexpr int HEIGHT = HIGH * DOWN;  // rows of a thread block: HIGH warps are below each other
 };
 
 template <int BYTES>
@@ -195,7 +198,7 @@ struct Word<16> {
     using Type = uint4;
 };
 
-// Bytes from global to shared memory, in flight while the thread goes on; of `valid` 0, nothing is read and zeros come.
+// Start an asynchronous copy from global to shared memory; with `valid` = 0 nothing is read and zeros are stored.
 template <int BYTES>
 __device__ __forceinline__ void copy_ahead(void* cell, const void* q, int valid) {
 #if __CUDA_ARCH__ >= 800
@@ -204,7 +207,7 @@ __device__ __forceinline__ void copy_ahead(void* cell, const void* q, int valid)
 #endif
 }
 
-// Accesses that happen only `inside` a block: predicated instructions, where C++ alone would give a branch each, and
+// Accesses only `inside` a block, as predicated instructions. Plain C++ would compile to a branch for each access, and
 // loads could not be in flight together.
 #define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                                     \
     __device__ __forceinline__ TYPE load_if(const TYPE* q, bool inside) {                                         \
@@ -223,7 +226,7 @@ FMM_IF_INSIDE(unsigned short, "u16", "h")
 FMM_IF_INSIDE(float, "f32", "f")
 FMM_IF_INSIDE(double, "f64", "d")
 
-// What is read or written once leaves the caches first.
+// Numbers that are read or written once are the first to leave the caches (streaming accesses).
 template <class Stored>
 __device__ __forceinline__ Stored load_once(const Stored* q) {
     return __ldcs(q);
@@ -252,13 +255,13 @@ __device__ __forceinline__ void store_if(Complex<Real>* q, Complex<Real> x, bool
     store_if(&q->im, x.im, inside);
 }
 
-// A thread's place in shared memory for one value.
+// A thread's shared memory for one value.
 template <class Stored, int LANES>
 struct alignas(LANES * sizeof(Stored)) Cell {
     Stored s[LANES];
 };
 
-// What a program sees: inputs, outputs and coefficients at this thread's position (r, c) of every block.
+// The interface of a program: inputs, outputs and coefficients at this thread's position (r, c) of every block.
 template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
 struct Io {
     using Stored = typename Traits<Element>::Stored;
@@ -272,7 +275,7 @@ struct Io {
     using Packed = typename Word<VECTOR ? PIECE : 2>::Type;
     using Cell = fmm::Cell<Stored, LANES>;
 
-    // Loads far ahead go through shared memory, where they take no registers while they are under way.
+    // Early loads go through shared memory, and take no registers while they are in flight.
 #if __CUDA_ARCH__ >= 800
     static constexpr bool AHEAD = PIECE >= 4;
 #else
@@ -281,15 +284,15 @@ struct Io {
 
     const Params& p;
     const int r, c;
-    Cell* const cells;  // this thread's: THREADS apart
+    Cell* const cells;  // this thread's cells, THREADS apart
     const int none;
     bool finite_so_far = true;
 
     __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells)
         : p(p), r(r), c(c), cells(cells), none(hidden_zero()) {}
 
-    // In the loop over lanes that come apart, the compiler would work out beforehand where dozens of blocks begin,
-    // and keep that in registers: it must not know that this is the same in every pass.
+    // A zero that the compiler does not know. In the loop over separate lanes, the compiler would otherwise compute the
+    // addresses of dozens of blocks in advance and keep them in registers.
     __device__ static __forceinline__ int hidden_zero() {
         int x = 0;
         if constexpr (Step::APART && !VECTOR) asm volatile("" : "+r"(x));
@@ -309,7 +312,7 @@ struct Io {
         return v;
     }
 
-    // In a sum done in place, loads that stand before a store stay before it.
+    // Compiler barrier for sums in place: loads before a store stay before it.
     __device__ static __forceinline__ void fence() { asm volatile("" ::: "memory"); }
 
     template <int A, int I, int J, int PART = 0>
@@ -333,8 +336,8 @@ struct Io {
         return widened(s);
     }
 
-    // A load in two parts: `fetch` starts it, `take` has the values, once `wait` said that the fetches of all but the last
-    // so many `commit`s have come.
+    // A load in two parts: `fetch` starts it, and `take` returns the values after a `wait` for all but the last PENDING
+    // `commit`s.
     template <int A, int I, int J>
     __device__ __forceinline__ void fetch(int slot) const {
         if constexpr (AHEAD) {
@@ -390,7 +393,7 @@ struct Io {
         if constexpr (FLAG) check<A, I, J>(s);
     }
 
-    // Real and imaginary parts of LANES complex numbers, which lie beside each other, in an array of parts.
+    // Real and imaginary parts of LANES complex numbers, which are neighbours in an array of parts.
     template <int A, int I, int J>
     __device__ __forceinline__ void load_parts(Values& re, Values& im) const {
         if constexpr (VECTOR && !tested<A>()) {
@@ -476,7 +479,7 @@ private:
         return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * down + J * right);
     }
 
-    // How many columns of the block lie to the right of this thread's first element, itself included.
+    // Columns of the block from this thread's first element on.
     template <int A, int I, int J>
     __device__ __forceinline__ int room() const {
         const Array& x = p.arrays[A];
@@ -484,7 +487,7 @@ private:
         return r < rows ? cols - c : 0;
     }
 
-    // What was stored counts, not the sum before it was rounded: a float16 overflows when it is narrowed.
+    // Check the stored numbers, not the sums before rounding: a float16 can overflow when it is narrowed.
     template <int A, int I, int J>
     __device__ __forceinline__ void check(const Stored (&s)[LANES]) {
 #pragma unroll
@@ -508,7 +511,7 @@ __device__ __forceinline__ void sum(const Params& p) {
     using Tile = fmm::Tile<static_cast<int>(sizeof(Stored)), Step::HIGH>;
     constexpr bool VECTOR = ACCESS == Access::VECTOR;
     constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;
-    // Where an address for every lane of every access does not fit in registers: one lane after the other.
+    // If the addresses of all lanes do not fit in registers, one lane after the other.
     constexpr int PASSES = Step::APART && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
     __shared__ Cell<Stored, WIDTH> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
     int r = blockIdx.z * gridDim.y + blockIdx.y, first;
@@ -524,7 +527,7 @@ __device__ __forceinline__ void sum(const Params& p) {
     for (int pass = 0; pass < PASSES; ++pass) {
         const int c = first + pass * STEP, last = c + (WIDTH - 1) * STEP;
         if (c >= p.cols) return;
-        // A program of hundreds of lines comes once only: twice would cost compile time and registers.
+        // A program of hundreds of lines is compiled once only: twice would cost compile time and registers.
         if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
             run<Step, Element, WIDTH, ACCESS, false, FLAG>(p, r, c, cells + threadIdx.x);
         else

@@ -1,11 +1,11 @@
-// Shortest paths among the nodes of one tile by Floyd and Warshall's algorithm: the leaf of R-Kleene.
+// Shortest paths among the nodes of one tile by the Floyd-Warshall algorithm: the leaf of R-Kleene.
 //
-// One thread block; the tile stays in its registers, SIDE / 16 numbers of either direction a thread. At step k everybody
-// wants row k and column k: whoever has them writes them to shared memory as soon as the step before is done, into the
-// other one of two places, so that there is one barrier a step. With arguments, each number comes with the last node
-// before its column on the way there.
+// Index map: one thread block of 16 x 16 threads; the tile is in registers, SIDE / 16 rows and columns in each thread.
+// Step k needs row k and column k of all threads. Their owners write them to shared memory right after the previous
+// step, into one of two buffers in turn, so that each step has one barrier. With arguments, each number comes with the
+// last node before its column on the path.
 //
-// No header of CUDA's is needed, so that NVRTC alone compiles this.
+// The file includes no CUDA header, so that NVRTC alone compiles it.
 #pragma once
 
 #include "gemm_common.cuh"
@@ -21,12 +21,12 @@ struct DiagonalTile {
     long long leading;
     int* args;
     long long args_leading;
-    int n;  // rows and columns that there are
+    int n;  // rows and columns of the tile
     int unused;
 };
 
 template <class Element, int SIDE, bool ARGS>
-struct Lane {  // row k and column k, of two steps by turns
+struct Lane {  // row k and column k, double-buffered
     Element row[2][SIDE], col[2][SIDE];
     int args[2][ARGS ? SIDE : 1];
 };
@@ -34,7 +34,7 @@ struct Lane {  // row k and column k, of two steps by turns
 template <class Ring, class Stored, int SIDE, bool ARGS>
 struct TileCloser {
     using Element = typename Ring::Element;
-    // A thread's numbers stand in groups of four neighbours, which are read at once; groups are 64 apart.
+    // A thread's numbers are in groups of four neighbours, which are read together; groups are 64 apart.
     static constexpr int EACH = SIDE / 16, FOUR = 4, GROUPS = EACH / FOUR, APART = 16 * FOUR;
     static_assert(SIDE % APART == 0, "whole groups");
 
@@ -71,7 +71,7 @@ struct TileCloser {
             }
     }
 
-    // Row and column k, by the threads that have them as their I-th.
+    // Write row and column k to shared memory; called by all, done by the threads that have them as number I.
     template <int I>
     __device__ __forceinline__ void publish(int k) {
         const int mine = k % APART / FOUR * FOUR, turn = k % 2;
@@ -129,7 +129,7 @@ struct TileCloser {
             __syncthreads();
         }
     }
-    // Beyond the last node all is "no edge", which changes nothing.
+    // Beyond the last node all numbers are "no edge", which changes nothing.
     template <int NEXT>
     __device__ __forceinline__ void one(int k) {
         step(k);

@@ -1,5 +1,5 @@
-// The thread blocks of a cluster: which of them this is, how they meet, and what stands in each other's shared memory. Tests on
-// the host put functions in their place.
+// Thread block clusters: rank, barrier, and loads from another thread block's shared memory. Tests on the host replace
+// these functions.
 #pragma once
 
 namespace fmm {
@@ -10,12 +10,12 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-__device__ __forceinline__ void cluster_meets() {
+__device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// What stands in the same place of another thread block's shared memory.
-__device__ __forceinline__ int there(const int* here, int rank) {
+// Load a value at the same place in the shared memory of thread block `rank` of the cluster.
+__device__ __forceinline__ int load_remote(const int* here, int rank) {
     int x;
     asm volatile(
         "{\n"
@@ -28,10 +28,10 @@ __device__ __forceinline__ int there(const int* here, int rank) {
         : "memory");
     return x;
 }
-__device__ __forceinline__ float there(const float* here, int rank) {
-    return __int_as_float(there(reinterpret_cast<const int*>(here), rank));
+__device__ __forceinline__ float load_remote(const float* here, int rank) {
+    return __int_as_float(load_remote(reinterpret_cast<const int*>(here), rank));
 }
-__device__ __forceinline__ double there(const double* here, int rank) {
+__device__ __forceinline__ double load_remote(const double* here, int rank) {
     double x;
     asm volatile(
         "{\n"

@@ -1,7 +1,7 @@
-// How float32 numbers become two of float16: x 2^e = hi + lo / 2048, and where hi and lo stand.
+// A float32 number as two float16 numbers, x 2^e = hi + lo / 2048, and the arrangements of hi and lo in memory.
 //
-// Arithmetic is that of ieee_arith.cuh: where CuPy compiles this, plain operations would take subnormal numbers for zero,
-// which are an operand's whole range if its numbers are about 2^-126.
+// Arithmetic is that of ieee_arith.cuh. Under CuPy's -ftz=true, plain operations would flush subnormal numbers to zero;
+// an operand with numbers about 2^-126 has nothing else.
 #pragma once
 
 #include "ieee_arith.cuh"
@@ -9,26 +9,26 @@
 namespace fmm {
 namespace planes {
 
-constexpr int TOP = 14;        // the largest number has this exponent
-constexpr int CHUNK = 64;      // numbers whose hi and lo stand behind each other
-constexpr float BELOW = 2048;  // lo is so many times what hi leaves
+constexpr int TOP = 14;        // exponent of the largest number after scaling
+constexpr int CHUNK = 64;      // hi and lo alternate in chunks of this many numbers
+constexpr float BELOW = 2048;  // factor of the remainder x - hi in lo
 
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 
-// The exponent by which the numbers whose largest magnitude is x are scaled; zeros, inf and NaN stay what they are.
+// The exponent that scales numbers with largest magnitude x; 0 for zero, inf and NaN.
 __device__ __forceinline__ int scaling(float x) {
     const int up = __float_as_int(x) >> 23 < 27 ? 64 : 0;
     const int bits = __float_as_int(mul(x, power_of_two(up))), e = bits >> 23 & 255;
     return e == 255 || bits == 0 ? 0 : TOP - (e - 127 - up);
 }
 
-// x 2^e, rounded once (twice below the normal numbers).
+// x 2^e, rounded once (twice in the subnormal range).
 __device__ __forceinline__ float scaled_by(float x, int e) {
     const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
     return mul(mul(mul(x, power_of_two(first)), power_of_two(second)), power_of_two(max(min(third, 120), -120)));
 }
 
-// In two steps, because 2^e may be no float32.
+// Multiplication by 2^e, in two steps because 2^e may be outside of float32.
 struct Scale {
     float first, second;
     __device__ __forceinline__ explicit Scale(int e) : first(power_of_two(e / 2)), second(power_of_two(e - e / 2)) {}
@@ -37,8 +37,8 @@ struct Scale {
 
 __device__ __forceinline__ float magnitude(float x) { return __int_as_float(__float_as_int(x) & 0x7fffffff); }
 
-#ifdef __CUDA_ARCH__  // on the host, where tests run, a header of theirs has these
-__device__ __forceinline__ float larger(float x, float y) {  // a NaN is larger than all
+#ifdef __CUDA_ARCH__  // on the host, a header of the tests provides these
+__device__ __forceinline__ float larger(float x, float y) {  // NaN counts as the largest number
     float z;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(magnitude(y)));
     return z;
@@ -65,33 +65,33 @@ struct Four {
     float x[4];
 };
 
-// Where hi and lo stand: of every 64 numbers of a line one behind the other, or all hi before all lo.
-struct InTurns {
-    static constexpr int STEP = 2;  // as many planes' lines are one behind the other
+// Arrangements of hi and lo: alternating in chunks of 64 numbers of a line, or all hi before all lo.
+struct Alternating {
+    static constexpr int STEP = 2;  // planes that share a line of memory
     static __device__ __forceinline__ int place(int at) { return at / CHUNK * (2 * CHUNK) + at % CHUNK; }
-    template <class Told>
-    static __device__ __forceinline__ long long low(const Told&) {
+    template <class Params>
+    static __device__ __forceinline__ long long low(const Params&) {
         return CHUNK;
     }
 };
-struct Apart {
+struct Separate {
     static constexpr int STEP = 1;
     static __device__ __forceinline__ int place(int at) { return at; }
-    template <class Told>
-    static __device__ __forceinline__ long long low(const Told& p) {
-        return static_cast<long long>(p.layers) * p.lines * p.room;
+    template <class Params>
+    static __device__ __forceinline__ long long low(const Params& p) {
+        return static_cast<long long>(p.layers) * p.lines * p.pitch;
     }
 };
 
-// What hi leaves of x, as lo is kept.
-__device__ __forceinline__ float below(float x, float hi) { return mul(sub(x, hi), BELOW); }
+// The value of lo: the remainder x - hi times BELOW.
+__device__ __forceinline__ float low_part(float x, float hi) { return mul(sub(x, hi), BELOW); }
 
-// Hi and lo of four neighbours, the first of which stands at `to`; lo so far behind.
-__device__ __forceinline__ void put_four(unsigned short* to, long long low, const Four& v) {
+// Store hi and lo of four neighbours; hi at `to`, and lo `low` numbers behind.
+__device__ __forceinline__ void store_four(unsigned short* to, long long low, const Four& v) {
     const unsigned a = pair_of(v.x[0], v.x[1]), b = pair_of(v.x[2], v.x[3]);
     *reinterpret_cast<uint2*>(to) = {a, b};
-    const unsigned c = pair_of(below(v.x[0], first_of(a)), below(v.x[1], second_of(a)));
-    const unsigned d = pair_of(below(v.x[2], first_of(b)), below(v.x[3], second_of(b)));
+    const unsigned c = pair_of(low_part(v.x[0], first_of(a)), low_part(v.x[1], second_of(a)));
+    const unsigned d = pair_of(low_part(v.x[2], first_of(b)), low_part(v.x[3], second_of(b)));
     *reinterpret_cast<uint2*>(to + low) = {c, d};
 }
 

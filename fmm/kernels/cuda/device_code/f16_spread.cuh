@@ -1,20 +1,22 @@
-// Planes of float16 numbers (f16_planes.cuh) for who wants to be sure of every entry of the product: what is noted of
-// each row of A and each column of B beside its exponent, and the inner dimension scaled too, where that is asked for.
+// float16 planes (f16_planes.cuh) for componentwise products, whose every entry must be accurate: record the spread of
+// each row of A and each column of B beside its exponent, and scale the inner dimension too if needed.
 //
-// A number is kept to 2^-22 of itself if it is at least 2^-28 of its row's largest (with its column's, in B); of smaller
-// ones 2^-50 of the largest is lost. So every entry of C is right to a few 2^-22 of the same entry of |A| |B| where
+// A number keeps a relative precision of 2^-22 if it is at least 2^-28 of the largest of its row (A) or column (B). Of
+// smaller numbers, up to 2^-50 of the largest is lost. An entry of C is therefore accurate to a few 2^-22 of the same
+// entry of |A| |B| if
 //   - neither its row of A nor its column of B has such small numbers (zeros do not count), or
-//   - of its row and its column so many numbers are large, at least 2^-12 of the largest, that they meet in a quarter of
-//     the inner dimension: then the entry of |A| |B| is at least 2^-26 K times both largest, and all small ones together
-//     lose no more than 2^-49 K times these.
-// Of a row or column 1 bit and 15 bits say that: are all numbers not small, and the share of large ones, in 2^-14.
+//   - its row and its column have so many large numbers (at least 2^-12 of the largest) that these coincide in a
+//   quarter of the inner dimension. The entry of |A| |B| is then at least 2^-26 K times both largest numbers, and all
+//   small numbers together lose at most 2^-49 K times these.
+// A row or column records this in 16 bits: 1 bit if no number is small (CLEAN), and 15 bits for the share of large
+// numbers in units of 2^-14.
 //
-// Where some pair of a row and a column has neither, the inner dimension is balanced: column k of A times 2^d, row k of B
-// times 2^-d, so that their largest numbers are of one size (which changes no entry of |A| |B|). Then planes are made
-// anew. What that does not help, the product's kernel sees (gemm_f16x3.cuh).
+// If some pair of a row and a column satisfies neither condition, the inner dimension is balanced: column k of A is
+// multiplied by 2^d and row k of B by 2^-d, so that their largest numbers are of one size. This changes no entry of |A|
+// |B|. The planes are then made again. Pairs that still fail are found by the product's kernel (gemm_f16x3.cuh).
 //
-//   Spread    the rule that notes this, with or without such d
-//   Balance   what a launch between the two is told: whether to balance, and the largest numbers
+//   Spread    the scaling rule that records the spread, with or without d
+//   Balance   parameters of the launch between both splits: decides whether to balance
 #pragma once
 
 #include "f16_planes.cuh"
@@ -22,26 +24,26 @@
 namespace fmm {
 namespace planes {
 
-constexpr float LARGE = 8, SMALL = 6.103515625e-05f;  // 2^3 and 2^-14: the largest number lies between 2^14 and 2^15
+constexpr float LARGE = 8, SMALL = 6.103515625e-05f;  // 2^3 and 2^-14; the largest number is between 2^14 and 2^15
 constexpr int WHOLE = 1 << 14, CLEAN = 1 << 15, MEETING = WHOLE + WHOLE / 4;
-constexpr int FURTHEST = 80;  // that the inner dimension is scaled by: what overflows is none of its doing
-constexpr int LEVELS = 128;   // so much is added to exponents that all are positive, scaled too
+constexpr int FURTHEST = 80;  // upper bound of |d|, so that balancing itself never causes an overflow
+constexpr int LEVELS = 128;   // added to exponents, so that all are positive, after scaling too
 
 struct SpreadOperand : Operand {
-    int* inner;              // the largest exponent of every place of the inner dimension, in all layers; zero: none
-    const int* other;        // the other operand's
-    const int* balanced;     // is the inner dimension to be scaled? Else nothing is to be done
-    int depth, sign;         // places of the inner dimension; of d
+    int* inner;              // largest exponent of every position of the inner dimension, in all products; zero: none
+    const int* other;        // the same of the other operand
+    const int* balanced;     // nonzero if the inner dimension must be balanced; else the second split does nothing
+    int depth, sign;         // length of the inner dimension; sign of d
 };
 
-// The exponent of x, plus LEVELS + 127; 0 of zero, and of inf and NaN more than of all others.
+// The exponent of x plus LEVELS + 127; 0 for zero. Inf and NaN have the largest value.
 __device__ __forceinline__ int level_of(float x) {
     const int bits = __float_as_int(x) & 0x7fffffff;
     if (bits == 0) return 0;
     return bits >> 23 ? (bits >> 23) + LEVELS : LEVELS + 9 - __clz(bits);
 }
 
-// In three steps, because neither 2^e nor its root may be a float32.
+// Multiplication by 2^e in three steps, because neither 2^e nor its root need be a float32 number.
 struct LongScale {
     int e;
     __device__ __forceinline__ explicit LongScale(int e) : e(e) {}
@@ -51,35 +53,35 @@ struct LongScale {
     }
 };
 
-// What is noted of a number x, and said of a row or column.
-struct Noting {
-    static __device__ __forceinline__ void note(Noted& found, float x, float scaled) {
+// Counts of a number x, and the word of a row or column.
+struct RecordsSpread {
+    static __device__ __forceinline__ void count(SpreadCounts& found, float x, float scaled) {
         found.large += fabsf(scaled) >= LARGE;
         found.small |= __float_as_int(x) << 1 && fabsf(scaled) < SMALL;
     }
-    // One of zeros is clean, and meets all.
+    // A row of zeros is CLEAN, with the share of a row of large numbers.
     template <class Most>
-    static __device__ __forceinline__ int packed(int e, Most most, const Noted& found, int length) {
+    static __device__ __forceinline__ int packed(int e, Most most, const SpreadCounts& found, int length) {
         const int share = most != 0 ? static_cast<int>((static_cast<long long>(found.large) << 14) / length) : WHOLE;
         return (share | (found.small ? 0 : CLEAN)) << 16 | (e & 0xffff);
     }
 };
 
-// Scaled as usual.
+// Scaled by line or position only.
 template <bool BALANCED>
-struct Spread : Usual<InTurns, CLUSTER>, Noting {
-    static constexpr bool NOTES = true;
-    __device__ __forceinline__ Spread(const SpreadOperand& p, int layer) : Usual<InTurns, CLUSTER>(p, layer) {}
+struct Spread : LineScaling<Alternating, CLUSTER>, RecordsSpread {
+    static constexpr bool RECORDS = true;
+    __device__ __forceinline__ Spread(const SpreadOperand& p, int layer) : LineScaling<Alternating, CLUSTER>(p, layer) {}
 };
 
-// The inner dimension scaled too.
+// Scaled along the inner dimension too.
 template <>
-struct Spread<true> : Noting {
+struct Spread<true> : RecordsSpread {
     using Most = int;
     using Factor = LongScale;
-    using Layout = InTurns;
+    using Layout = Alternating;
     static constexpr int SHARING = CLUSTER;
-    static constexpr bool NOTES = true;
+    static constexpr bool RECORDS = true;
     const int *own, *other;
     int sign;
 
@@ -89,7 +91,7 @@ struct Spread<true> : Noting {
     __device__ __forceinline__ int shift(int inner) const {
         const int x = own[inner], y = other[inner];
         if (x == 0) return 0;
-        if (y == 0) return -FURTHEST;  // what is multiplied by zeros alone is not to decide how the others are scaled
+        if (y == 0) return -FURTHEST;  // numbers that meet only zeros must not determine how the others are scaled
         return sign * min(max((sign > 0 ? y - x : x - y) >> 1, -FURTHEST), FURTHEST);
     }
     static __device__ __forceinline__ int most_of(int x, int y) { return max(x, y); }
@@ -103,23 +105,23 @@ struct Spread<true> : Noting {
     }
 };
 
-// ---- what the product is told of a row or column
+// ---- the word of a row or column, as the product reads it
 
-__device__ __forceinline__ int exponent_in(int word) { return static_cast<short>(word & 0xffff); }
-__device__ __forceinline__ bool certain(int row, int column) {
+__device__ __forceinline__ int exponent_of(int word) { return static_cast<short>(word & 0xffff); }
+__device__ __forceinline__ bool is_accurate(int row, int column) {
     const unsigned x = static_cast<unsigned>(row) >> 16, y = static_cast<unsigned>(column) >> 16;
     return (x & y & CLEAN) != 0 || (x & (CLEAN - 1)) + (y & (CLEAN - 1)) >= MEETING;
 }
 
-// ---- between the two
+// ---- between the two splits
 
 struct Balance {
     SpreadOperand left, right;
     int* balanced;
 };
 
-// What all rows, or all columns, have: the least share of large numbers, and whether each is clean.
-__device__ __forceinline__ int least_noted(const int* exponents, int count) {
+// The least share of large numbers in all rows or columns, and whether all are CLEAN.
+__device__ __forceinline__ int least_spread(const int* exponents, int count) {
     int share = WHOLE, clean = CLEAN;
 #pragma unroll 8
     for (int i = threadIdx.x; i < count; i += THREADS) {
@@ -143,14 +145,14 @@ __device__ __forceinline__ int least_noted(const int* exponents, int count) {
     return (share | clean) << 16;
 }
 
-// The largest of every place of the inner dimension, of lines along it or across it.
+// The largest exponent of every position of the inner dimension, for lines along it (ALONG) or across it.
 template <bool ALONG>
 __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
     const int warp = (blockIdx.x * THREADS + threadIdx.x) / 32, warps = gridDim.x * (THREADS / 32), lane = threadIdx.x % 32;
     const int strips = (p.length + 31) / 32, parts = ALONG ? max(warps / (strips * p.layers), 1) : strips;
     const int work = ALONG ? strips * p.layers * parts : p.lines * p.layers;
     for (int unit = warp; unit < work; unit += warps) {
-        if (ALONG) {  // 32 places, and a part of the lines
+        if (ALONG) {  // 32 positions, and a part of the lines
             const int layer = unit / parts / strips, at = unit / parts % strips * 32 + lane, part = unit % parts;
             int most = 0;
             if (at < p.length) {
@@ -169,20 +171,20 @@ __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
     }
 }
 
-// Every thread block finds by itself whether there is anything to do; mostly there is not.
+// Every thread block decides by itself whether to balance; mostly there is nothing to do.
 template <bool LEFT_ALONG, bool RIGHT_ALONG>
 __device__ __forceinline__ void balance(const Balance& p) {
     const SpreadOperand &a = p.left, &b = p.right;
     const int rows = (LEFT_ALONG ? a.lines : a.length) * a.layers, columns = (RIGHT_ALONG ? b.lines : b.length) * b.layers;
-    const bool needed = !certain(least_noted(a.exponents, rows), least_noted(b.exponents, columns));
+    const bool needed = !is_accurate(least_spread(a.exponents, rows), least_spread(b.exponents, columns));
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.balanced = needed;
     if (!needed) return;
     largest_inner<LEFT_ALONG>(a);
     largest_inner<RIGHT_ALONG>(b);
 }
 
-// Before that, with the first planes: nothing is known yet of the inner dimension.
-__device__ __forceinline__ void forget_inner(const SpreadOperand& p, int block) {
+// During the first split: clear the largest exponents of the inner dimension.
+__device__ __forceinline__ void reset_inner(const SpreadOperand& p, int block) {
     const int count = p.depth * p.layers;
     for (int i = block * THREADS + threadIdx.x; i < count; i += p.blocks * THREADS) p.inner[i] = 0;
 }

@@ -1,11 +1,12 @@
-// Sums of blocks that leave as planes of float16 numbers (f16_numbers.cuh), without a float32 between: for a level whose
-// products are f16x3's. How far a sum reaches is bounded beforehand by how far its blocks do.
+// Splits whose sums of blocks are stored as float16 planes (f16_numbers.cuh), without a float32 sum in memory, for a
+// level above f16x3 products. The largest number of a sum is bounded beforehand by the largest numbers of its blocks.
 //
-//   Extent, block_maxima   the largest of every line, or of every position, of each block of an operand
-//   Bounds, bound_sums     exponents of all sums' lines or positions, from these
-//   Planes, sum_to_planes  a split of block_sums.cuh, stored as planes
+//   Extent, line_maxima, position_maxima   the largest number of every line or position of each block of an operand
+//   Bounds, bound_sums                     scaling exponents of all sums' lines or positions, from these
+//   Planes, sum_to_planes                  the split of block_sums.cuh, stored as planes
 //
-// A bound is at most a few bits too large: float16 numbers have exponents for 2^29 below the largest, lo for 2^11 more.
+// A bound is at most a few bits too large. float16 numbers have exponents for 2^29 below the largest, and lo for 2^11
+// more.
 #pragma once
 
 #include "block_sums.cuh"
@@ -14,39 +15,40 @@
 namespace fmm {
 namespace planes {
 
-// ---- how far blocks reach
+// ---- largest numbers of blocks
 
-constexpr int EXTENT_THREADS = 256, STRIP = 32;  // positions that a thread block looks at, where lines run across them
+constexpr int EXTENT_THREADS = 256, STRIP = 32;  // positions of a thread block in position_maxima
 
 struct Extent {
     const float* source;
-    int* found;             // by block, then by line or position: the bits of the largest magnitude
+    int* found;             // by block, then by line or position: bits of the largest magnitude
     long long leading;      // numbers from one line to the next
-    long long down, right;  // numbers from one block to the one below it, to the one right of it
-    int rows, cols;         // what there is; the rest of blocks at the edge is zero
-    int height, width;      // of a block
+    long long down, right;  // numbers from one block to the next one below, and to the next one on the right
+    int rows, cols;         // size of the matrix; blocks are padded with zeros at its edge
+    int height, width;      // size of a block
     int blocks_across, blocks;
 };
 
-__device__ __forceinline__ int bits_of(float x) { return __float_as_int(x) & 0x7fffffff; }  // those of NaN are the largest
+// the bits of NaN are the largest
+__device__ __forceinline__ int magnitude_bits(float x) { return __float_as_int(x) & 0x7fffffff; }
 
-struct Most {  // of four neighbours, or of numbers four apart
+struct Most {  // largest bits of four neighbours, or of numbers four apart
     int x[4] = {};
-    __device__ __forceinline__ void see_four(const float* from) {
+    __device__ __forceinline__ void update_four(const float* from) {
         const float4 v = *reinterpret_cast<const float4*>(from);
-        x[0] = max(x[0], bits_of(v.x));
-        x[1] = max(x[1], bits_of(v.y));
-        x[2] = max(x[2], bits_of(v.z));
-        x[3] = max(x[3], bits_of(v.w));
+        x[0] = max(x[0], magnitude_bits(v.x));
+        x[1] = max(x[1], magnitude_bits(v.y));
+        x[2] = max(x[2], magnitude_bits(v.z));
+        x[3] = max(x[3], magnitude_bits(v.w));
     }
-    __device__ __forceinline__ void see_some(const float* from, int room) {
+    __device__ __forceinline__ void update_some(const float* from, int remaining) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (i < room) x[i] = max(x[i], bits_of(from[i]));
+            if (i < remaining) x[i] = max(x[i], magnitude_bits(from[i]));
     }
 };
 
-// The largest of each line of each block: a warp for each.
+// The largest number of each line of each block: a warp for each line.
 template <bool WIDE>
 __device__ __forceinline__ void line_maxima(const Extent& p) {
     const int unit = blockIdx.x * (EXTENT_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -58,13 +60,13 @@ __device__ __forceinline__ void line_maxima(const Extent& p) {
     int at = lane * 4;
     if (WIDE)
 #pragma unroll 8
-        for (; at + 4 <= length; at += 128) most.see_four(from + at);
-    for (; at < length; at += 128) most.see_some(from + at, length - at);
+        for (; at + 4 <= length; at += 128) most.update_four(from + at);
+    for (; at < length; at += 128) most.update_some(from + at, length - at);
     const int found = __reduce_max_sync(~0u, max(max(most.x[0], most.x[1]), max(most.x[2], most.x[3])));
     if (lane == 0) p.found[unit] = found;
 }
 
-// The largest in each position of the lines of each block: a thread block for STRIP of them.
+// The largest number of each position of each block: a thread block for STRIP positions.
 template <bool WIDE>
 __device__ __forceinline__ void position_maxima(const Extent& p) {
     constexpr int ACROSS = STRIP / 4, DOWN = EXTENT_THREADS / ACROSS;
@@ -72,14 +74,14 @@ __device__ __forceinline__ void position_maxima(const Extent& p) {
     const int strips = (p.width + STRIP - 1) / STRIP, block = blockIdx.x / strips, first = blockIdx.x % strips * STRIP;
     const int i = block / p.blocks_across, j = block % p.blocks_across, lines = min(p.height, p.rows - i * p.height);
     const int down = threadIdx.x / ACROSS, mine = threadIdx.x % ACROSS * 4, at = first + mine;
-    const int room = min(p.width, p.cols - j * p.width) - at;
+    const int remaining = min(p.width, p.cols - j * p.width) - at;
     const float* const from = p.source + i * p.down + j * p.right + at;
     Most most;
-    if (WIDE && room >= 4) {
+    if (WIDE && remaining >= 4) {
 #pragma unroll 8
-        for (int line = down; line < lines; line += DOWN) most.see_four(from + line * p.leading);
+        for (int line = down; line < lines; line += DOWN) most.update_four(from + line * p.leading);
     } else {
-        for (int line = down; line < lines; line += DOWN) most.see_some(from + line * p.leading, room);
+        for (int line = down; line < lines; line += DOWN) most.update_some(from + line * p.leading, remaining);
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) shared[down][mine + e] = most.x[e];
@@ -91,7 +93,7 @@ __device__ __forceinline__ void position_maxima(const Extent& p) {
     p.found[static_cast<long long>(block) * p.width + first + column] = found;
 }
 
-// ---- how far sums reach
+// ---- exponents of sums
 
 template <int SUMS>
 struct Bounds {
@@ -99,7 +101,7 @@ struct Bounds {
     int* exponents;                  // by sum, then by line or position
     int outer;                       // lines or positions of a block
     int blocks;
-    unsigned long long wanted[SUMS];  // which blocks are in a sum, each once at most
+    unsigned long long wanted[SUMS];  // bit mask of the blocks in each sum, each block once at most
 };
 
 template <class Params>
@@ -117,19 +119,19 @@ __device__ __forceinline__ void bound_sums(const Params& p) {
 struct Planes {
     unsigned short* planes;
     const int* exponents;
-    long long room;             // numbers from one line of the planes to the next, hi and lo as one
-    int lines, length, layers;  // of a sum, and how many there are
+    long long pitch;             // numbers from one line of the planes to the next, hi and lo counted as one
+    int lines, length, layers;  // size of a sum, and number of sums
 };
 
 template <class Sums>
-struct Told {  // of a launch
+struct PlaneSumParams {  // parameters of a launch
     Sums sums;
     Planes to;
 };
 
-// What a split sees, but that its one output is the planes, hi and lo as `Where` says. LINES: do lines run along the inner
-// dimension?
-template <class Step, class Where, int LANES, bool EDGE, bool LINES, class Params>
+// The interface of a split (`Io` of block_sums.cuh) whose one output is stored as planes. LINES: lines run along the
+// inner dimension.
+template <class Step, class Arrangement, int LANES, bool EDGE, bool LINES, class Params>
 struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
     using Base = Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params>;
     const Planes& to;
@@ -142,8 +144,8 @@ struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
         static_assert((I == 0 || J == 0) && LANES % 2 == 0, "sums are layers, and numbers leave in pairs");
         const int c = this->c;
         const long long line = static_cast<long long>(I + J) * to.lines + this->r;
-        unsigned short* const q = to.planes + Where::STEP * line * to.room + Where::place(c);
-        const long long low = Where::low(to);
+        unsigned short* const q = to.planes + Arrangement::STEP * line * to.pitch + Arrangement::place(c);
+        const long long low = Arrangement::low(to);
         const int* const e = to.exponents + (LINES ? line : static_cast<long long>(I + J) * to.length + c);
         float x[LANES];
         const Scale whole(LINES ? *e : 0);
@@ -151,23 +153,23 @@ struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
         for (int i = 0; i < LANES; ++i)
             x[i] = LINES ? whole(v.lane[i]) : Scale(!EDGE || c + i < to.length ? e[i] : 0)(v.lane[i]);
         if constexpr (LANES == 4) {
-            put_four(q, low, {x[0], x[1], x[2], x[3]});
+            store_four(q, low, {x[0], x[1], x[2], x[3]});
         } else {
 #pragma unroll
             for (int i = 0; i < LANES; i += 2) {
                 const unsigned hi = pair_of(x[i], x[i + 1]);
                 *reinterpret_cast<unsigned*>(q + i) = hi;
-                *reinterpret_cast<unsigned*>(q + i + low) = pair_of(below(x[i], first_of(hi)), below(x[i + 1], second_of(hi)));
+                *reinterpret_cast<unsigned*>(q + i + low) = pair_of(low_part(x[i], first_of(hi)), low_part(x[i + 1], second_of(hi)));
             }
         }
     }
 };
 
-// Thread blocks below each other come first: they want the same exponents of positions.
-template <class Step, class Where, int LANES, bool LINES, class Params>
+// Thread blocks below each other come first, because they read the same exponents of positions.
+template <class Step, class Arrangement, int LANES, bool LINES, class Params>
 __device__ __forceinline__ void sum_to_planes(const Params& p, const Planes& to) {
-    using Inside = PlaneIo<Step, Where, LANES, false, LINES, Params>;
-    using Edge = PlaneIo<Step, Where, LANES, true, LINES, Params>;
+    using Inside = PlaneIo<Step, Arrangement, LANES, false, LINES, Params>;
+    using Edge = PlaneIo<Step, Arrangement, LANES, true, LINES, Params>;
     static_assert(!Step::TURNED, "lines of a sum lie as those of its blocks");
     __shared__ Cell<float, LANES> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * fmm::THREADS];
     const int r = blockIdx.x, c = (blockIdx.y * fmm::THREADS + threadIdx.x) * LANES;

@@ -1,4 +1,5 @@
-// The end of a product of planes that the vendor has multiplied (f16_planes.cuh): C = factor T / 2^(row + column).
+// The end of a product of float16 planes by the vendor (f16_planes.cuh): C = factor T / 2^(row + column), with the
+// scaling exponents of A's rows and B's columns. Thread blocks take rows in turn.
 #pragma once
 
 #include "f16_planes.cuh"
@@ -8,16 +9,15 @@ namespace fmm {
 namespace planes {
 
 struct Unscaled {
-    const float* source;         // T, which may be C itself
+    const float* source;         // T; may be C itself
     float* dest;
-    const int *rows, *columns;   // exponents by which rows of A and columns of B were scaled
-    int* flag;                   // raised where C is given an inf or NaN
-    long long leading, layer;    // numbers from one row of T, and of C, to the next, and from one product to the next
+    const int *rows, *columns;   // scaling exponents of A's rows and B's columns
+    int* flag;                   // raised where C gets an inf or NaN
+    long long leading, layer;    // of T and C: numbers from one row to the next, and from one product to the next
     int m, n, layers;
     float factor;
 };
 
-// Rows in turns, a thread block each.
 __device__ __forceinline__ void unscale(const Unscaled& p) {
     bool finite = true;
     for (long long row = blockIdx.x; row < static_cast<long long>(p.m) * p.layers; row += gridDim.x) {

@@ -1,7 +1,7 @@
-// The sums of a fast algorithm of two by two blocks whose coefficients are 0, 1 and -1, as constants that loops unroll to
-// nothing: two bits each, 1 for 1 and 2 for -1, those of the first product lowest.
+// Coefficients 0, 1 and -1 of a fast <2,2,2> scheme as compile-time constants: 2 bits each (1 for 1, 2 for -1), first
+// product lowest. Loops over them unroll to additions.
 //
-// No header is needed, so that NVRTC alone compiles this.
+// The file includes no header, so that NVRTC alone compiles it.
 #pragma once
 
 namespace fmm {
@@ -13,9 +13,9 @@ struct FastSums {
         const int code = static_cast<int>(table >> (8 * product + 2 * block)) & 3;
         return (code & 1) - (code >> 1);
     }
-    // With which sign a block is in the operand of a product: of A, or of B.
+    // Sign of a block in an operand (A or B) of a product.
     __device__ static constexpr int of(bool right, int product, int block) { return sign(right ? B : A, product, block); }
-    // With which sign a product is in a block of C.
+    // Sign of a product in a block of C.
     __device__ static constexpr int in(int product, int block) { return sign(C, product, block); }
 };
 

@@ -1,39 +1,40 @@
-// What all tiled products share: how a launch describes a block of a matrix, the sizes of a kernel, wide accesses, which
-// tile a thread block makes, and how a thread reads its part of a tile from shared memory.
+// What all tiled products share: the description of a block of a matrix, tile sizes, vector accesses, the order of
+// tiles in a launch, and a thread's reads of a tile in shared memory.
 //
-// No header of CUDA's is needed, so that NVRTC alone compiles this.
+// The file includes no CUDA header, so that NVRTC alone compiles it.
 #pragma once
 
 namespace fmm {
 
-// ---- what a launch is told
+// ---- parameters of a launch
 
 template <class Element>
 struct Block {  // a matrix of `rows` x `cols` numbers
     Element* data;
     int rows, cols;
-    Element factor;  // of the block in a sum, whose first has 1; of the product in a destination
-    Element keep;    // what a destination keeps of its old value: nothing, which is then never read, or so many times it
+    Element factor;  // coefficient of the block in a sum (1 for the first block), or of the product in a destination
+    Element keep;    // coefficient of a destination's old value; with 0 the old value is not read
 };
 
-enum class Along {  // which way an operand is contiguous
-    INNER,          // along the product's inner dimension: rows of A, columns of B
-    OUTER,          // along the other one
+enum class Along {  // the dimension along which an operand is contiguous
+    INNER,          // the inner dimension (K-major): rows of A, columns of B
+    OUTER,          // the other dimension: columns of A, rows of B
 };
 
-// Sizes of one kernel, Huang's Figure 3: a thread block makes M_S x N_S numbers, K_S steps of the inner dimension at a
-// time, a thread M_R x N_R of them; a warp has WARP_M x WARP_N threads. STAGES tiles of A and B are in shared memory.
-template <int M_S, int N_S, int K_S, int M_R, int N_R, int WARP_M, int WARP_N, int STAGES_, bool TURNED_>
+// Tile sizes of one kernel (Huang, Yu, van de Geijn, Figure 3): a thread block computes M_S x N_S numbers of C in steps
+// of K_S along the inner dimension. A thread computes M_R x N_R numbers; a warp is WARP_M x WARP_N threads. Shared
+// memory holds STAGES tiles of A and of B. TRANSPOSED: sums of K-major blocks are stored transposed in shared memory.
+template <int M_S, int N_S, int K_S, int M_R, int N_R, int WARP_M, int WARP_N, int STAGES_, bool TRANSPOSED_>
 struct Strategy {
     static constexpr int HEIGHT = M_S, WIDTH = N_S, DEPTH = K_S, ROWS = M_R, COLS = N_R, STAGES = STAGES_;
-    static constexpr bool TURNED = TURNED_;
+    static constexpr bool TRANSPOSED = TRANSPOSED_;
     static constexpr int WARP_HEIGHT = WARP_M, WARP_WIDTH = WARP_N;
     static constexpr int THREADS = (M_S / M_R) * (N_S / N_R), WARPS_DOWN = M_S / (M_R * WARP_M);
     static_assert(WARP_M * WARP_N == 32, "a warp has 32 threads");
     static_assert(M_S % (M_R * WARP_M) == 0 && N_S % (N_R * WARP_N) == 0, "whole warps");
 };
 
-// ---- wide accesses
+// ---- vector accesses
 
 template <class Element, int COUNT>
 struct alignas(COUNT * sizeof(Element)) Pack {
@@ -53,18 +54,19 @@ __device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
 
 // ---- the tiles of a launch
 
-struct Tile {  // which one a thread block makes
+struct Tile {  // position of a thread block's tile
     int layer, row, col;
 };
 
-// How much is made of a C that is its own adjoint.
-enum class Half {
+// The tiles of a C that is its own adjoint.
+enum class Triangle {
     NONE,   // all of C
-    LOWER,  // what is on and below the diagonal; nothing else is touched
-    FULL,   // that, and as its mirror what is above
+    LOWER,  // on and below the diagonal; nothing above is written
+    FULL,   // the same tiles, and their mirror above the diagonal
 };
 
-// Numbered down the rows of a group, then across; group by group, layer by layer.
+// The tile with this number. Tiles are numbered down the `group` rows of a group, then across the columns, group by
+// group, product by product of a batch. Tiles with neighbouring numbers share what they read in the L2 cache.
 template <class Params>
 __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     const int tiles = p.down * p.across, layer = number / tiles, within = number % tiles;
@@ -72,12 +74,12 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
-// Of a C that is its own adjoint, the tiles of HIGH x WIDE numbers that reach the diagonal or lie below it, numbered as by
-// tile_of. A group of rows is as many whole tiles wide as high: to the left of the diagonal's columns all its rows have
-// tiles, and of these columns the c-th lacks the first c WIDE / HIGH.
+// The tiles of HIGH x WIDE numbers that touch the lower triangle of C, numbered in the order of tile_of. A group of
+// rows is as high as a whole number of tiles is wide. Left of the group's diagonal columns, all its rows have tiles. Of
+// the diagonal columns, column c lacks the first c WIDE / HIGH rows.
 template <int HIGH, int WIDE>
 struct LowerTiles {
-    const int group, down, across, wide, last, whole, tiles;  // the last group; tiles of a whole one on the diagonal; of all
+    const int group, down, across, wide, last, whole, tiles;  // last group; diagonal tiles of a whole group; all tiles
 
     template <class Params>
     __device__ __forceinline__ explicit LowerTiles(const Params& p)
@@ -97,7 +99,7 @@ struct LowerTiles {
 private:
     __device__ __forceinline__ int height(int g) const { return min(down - g * group, group); }
     __device__ __forceinline__ int before(int g) const { return group * wide * (g * (g - 1) / 2) + g * whole; }
-    __device__ __forceinline__ int on_diagonal(int g, int rows) const {  // tiles of these columns
+    __device__ __forceinline__ int on_diagonal(int g, int rows) const {  // number of tiles in the diagonal columns
         int found = 0;
         for (int c = 0; c < wide && g * wide + c < across; ++c) found += max(rows - c * WIDE / HIGH, 0);
         return found;
@@ -106,8 +108,9 @@ private:
 
 // ---- from shared memory to registers
 
-// What a thread has of one operand at a step of the inner dimension: REGS numbers, LANES threads side by side. Along the
-// inner dimension 16 bytes are several steps of one line; along the outer one they are neighbours, read a step ahead.
+// A thread's registers for one operand at a step of the inner dimension: REGS numbers, for LANES threads side by side.
+// K-major (INNER): 16 bytes are several steps of one line. Otherwise 16 bytes are neighbours of one step, read one step
+// ahead.
 template <class Element, class Lines, int REGS, int LANES>
 struct Fragment {
     static constexpr bool INNER = Lines::INNER;
@@ -117,17 +120,17 @@ struct Fragment {
                                                            : 1;
     Element x[INNER ? REGS : 2][INNER ? PACK : REGS];
 
-    // Which line or position the thread's i-th number has, relative to the thread's first.
+    // Line or position of the thread's i-th number, relative to its first one.
     __device__ static __forceinline__ constexpr int place(int i) {
         return INNER ? i * LANES : i / PACK * PACK * LANES + i % PACK;
     }
-    // The thread's first place, as the lane-th of its warp.
+    // First place of the thread with this lane number.
     __device__ static __forceinline__ int first(int lane) { return INNER ? lane : lane * PACK; }
     __device__ static __forceinline__ int offset(int place) { return INNER ? place * Lines::PITCH : place; }
 
     __device__ __forceinline__ Element get(int i, int k) const { return INNER ? x[i][k % PACK] : x[k % 2][i]; }
 
-    // Read step k, along the outer dimension: before the step that precedes it.
+    // MN-major: read step k, one step before its use.
     __device__ __forceinline__ void read_step(const Element* tile, int k) {
         if constexpr (!INNER) {
 #pragma unroll
@@ -139,7 +142,7 @@ struct Fragment {
         }
     }
 
-    // Read number i of step k and those behind it, along the inner dimension: when its last step is done.
+    // K-major: read number i for step k and the steps behind it, when the previous vector is used up.
     __device__ __forceinline__ void read_ahead(const Element* tile, int i, int k) {
         if constexpr (INNER) {
             if (k % PACK == 0) {

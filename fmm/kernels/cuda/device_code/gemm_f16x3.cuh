@@ -1,14 +1,17 @@
-// Products of float32 by three products of float16, by the tensor cores of Hopper's warpgroups (sm_90a).
+// float32 GEMM as three float16 products on the tensor cores of Hopper's warpgroups (wgmma, sm_90a): C = factor A B +
+// keep C.
 //
-// With A = hi + lo / 2048 and B likewise (f16_planes.cuh), A B is hi hi + (hi lo + lo hi) / 2048: what lo lo would add is
-// below the rounding of float32. The tensor cores cut what they add to their accumulators, so that long sums drift; the
-// sums of hi hi are therefore added in ordinary registers after every STEP of the inner dimension (the rest is so small
-// that its drift does not matter).
+// With A = hi + lo / 2048 and B likewise (f16_planes.cuh), A B = hi hi + (hi lo + lo hi) / 2048. The term lo lo is
+// below the rounding of float32. Tensor cores truncate what they add to their accumulators, so long sums drift. The
+// sums of hi hi are therefore added in ordinary float32 registers after every tile of the inner dimension; the other
+// terms are so small that their drift does not matter.
 //
-//   Product3  where the planes and C lie, and what is to be done with them
-//   bring     one thread: tiles of hi and lo to shared memory; what both thread blocks of a cluster want comes once for both
-//   multiply  two warpgroups, 64 rows each
-//   written   these, from their registers to C, or of a C that is symmetric to its lower half, perhaps to both
+// Index map: clusters, thread blocks and warpgroups have the tiles that they have in gemm_wgmma.cuh.
+//
+//   Product3         tensor maps of the planes, C, exponents, sizes and scalars
+//   load_planes      one thread: tiles of hi and lo to shared memory; planes of B are multicast in a cluster
+//   multiply_planes  warpgroups 1 and 2, 64 rows each
+//   store_result     these: from their registers to C; of a symmetric C to the lower triangle, and with MIRROR to both
 #pragma once
 
 #include "f16_spread.cuh"
@@ -17,17 +20,18 @@
 namespace fmm {
 
 struct Product3 {
-    Map left, right;            // planes, as numbers of 16 bits
+    Map left, right;            // planes of float16 numbers
     float* dest;
-    const int *rows, *columns;  // exponents by which rows of A and columns of B were scaled, and what was noted beside
-    int* flag;                  // raised where C is given an inf or NaN, or an entry that is not certain
-    const float* old;           // `keep` times which is added, unless that is 0: C itself, or what lies as C does
-    long long leading, layer;   // numbers from one row of C to the next, and from one product of a batch to the next
-    long long old_leading;      // and from one row of what is added, which may be the same for all
+    // scaling exponents of A's rows and B's columns, and the spread of CHECKED products (f16_spread.cuh)
+    const int *rows, *columns;
+    int* flag;                  // raised where C gets an inf or NaN, or (CHECKED) an entry that may be inaccurate
+    const float* old;           // C or the addend, read only if `keep` is not zero
+    long long leading, layer;   // of C: numbers from one row to the next, and from one product of a batch to the next
+    long long old_leading;      // of `old`: numbers from one row to the next; 0 if all rows are the same
     int m, n;
-    int steps;         // tiles of the inner dimension
-    int down, across;  // clusters' tiles below each other and side by side
-    int group;         // so many rows of them are done together
+    int steps;         // tiles along the inner dimension
+    int down, across;  // rows and columns of clusters' tiles
+    int group;         // rows of clusters' tiles in a group, which share what they read in the L2 cache
     int units;         // clusters' tiles of all products of a batch
     float factor, keep;
 };
@@ -39,7 +43,7 @@ struct Sizes3 {
     static constexpr int STAGE = 2 * DEPTH * (HEIGHT + WIDTH), NUMBERS = STAGES * STAGE;
 };
 
-// The same, of a C that is symmetric: of its upper half nothing is written, or, with a MIRROR, what stands below.
+// The same for a symmetric C: of its upper triangle nothing is written, or, with MIRROR, the mirror of the lower one.
 template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 struct LowerSizes3 : Sizes3<M_S, N_S, CLUSTER_, STAGES_> {};
 template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
@@ -47,40 +51,42 @@ constexpr bool LOWER_ONLY<LowerSizes3<M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = tr
 template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 constexpr bool MIRRORED<LowerSizes3<M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = MIRROR;
 
-// Of every line of a plane 64 numbers at a time, which stand at twice their place in the line, lo behind hi.
+// Load 64 numbers of every line of a plane at a time. They are at twice their place in the line, because lo follows hi
+// in chunks of 64.
 template <class S, class Left, class Right>
-__device__ __forceinline__ void bring_planes(const Product3& p, half* memory, const Gates& gates) {
+__device__ __forceinline__ void load_planes(const Product3& p, half* memory, const Gates& gates) {
     static_assert(S::CLUSTER <= 2, "there are two planes");
     const int rank = cluster_rank();
     Round<S::STAGES> round;
-    every_tile<S>(p, [&](const Place& place) {
+    for_each_tile<S>(p, [&](const Place& place) {
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
-            pass(gates.empty + round.stage, round.parity ^ 1);
+            wait_barrier(gates.empty + round.stage, round.parity ^ 1);
             Gate* const full = gates.full + round.stage;
             half* const to = memory + round.stage * S::STAGE;
-            expect(full, S::STAGE * static_cast<int>(sizeof(half)));
+            expect_bytes(full, S::STAGE * static_cast<int>(sizeof(half)));
 #pragma unroll
             for (int plane = 0; plane < 2; ++plane) {
                 const int beside = plane * 64;
-                Left::template copied<S::HEIGHT>(
+                Left::template copy_part<S::HEIGHT>(
                     to + plane * Left::SIZE, 0, place.row, t * S::DEPTH,
-                    [&](half* there, int x, int y) { bring(there, &p.left, 2 * x + beside, y, place.layer, full); });
-                if (plane % S::CLUSTER == rank)  // of B, a thread block of a cluster brings hi for both, the other one lo
-                    Right::template copied<S::WIDTH>(
+                    [&](half* there, int x, int y) { load_tile(there, &p.left, 2 * x + beside, y, place.layer, full); });
+                // of B, one thread block of a cluster loads hi for both, the other one lo
+                if (plane % S::CLUSTER == rank)
+                    Right::template copy_part<S::WIDTH>(
                         to + 2 * Left::SIZE + plane * Right::SIZE, 0, place.col, t * S::DEPTH,
                         [&](half* there, int x, int y) {
-                            bring_to_all<S::CLUSTER>(there, &p.right, 2 * x + beside, y, place.layer, full);
+                            load_tile_multicast<S::CLUSTER>(there, &p.right, 2 * x + beside, y, place.layer, full);
                         });
             }
         }
     });
 }
 
-// A thread's numbers of a tile, of line `first` and of the eighth line behind it, to C. Are they finite? CHECKED: and is it
-// certain of each that it is right beside its own size (f16_spread.cuh)?
+// Store a thread's numbers of a tile, in rows `first` and `first` + 8, to C. Returns true if all are finite, and
+// (CHECKED) if each is accurate relative to its own size (f16_spread.cuh).
 template <class S, bool CHECKED, int COUNT>
-__device__ __forceinline__ bool written(const Product3& p, const Place& place, int first, const float (&sum)[COUNT],
+__device__ __forceinline__ bool store_result(const Product3& p, const Place& place, int first, const float (&sum)[COUNT],
                                         const float (&low)[COUNT]) {
     float* const dest = p.dest + place.layer * p.layer;
     const float* const old = p.old + place.layer * p.layer;
@@ -88,10 +94,11 @@ __device__ __forceinline__ bool written(const Product3& p, const Place& place, i
     bool right = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int line = first + r * 8, end = LOWER_ONLY<S> ? min(p.n, line + 1) : p.n;  // of what is wanted of the line
+        // end of the columns to write in this row
+        const int line = first + r * 8, end = LOWER_ONLY<S> ? min(p.n, line + 1) : p.n;
         if (line >= p.m) continue;
         float* const to = dest + line * p.leading;
-        const int noted = p.rows[place.layer * p.m + line], e = CHECKED ? planes::exponent_in(noted) : noted;
+        const int noted = p.rows[place.layer * p.m + line], e = CHECKED ? planes::exponent_of(noted) : noted;
 #pragma unroll
         for (int j = 0; j < S::WIDTH; j += 8) {
             const int col = place.col + j + threadIdx.x % 4 * 2, i = j / 2 + r * 2;
@@ -101,8 +108,8 @@ __device__ __forceinline__ bool written(const Product3& p, const Place& place, i
                 const bool wanted = col + c < end;
                 int f = wanted ? p.columns[place.layer * p.n + col + c] : 0;
                 if (CHECKED) {
-                    right = right && (!wanted || planes::certain(noted, f));
-                    f = planes::exponent_in(f);
+                    right = right && (!wanted || planes::is_accurate(noted, f));
+                    f = planes::exponent_of(f);
                 }
                 x[c] = p.factor * planes::scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
                 if (p.keep != 0 && wanted) x[c] += p.keep * old[line * p.old_leading + col + c];
@@ -123,23 +130,23 @@ __device__ __forceinline__ bool written(const Product3& p, const Place& place, i
 template <class Step, class S, class Left, class Right, bool CHECKED>
 __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory, const Gates& gates, int group) {
     constexpr int WORDS = S::STAGE / 8, COUNT = S::WIDTH / 2, LOW_A = Left::SIZE / 8, LOW_B = Right::SIZE / 8;
-    const auto a = Left::described(memory + group * 64 * S::LINE), b = Right::described(memory + 2 * Left::SIZE);
+    const auto a = Left::descriptor(memory + group * 64 * S::LINE), b = Right::descriptor(memory + 2 * Left::SIZE);
     const int thread = threadIdx.x % 128, row = group * 64 + thread / 32 * 16 + thread % 32 / 4;
     Round<S::STAGES> round;
-    float sum[COUNT], high[COUNT], low[COUNT];  // pairs: of line `row` and of the eighth line behind it, in every 8 columns
-    every_tile<S>(p, [&](const Place& place) {
+    float sum[COUNT], high[COUNT], low[COUNT];  // pairs of numbers in rows `row` and `row` + 8, for every 8 columns
+    for_each_tile<S>(p, [&](const Place& place) {
 #pragma unroll
         for (float& x : sum) x = 0;
         int before = 0;
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
             const auto left = a + round.stage * WORDS, right = b + round.stage * WORDS;
-            pass(gates.full + round.stage, round.parity);
-            begin_multiplying();
+            wait_barrier(gates.full + round.stage, round.parity);
+            wgmma_fence();
 #pragma unroll
             for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
                 Step::template multiply<!Left::INNER, !Right::INNER>(high, left + k * Left::NEXT, right + k * Right::NEXT, k);
-            end_of_multiplying();
+            wgmma_commit();
 #pragma unroll
             for (int k = 0; k < S::DEPTH / Left::DEEP; ++k) {
                 Step::template multiply<!Left::INNER, !Right::INNER>(low, left + k * Left::NEXT,
@@ -147,34 +154,34 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
                 Step::template multiply<!Left::INNER, !Right::INNER>(low, left + LOW_A + k * Left::NEXT,
                                                                      right + k * Right::NEXT, 1);
             }
-            end_of_multiplying();
-            until_multiplied<1>();  // hi hi of this step, and all of the stage before
-            if (t && thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
+            wgmma_commit();
+            wgmma_wait<1>();  // hi hi of this step, and all of the previous stage
+            if (t && thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
             before = round.stage;
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
-                settled(high[i]);
+                read_after_wait(high[i]);
                 sum[i] += high[i];
             }
         }
-        until_multiplied<0>();
+        wgmma_wait<0>();
 #pragma unroll
-        for (float& x : low) settled(x);
-        if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
-        const bool right = written<S, CHECKED>(p, place, place.row + row, sum, low);
+        for (float& x : low) read_after_wait(x);
+        if (thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
+        const bool right = store_result<S, CHECKED>(p, place, place.row + row, sum, low);
         if (p.flag && !right) *static_cast<volatile int*>(p.flag) = 1;
     });
 }
 
-// `memory`: for every stage tiles of hi and lo of A, of hi and lo of B; gates.
+// `memory`: for every stage tiles of hi and lo of A, then of hi and lo of B; barriers.
 template <class Step, class S, Along LEFT, Along RIGHT, bool CHECKED>
 __device__ __forceinline__ void multiply_f16x3(const Product3& p, half* memory) {
     using Left = Panel<half, LEFT, S::HEIGHT>;
     using Right = Panel<half, RIGHT, S::WIDTH>;
     const auto copy = [&](const Gates& gates, int) {
-        if (threadIdx.x == 0) bring_planes<S, Left, Right>(p, memory, gates);
+        if (threadIdx.x == 0) load_planes<S, Left, Right>(p, memory, gates);
     };
-    in_warpgroups<S, false>(memory, copy, [&](const Gates& gates, int group) {
+    run_warpgroups<S, false>(memory, copy, [&](const Gates& gates, int group) {
         multiply_planes<Step, S, Left, Right, CHECKED>(p, memory, gates, group);
     });
 }

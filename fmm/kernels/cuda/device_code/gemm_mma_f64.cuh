@@ -1,25 +1,27 @@
-// The tiled product by multiply instructions of whole warps: float64 through the tensor cores. Goes with gemm_simt.cuh.
+// Tiled float64 GEMM on the tensor cores (mma.sync), with the fused sums and the epilogue of gemm_simt.cuh.
 //
-// Tiles come into shared memory, sums are formed and the product leaves as in gemm_simt.cuh; what is different is which
-// numbers a thread has. The lanes of a warp are 8 x 4: g = lane / 4, t = lane % 4. An instruction multiplies 16 rows by 8
-// columns. Of A, a lane has rows g and g + 8, of B column g, both at every fourth step from the t-th on; of C it has
-// columns 2t and 2t + 1 of rows g and g + 8.
+// Index map: the thread block's tile, its copies and its sums are those of gemm_simt.cuh; only a thread's numbers
+// differ. The 32 lanes of a warp are arranged 8 x 4, with g = lane / 4 and t = lane % 4. An instruction multiplies 16
+// rows by 8 columns. Of A, a lane has rows g and g + 8, of B column g, both at every fourth step from t. Of C, a lane
+// has columns 2 t and 2 t + 1 of rows g and g + 8.
+//
+// DEEP: steps of the inner dimension in one instruction (4, 8 or 16).
 #pragma once
 
 #include "gemm_simt.cuh"
 
 namespace fmm {
 
-// ---- one instruction of a warp
+// ---- the mma instruction
 
 #ifdef __CUDACC__
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000  // the only ones with instructions of 16 rows
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000  // only these have mma instructions of 16 rows
 #define FMM_ROWS 16
 #else
 #define FMM_ROWS 8
 #endif
 
-// c += a b: a[step][row], b[step], and c's first row before its second.
+// c += a b, with a[step][row] and b[step]; c has its first row before its second.
 template <int STEPS>
 __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
 #if FMM_ROWS == 8 && __CUDA_ARCH__ >= 800
@@ -49,30 +51,30 @@ __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[STEPS][2],
                        "d"(a[3][1]), "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
 #endif
 }
-#endif  // on the host, whoever compiles this brings a function of this name
+#endif  // on the host, the tests provide this function
 
 // ---- from shared memory to registers
 
-// Where a lane reads a tile: half a warp's reads of 8 bytes, four lines and four steps of one of them, meet all banks.
+// Where a lane reads a tile: a half-warp's reads of 8 bytes, four lines at four steps, use all banks.
 template <class Lines>
 struct Lanes {
     static constexpr int LINE = Lines::INNER ? Lines::PITCH : 1, STEP = Lines::INNER ? 1 : Lines::PITCH;
     __device__ static __forceinline__ int first(int line, int lane) {
         return (line + lane / 4) * LINE + lane % 4 * STEP;
     }
-    // Its number of the i-th eight lines and the k-th four steps.
+    // Offset of the lane's number in the i-th group of eight lines and the k-th group of four steps.
     __device__ static __forceinline__ constexpr int place(int i, int k) { return i * 8 * LINE + k * 4 * STEP; }
 };
 
-// Where a lane's numbers of the product lie, relative to its first.
+// Rows and columns of a lane's numbers of the product, relative to its first one.
 struct Down {
-    static constexpr bool INNER = true;  // for `put_half`: its rows are apart
+    static constexpr bool INNER = true;  // for store_triangle: rows are not adjacent
     static constexpr int PACK = 1;
     __device__ static __forceinline__ constexpr int place(int i) { return i * 8; }
     __device__ static __forceinline__ int first(int lane) { return lane / 4; }
 };
 struct Across {
-    static constexpr bool INNER = false;  // for `put`: two columns side by side are one access
+    static constexpr bool INNER = false;  // for store_run: two adjacent columns are one access
     static constexpr int PACK = 2;
     __device__ static __forceinline__ constexpr int place(int j) { return j / 2 * 8 + j % 2; }
     __device__ static __forceinline__ int first(int lane) { return lane % 4 * 2; }
@@ -80,9 +82,9 @@ struct Across {
 
 // ---- the kernel
 
-// As `multiply` in gemm_simt.cuh, in passes of DEEP steps. What a pass multiplies is in registers when it begins; each number
-// is replaced by the next pass's after its last use. So all of a tile has been read before its last pass: there the threads
-// meet, and behind that the tile's place can be filled again.
+// As `multiply` in gemm_simt.cuh, in passes of DEEP steps. A pass starts with its numbers in registers, and each number
+// is replaced by the next pass's after its last use. Before the last pass, a tile has been read completely: the threads
+// synchronize there, and the stage can be filled again.
 template <class Product, class Element, class S, int DEEP, Along LEFT, Along RIGHT, Access ACCESS, class Params>
 __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS, true>;
@@ -92,10 +94,10 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     using LeftLanes = Lanes<LeftLines>;
     using RightLanes = Lanes<RightLines>;
     using Piece = typename LeftTiles::Piece;
-    constexpr int HIGH = S::ROWS * S::WARP_HEIGHT, WIDE = S::COLS * S::WARP_WIDTH;  // numbers of a warp
-    constexpr int ROWS = HIGH / 16, COLS = WIDE / 8, STEPS = DEEP / 4, PASSES = S::DEPTH / DEEP;  // instructions
+    constexpr int HIGH = S::ROWS * S::WARP_HEIGHT, WIDE = S::COLS * S::WARP_WIDTH;  // rows and columns of a warp
+    constexpr int ROWS = HIGH / 16, COLS = WIDE / 8, STEPS = DEEP / 4, PASSES = S::DEPTH / DEEP;  // in instructions
     static_assert(HIGH % 16 == 0 && WIDE % 8 == 0 && S::DEPTH % DEEP == 0, "whole instructions");
-    // Sums for the next tile are spread over the second half of the pass before all meet.
+    // The sums of the next tile are spread over the second half of the pass before the threads synchronize.
     constexpr int SUMS = LeftTiles::SUMS + RightTiles::SUMS, BLOCKS = max_of(Product::LEFT, Product::RIGHT);
     constexpr int AT_ONCE = max_of((SUMS + ROWS * COLS / 2 - 1) / max_of(ROWS * COLS / 2, 1), 1);
     constexpr int FIRST = ROWS * COLS - (SUMS + AT_ONCE - 1) / AT_ONCE;
@@ -103,7 +105,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     static_assert(!SUMS || (S::STAGES == 2 && PASSES > 1), "sums are formed one tile ahead");
 
     let_next_start();
-    const Tile tile = wanted_tile<Product, S>(p, number);
+    const Tile tile = tile_for_block<Product, S>(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
     LeftTiles left{memory, {product.left, p.leading[0], tile.layer * p.layer[0], row}};
@@ -115,15 +117,15 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     const Element* const left_mine = left.tiles + LeftLanes::first(down, lane);
     const Element* const right_mine = right.tiles + RightLanes::first(across, lane);
 
-    // The i-th of the thread's sums, of A and then of B, into the tile at `stage`.
+    // The thread's i-th sum, of A's first and then of B's, written to the tile at `stage`.
     auto add = [&](int i, int stage) {
         Piece held[BLOCKS];
         if (i < LeftTiles::SUMS) {
-            left.take(i, held);
-            left.give(i, stage, held);
+            left.read_terms(i, held);
+            left.write_sum(i, stage, held);
         } else if (i < SUMS) {
-            right.take(i - LeftTiles::SUMS, held);
-            right.give(i - LeftTiles::SUMS, stage, held);
+            right.read_terms(i - LeftTiles::SUMS, held);
+            right.write_sum(i - LeftTiles::SUMS, stage, held);
         }
     };
     auto copy_terms = [&] {
@@ -131,14 +133,14 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
         if constexpr (RightTiles::SUMMED) right.copy(0);
         commit();
     };
-    if constexpr (SUMS) {  // the first tile's sums, then the copies for the second's
+    if constexpr (SUMS) {  // sums of the first tile, then the copies for the second tile's sums
         copy_terms();
         wait<0>();
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) add(i, 0);
         copy_terms();
     }
-    // Past the last tile too there is something to copy: zeros.
+    // Copies past the last tile bring zeros.
 #pragma unroll
     for (int t = 0; t < S::STAGES; ++t) {
         if constexpr (!LeftTiles::SUMMED) left.copy(t);
@@ -175,8 +177,8 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     int stage = 0;
 #pragma unroll 1
     for (int t = 0; t < steps; ++t) {
-        const Element* left_now = left_mine + stage * LeftTiles::Kept::SIZE;
-        const Element* right_now = right_mine + stage * RightTiles::Kept::SIZE;
+        const Element* left_now = left_mine + stage * LeftTiles::TileLayout::SIZE;
+        const Element* right_now = right_mine + stage * RightTiles::TileLayout::SIZE;
         const int here = stage;
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
 #pragma unroll
@@ -184,11 +186,11 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
             const int next = (pass + 1) % PASSES;
             const bool adds = SUMS && pass == PASSES - 2, copies = next == 0 && (SUMS || t + S::STAGES < steps);
             if (adds) wait<PENDING>();
-            if (next == 0) {  // all have read this tile, and the next one has come
+            if (next == 0) {  // all threads have read this tile, and the next one has arrived
                 wait<PENDING>();
                 __syncthreads();
-                left_now = left_mine + stage * LeftTiles::Kept::SIZE;
-                right_now = right_mine + stage * RightTiles::Kept::SIZE;
+                left_now = left_mine + stage * LeftTiles::TileLayout::SIZE;
+                right_now = right_mine + stage * RightTiles::TileLayout::SIZE;
             }
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
@@ -203,14 +205,14 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
                     }
                 }
                 read_row(left_now, i, next);
-                // One operand's copies at a time, so that multiplications go on.
+                // Copies of one operand at a time, so that multiplications continue.
                 if constexpr (!LeftTiles::SUMMED)
                     if (copies && i == 0) left.copy(here);
                 if constexpr (!RightTiles::SUMMED)
                     if (copies && i == (ROWS > 2)) right.copy(here);
             }
             if (adds) copy_terms();
-            if (copies) {  // what came through registers
+            if (copies) {  // tiles that go through registers
                 left.store(here);
                 right.store(here);
             }
@@ -224,13 +226,13 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     for (int i = 0; i < 2 * ROWS; ++i)
 #pragma unroll
         for (int j = 0; j < 2 * COLS; ++j) out[i][j] = sum[i / 2][j / 2][i % 2 * 2 + j % 2];
-    Watch<Element, Product::WATCHES> watch;
+    FiniteCheck<Element, Product::RAISES> finite;
     const int first_row = row + down + Down::first(lane), first_col = col + across + Across::first(lane);
-    if constexpr (Product::HALF == Half::NONE)
-        put_all<Product, Down, Across, ACCESS>(p, product.dest, tile, first_row, first_col, out, watch);
+    if constexpr (Product::TRIANGLE == Triangle::NONE)
+        store_product<Product, Down, Across, ACCESS>(p, product.dest, tile, first_row, first_col, out, finite);
     else
-        put_half<Product, Down, Across, ACCESS>(p, product.dest, tile, first_row, first_col, out, watch);
-    watch.tell(p.flag);
+        store_triangle<Product, Down, Across, ACCESS>(p, product.dest, tile, first_row, first_col, out, finite);
+    finite.raise(p.flag);
 }
 
 }  // namespace fmm

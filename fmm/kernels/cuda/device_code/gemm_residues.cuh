@@ -1,5 +1,5 @@
-// Products of planes of residues, one for each modulus, by the tensor cores of Hopper's warpgroups (sm_90a): as
-// gemm_wgmma.cuh does it, with sums of 32 bits that are reduced before they are stored, a byte each.
+// GEMM of byte planes, one product for each modulus, on the tensor cores of Hopper's warpgroups (sm_90a):
+// gemm_wgmma.cuh with 32-bit sums, which are reduced modulo p before they are stored as bytes.
 #pragma once
 
 #include "gemm_wgmma.cuh"
@@ -7,25 +7,25 @@
 
 namespace fmm {
 
-constexpr int MOST_MODULI = 20;
+constexpr int MAX_MODULI = 20;
 
 struct ResidueProduct {
     Product product;
-    Modulus moduli[MOST_MODULI];  // of the planes that are multiplied, in their order
-    int each;                     // products with one modulus
+    Modulus moduli[MAX_MODULI];  // of the planes, in their order
+    int each;                     // products of planes for each modulus
 };
 
 struct byte {
     signed char bits;
 };
 
-__device__ __forceinline__ void put_pair(byte* to, int x, int y) {
+__device__ __forceinline__ void store_pair(byte* to, int x, int y) {
     *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(low_bytes(x, y));
 }
 
-// Residues lie between -128 and 127: the products of 2^16 steps add up to 2^30 at most.
+// Epilogue: the sum modulo p. Residues are between -128 and 127, so the products of 2^16 steps sum to 2^30 at most.
 struct ByModulus {
-    static constexpr int MOST_STEPS = 512;  // tiles of 128 steps
+    static constexpr int MAX_STEPS = 512;  // tiles of 128 steps; sums are reduced after that many
     static constexpr bool ADDS = false;
     const Modulus* moduli;
     int each;

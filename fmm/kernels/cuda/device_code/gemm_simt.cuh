@@ -1,57 +1,63 @@
-// The one kernel of every product: C_d += c_d (sum of a_i A_i) (sum of b_j B_j), by tiles.
+// Tiled GEMM on CUDA cores with fused sums: C_d = keep_d C_d + c_d (sum of a_i A_i) (sum of b_j B_j), for up to DEST
+// destinations.
 //
-// A thread block makes one tile of the product; what it needs of A and B comes through shared memory, some steps ahead
-// of its use. Sums of blocks of A and B are formed on the way there, and the product is added to every destination on its
-// way out: so the additions of a fast algorithm cost no memory of their own (Huang, Yu, van de Geijn 2020, Algorithm 1).
-// What a block lacks at its edge counts as zero and is never touched. How many blocks are added, and what becomes of each
-// number of the destinations, is known when the kernel is compiled (the generated `Product` says it); which blocks, with
-// which coefficients, comes with the launch, so that all products of a variant are one kernel, and may be one launch: block
-// index z is then the product's. Tiles are numbered through all layers of a batch, so that the last round of thread blocks
-// is as full as can be.
+// Index map: a thread block computes one M_S x N_S tile of the product; blockIdx.x numbers the tiles through all
+// products of a batch (tile_of), so that the last round of thread blocks is as full as possible. blockIdx.z is the
+// product, where one launch has several. Warps are arranged down the tile first; a thread has M_R x N_R numbers,
+// interleaved with those of its warp.
 //
-// CuPy compiles with -ftz=true, so subnormal numbers count as zero here; cuBLAS keeps them, and so do our other kernels.
-// (With ieee_arith.cuh's instructions the compiler makes the loops of kernels with sums longer, by up to a fiftieth.)
+// Memory: tiles of A and B go through shared memory, STAGES - 1 tiles ahead of their use. Sums of blocks are formed on
+// the way there, and the epilogue adds the product to every destination. The additions of a fast algorithm therefore
+// need no memory of their own (Huang, Yu, van de Geijn 2020, Algorithm 1). Numbers beyond the edge of a block count as
+// zero and are never accessed.
 //
-// No header of CUDA's is needed, so that NVRTC alone compiles this.
+// Compile-time parameters: the generated `Product` (counts of blocks, epilogue), `Strategy` (tile sizes), the layouts
+// of A and B, and the access width. Blocks and coefficients come with the launch, so that all products of a variant
+// share one kernel.
+//
+// CuPy compiles with -ftz=true, so subnormal numbers count as zero here. cuBLAS keeps them, and so do our other
+// kernels. (With the instructions of ieee_arith.cuh, the loops of kernels with sums take up to 2 % longer.)
+//
+// The file includes no CUDA header, so that NVRTC alone compiles it.
 #pragma once
 
 #include "gemm_common.cuh"
 
 namespace fmm {
 
-// ---- what a launch is told
+// ---- parameters of a launch
 
 template <class Element, int LEFT, int RIGHT, int DEST>
-struct Sums {  // one product: what is added up, and where it goes
+struct Sums {  // blocks and coefficients of one product
     Block<Element> left[LEFT], right[RIGHT], dest[DEST];
 };
 
 template <class Element, int LEFT, int RIGHT, int DEST, int PRODUCTS>
 struct Parameters {
     Sums<Element, LEFT, RIGHT, DEST> products[PRODUCTS];
-    // Of A, of B and of each destination:
-    long long leading[2 + DEST];  // elements from one line to the next: from row to row, or from column to column
+    // For A, for B and for each destination:
+    long long leading[2 + DEST];  // elements from one line (row or column) to the next
     long long layer[2 + DEST];    // elements from one product of a batch to the next
     int m, n, k;
-    int down, across;  // tiles below each other and side by side
-    int group;         // so many rows of tiles are done together: what they read stays in the second-level cache
-    int* flag;         // raised where what is stored is not finite (only by kernels that watch)
+    int down, across;  // rows and columns of tiles
+    int group;         // rows of tiles in a group, which share what they read in the L2 cache
+    int* flag;         // raised where a stored number is not finite (only by kernels with RAISES)
 };
 
 enum class Access {
-    VECTOR,  // 16 bytes at a time: lines begin at multiples of 16 bytes
-    SCALAR,  // one number at a time: any alignment
+    VECTOR,  // 16 bytes at a time; lines begin at multiples of 16 bytes
+    SCALAR,  // one number at a time; any alignment
 };
 
-enum class Path {  // how a lone block's tiles come from global to shared memory
-    ASYNC,         // past the registers, some tiles ahead
+enum class Path {  // how a single block's tiles get from global to shared memory
+    ASYNC,         // by asynchronous copies (cp.async), some tiles ahead
     PLAIN,         // through registers: loaded before a tile's multiply-adds, stored after them
-    TEXTURE,       // the same, by loads of what no kernel writes meanwhile, once a texture's (Li, Ranka, Sahni 2011)
+    TEXTURE,       // the same with loads of the read-only path, formerly the texture path (Li, Ranka, Sahni 2011)
 };
 
 // ---- memory access
 
-// COUNT numbers from global to shared memory, in flight while the thread goes on; behind the first `valid` come zeros.
+// Start an asynchronous copy of COUNT numbers from global to shared memory; zeros follow the first `valid` numbers.
 template <class Element, int COUNT>
 __device__ __forceinline__ void copy_some(Element* cell, const Element* q, int valid) {
 #if __CUDA_ARCH__ >= 800
@@ -70,7 +76,7 @@ __device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
 #if __CUDA_ARCH__ >= 800
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(cell));
     constexpr int BYTES = COUNT * static_cast<int>(sizeof(Element));
-    if constexpr (BYTES == 16)  // past the first-level cache: nobody else on this multiprocessor reads it
+    if constexpr (BYTES == 16)  // bypass the L1 cache: no other thread block of this multiprocessor reads the tile
         asm volatile("cp.async.cg.shared.global [%0], [%1], %2;" ::"r"(to), "l"(q), "n"(BYTES) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(q), "n"(BYTES) : "memory");
@@ -79,7 +85,7 @@ __device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
 #endif
 }
 
-// One load of COUNT neighbours.
+// Load COUNT neighbours with one instruction.
 template <Path PATH, class Element, int COUNT>
 __device__ __forceinline__ Pack<Element, COUNT> load(const Element* q) {
 #ifdef __CUDA_ARCH__
@@ -93,7 +99,7 @@ __device__ __forceinline__ Pack<Element, COUNT> load(const Element* q) {
     return pack<Element, COUNT>(q);
 }
 
-// COUNT neighbours for registers; behind the first `valid` come zeros.
+// Load COUNT neighbours; zeros follow the first `valid` numbers.
 template <Path PATH, class Element, int COUNT>
 __device__ __forceinline__ Pack<Element, COUNT> load_some(const Element* q, int valid) {
     if (valid == COUNT) return load<PATH, Element, COUNT>(q);
@@ -109,7 +115,7 @@ __device__ __forceinline__ void commit() {
 #endif
 }
 
-// Until all copies but those of the last so many `commit`s have come; the thread's own copies only.
+// Wait for all of the thread's own copies, except those of its last PENDING `commit`s.
 template <int PENDING>
 __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 800
@@ -117,13 +123,14 @@ __device__ __forceinline__ void wait() {
 #endif
 }
 
-// Launches that follow each other may overlap: the next one may start once all blocks of this one have, ...
+// Consecutive launches may overlap (programmatic dependent launch): the next one may start once all thread blocks of
+// this one have started.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-// ... but what both write waits until the one before has ended. (Launched without leave to overlap, nothing waits.)
+// Wait until the previous launch has ended, before writing what both may write. Without overlap this does not wait.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -132,9 +139,9 @@ __device__ __forceinline__ void wait_for_previous() {
 
 // ---- from global to shared memory
 
-// One operand's way into shared memory. A tile is kept as it lies in global memory: line by line, where a line runs along
-// what is contiguous there. Lines along the inner dimension are spaced, so that neighbouring lines lie in other banks;
-// SPACED: all lines, by 32 bytes (as gemm_mma_f64.cuh reads them).
+// Layout of one operand's tile in shared memory, and each thread's accesses to it. A tile has the layout of global
+// memory: lines along the contiguous dimension. K-major lines are padded, so that neighbouring lines are in different
+// banks. SPACED: all lines are padded by 32 bytes, as gemm_mma_f64.cuh reads them.
 template <class Element, Along ALONG, Access ACCESS, int OUT, int K_S, int THREADS, bool SPACED = false>
 struct Lines {
     static constexpr bool INNER = ALONG == Along::INNER;
@@ -142,13 +149,13 @@ struct Lines {
     static constexpr int OUTER = OUT, DEPTH = K_S;
     static constexpr int COUNT = INNER ? OUT : K_S, LENGTH = INNER ? K_S : OUT;
     static constexpr int PITCH = LENGTH + (SPACED ? 2 * WIDE : INNER ? WIDE : 0), SIZE = COUNT * PITCH;
-    static constexpr int COPY = ACCESS == Access::VECTOR ? WIDE : 1;  // numbers moved in one access
+    static constexpr int COPY = ACCESS == Access::VECTOR ? WIDE : 1;  // numbers in one access
     static constexpr int ACROSS = LENGTH / COPY, COPIES = COUNT * ACROSS, EACH = (COPIES + THREADS - 1) / THREADS;
     static constexpr bool EVEN = COPIES % THREADS == 0;
-    static constexpr bool STRAIGHT = THREADS % ACROSS == 0;  // are a thread's accesses below each other?
+    static constexpr bool STRAIGHT = THREADS % ACROSS == 0;  // true if a thread's accesses are all in one column
     static_assert(LENGTH % WIDE == 0 && SIZE % WIDE == 0, "lines of whole accesses");
 
-    // Where this thread's i-th access stands in the tile, and how far that is from its first one.
+    // Line, and position in the line, of this thread's i-th access; and its distance from the first one.
     __device__ static __forceinline__ int line(int i) {
         return STRAIGHT ? threadIdx.x / ACROSS + i * (THREADS / ACROSS) : (threadIdx.x + i * THREADS) / ACROSS;
     }
@@ -165,16 +172,16 @@ struct Lines {
     }
 };
 
-// Copies the tiles of BLOCKS blocks, one after the other along the inner dimension. Little is kept in registers: what a
-// launch was told is read again where an edge wants it.
+// Copies the tiles of BLOCKS blocks, one after the other along the inner dimension. Few values stay in registers: at an
+// edge, the launch's parameters are read again.
 template <class Element, class Lines, int BLOCKS, bool LEFT>
 struct Source {
     const Block<Element> (&blocks)[BLOCKS];
     const long long leading;
-    const int first;   // where the tile begins along the blocks' outer dimension
-    int position;      // and the next one along the inner
-    int inner_whole;   // up to there tiles are whole, of all blocks
-    long long offset;  // from a block's begin to this thread's first number in the next tile
+    const int first;   // first row (of A) or column (of B) of the tile
+    int position;      // position of the next tile along the inner dimension
+    int inner_whole;   // end of the tiles that are whole in all blocks
+    long long offset;  // from a block's start to this thread's first number in the next tile
 
     __device__ __forceinline__ Source(const Block<Element> (&blocks)[BLOCKS], long long leading, long long layer, int first)
         : blocks(blocks), leading(leading), first(first), position(0) {
@@ -184,7 +191,7 @@ struct Source {
         for (int b = 0; b < BLOCKS; ++b) inner_whole = outer(b) < Lines::OUTER ? 0 : min(inner_whole, inner(b));
     }
 
-    // Start all copies of the next tile; block b's goes to `tiles` + b * Lines::SIZE.
+    // Start all copies of the next tile; block b is copied to `tiles` + b * Lines::SIZE.
     __device__ __forceinline__ void next(Element* tiles) {
         if (whole()) {
 #pragma unroll
@@ -196,7 +203,7 @@ struct Source {
         advance();
     }
 
-    // Load the next tile of a lone block.
+    // Load the next tile of a single block into registers.
     template <Path PATH>
     __device__ __forceinline__ void load(Pack<Element, Lines::COPY> (&held)[Lines::EACH]) {
         const bool all = whole();
@@ -218,7 +225,7 @@ private:
         position += Lines::DEPTH;
         offset += Lines::INNER ? Lines::LENGTH : Lines::COUNT * leading;
     }
-    // How many numbers of this thread's i-th access are there.
+    // Number of valid elements in this thread's i-th access.
     __device__ __forceinline__ int valid(int b, int i) const {
         const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
         const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
@@ -240,35 +247,35 @@ private:
     }
 };
 
-// How the tiles lie that are used. Sums of lines along the inner dimension may be TURNED on their way: read along the
-// outer one, they take fewer registers, but addresses and stores more.
-template <class Lines, bool TURNED_>
-struct Used {
-    static constexpr bool TURNED = TURNED_, INNER = Lines::INNER && !TURNED;
-    static constexpr int WIDE = Lines::WIDE, PITCH = TURNED ? Lines::OUTER + WIDE : Lines::PITCH;
-    static constexpr int SIZE = TURNED ? Lines::DEPTH * PITCH : Lines::SIZE;
+// Layout of the tiles that the multiply-adds read. Sums of K-major blocks may be TRANSPOSED when they are written.
+// Reading them then takes fewer registers, but addresses and stores cost more.
+template <class Lines, bool TRANSPOSED_>
+struct UsedTile {
+    static constexpr bool TRANSPOSED = TRANSPOSED_, INNER = Lines::INNER && !TRANSPOSED;
+    static constexpr int WIDE = Lines::WIDE, PITCH = TRANSPOSED ? Lines::OUTER + WIDE : Lines::PITCH;
+    static constexpr int SIZE = TRANSPOSED ? Lines::DEPTH * PITCH : Lines::SIZE;
 };
 
-// One operand's tiles in shared memory. A single block's are copied to where they are used, STAGES - 1 tiles ahead. Of
-// several blocks, the tiles are copied beside each other two tiles ahead, and one tile ahead each thread adds up what
-// it copied itself: for that, no barrier is needed.
-template <class Element, class Lines, int BLOCKS, int STAGES, bool TURNED, Path PATH, bool LEFT>
+// One operand's tiles in shared memory. Tiles of a single block are copied to where they are used, STAGES - 1 tiles
+// ahead. Tiles of several blocks are copied beside each other two tiles ahead. One tile ahead, each thread adds up the
+// numbers that it copied itself, which needs no barrier.
+template <class Element, class Lines, int BLOCKS, int STAGES, bool TRANSPOSED, Path PATH, bool LEFT>
 struct Operand {
     static constexpr bool SUMMED = BLOCKS > 1, HELD = PATH != Path::ASYNC;
     static_assert(!(SUMMED && HELD), "what is summed is copied past the registers");
-    using Kept = Used<Lines, TURNED && SUMMED && Lines::INNER>;
-    static constexpr int SIZE = STAGES * Kept::SIZE + (SUMMED ? BLOCKS * Lines::SIZE : 0);
-    static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // of a thread, for a tile
+    using TileLayout = UsedTile<Lines, TRANSPOSED && SUMMED && Lines::INNER>;
+    static constexpr int SIZE = STAGES * TileLayout::SIZE + (SUMMED ? BLOCKS * Lines::SIZE : 0);
+    static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // accesses of a thread for the sums of a tile
     using Piece = Pack<Element, Lines::COPY>;
 
     Element* const tiles;
     Source<Element, Lines, BLOCKS, LEFT> source;
     Piece held[HELD ? Lines::EACH : 1];
 
-    __device__ __forceinline__ Element* tile(int stage) const { return tiles + stage * Kept::SIZE; }
+    __device__ __forceinline__ Element* tile(int stage) const { return tiles + stage * TileLayout::SIZE; }
     __device__ __forceinline__ Element* copies() const { return tile(STAGES); }
 
-    // Start the copies of the next tile; what goes through registers is there after `store`.
+    // Start the copies of the next tile; tiles that go through registers are complete after `store`.
     __device__ __forceinline__ void copy(int stage) {
         if constexpr (HELD)
             source.template load<PATH>(held);
@@ -283,14 +290,15 @@ struct Operand {
         }
     }
 
-    // A sum in two halves, between which there is time: read this thread's i-th piece of every block, ...
-    __device__ __forceinline__ void take(int i, Piece* held) const {
+    // A sum is formed in two halves, so that loads have time to arrive. First half: read this thread's i-th piece of
+    // every block.
+    __device__ __forceinline__ void read_terms(int i, Piece* held) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
             if (Lines::has(i)) held[b] = pack<Element, Lines::COPY>(copies() + b * Lines::SIZE + Lines::cell(i));
     }
-    // ... add up and write.
-    __device__ __forceinline__ void give(int i, int stage, const Piece* held) const {
+    // Second half: add up the pieces and write the sum.
+    __device__ __forceinline__ void write_sum(int i, int stage, const Piece* held) const {
         if (!Lines::has(i)) return;
         Piece sum;
 #pragma unroll
@@ -299,10 +307,10 @@ struct Operand {
 #pragma unroll
             for (int b = 1; b < BLOCKS; ++b) sum.lane[e] += source.blocks[b].factor * held[b].lane[e];
         }
-        if constexpr (Kept::TURNED) {
+        if constexpr (TileLayout::TRANSPOSED) {
 #pragma unroll
             for (int e = 0; e < Lines::COPY; ++e)
-                tile(stage)[(Lines::along(i) + e) * Kept::PITCH + Lines::line(i)] = sum.lane[e];
+                tile(stage)[(Lines::along(i) + e) * TileLayout::PITCH + Lines::line(i)] = sum.lane[e];
         } else {
             pack<Element, Lines::COPY>(tile(stage) + Lines::cell(i)) = sum;
         }
@@ -311,20 +319,20 @@ struct Operand {
 
 // ---- from registers to C
 
-// Sees all that a thread stores, if the kernel is to tell of inf and NaN: times zero they are NaN, all else is zero. What
-// is added atomically nobody sees.
-template <class Element, bool WATCHES>
-struct Watch {
+// Detects an inf or NaN among all numbers that a thread stores: times zero both are NaN, and all other numbers are
+// zero. Numbers that are added atomically are not checked.
+template <class Element, bool RAISES>
+struct FiniteCheck {
     Element nothing = Element(0);
-    __device__ __forceinline__ void see(Element x) { nothing += x * Element(0); }
-    __device__ __forceinline__ void tell(int* flag) const {
+    __device__ __forceinline__ void check(Element x) { nothing += x * Element(0); }
+    __device__ __forceinline__ void raise(int* flag) const {
         if (nothing != Element(0)) *static_cast<volatile int*>(flag) = 1;
     }
 };
 template <class Element>
-struct Watch<Element, false> {
-    __device__ __forceinline__ void see(Element) {}
-    __device__ __forceinline__ void tell(int*) const {}
+struct FiniteCheck<Element, false> {
+    __device__ __forceinline__ void check(Element) {}
+    __device__ __forceinline__ void raise(int*) const {}
 };
 
 template <class Element, int COUNT>
@@ -340,20 +348,20 @@ __device__ __forceinline__ void add_atomically(float* q, const Pack<float, 4>& v
 }
 #endif
 
-// Neighbours in a row of a destination; from the first `valid` on there are none: what is read there is zero.
+// Load or store neighbours in a row of a destination, of which the first `valid` exist; the others read as zero.
 template <class Element, int COUNT, Access ACCESS>
-__device__ __forceinline__ Pack<Element, COUNT> get(const Element* q, int valid) {
+__device__ __forceinline__ Pack<Element, COUNT> load_run(const Element* q, int valid) {
     if (ACCESS == Access::VECTOR && valid >= COUNT) return pack<Element, COUNT>(q);
     Pack<Element, COUNT> run;
 #pragma unroll
     for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? q[e] : Element(0);
     return run;
 }
-template <bool ATOMIC, Access ACCESS, class Element, int COUNT, class Watch>
-__device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, COUNT>& run, Watch& watch) {
+template <bool ATOMIC, Access ACCESS, class Element, int COUNT, class FiniteCheck>
+__device__ __forceinline__ void store_run(Element* q, int valid, const Pack<Element, COUNT>& run, FiniteCheck& finite) {
 #pragma unroll
     for (int e = 0; e < COUNT; ++e)
-        if (!ATOMIC && e < valid) watch.see(run.lane[e]);
+        if (!ATOMIC && e < valid) finite.check(run.lane[e]);
     if (ACCESS == Access::VECTOR && valid >= COUNT) {
         if constexpr (ATOMIC)
             add_atomically(q, run);
@@ -371,21 +379,21 @@ __device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, C
         }
 }
 
-// A run of a thread's neighbours in a row of the product, and where it belongs in every destination.
+// Neighbours in a row of the product that one thread has, and their addresses in every destination.
 template <class Element, int DEST, int PACK>
 struct Run {
     Element* at[DEST];
-    int valid[DEST];  // how many of them a destination has
+    int valid[DEST];  // numbers of the run that exist in the destination
     Pack<Element, PACK> value[DEST];
 };
 
-// This thread's part of the product, `x`, to the destinations, each of which is read once at most and written once at
-// most: `Product::update` makes an element's new values of the product's and the old ones. Some runs are read before the
-// first of them is written: memory takes long to answer, and the compiler cannot know that they are different ones.
+// The epilogue: update all destinations with this thread's part `x` of the product. Each destination is read at most
+// once and written at most once; `Product::update` computes the new values. Several runs are read before the first is
+// written, because loads take long and the compiler cannot know that runs do not overlap.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
-          class Watch>
-__device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
-                                        int row, int col, const Element (&x)[ROWS][COLS], Watch& watch) {
+          class FiniteCheck>
+__device__ __forceinline__ void store_product(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
+                                        int row, int col, const Element (&x)[ROWS][COLS], FiniteCheck& finite) {
     constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK, ACROSS = COLS / PACK, RUNS = ROWS * ACROSS;
     constexpr int HELD = 128 / sizeof(Element), AT_ONCE = max_of(HELD / (PACK * DEST), 1);
     Element* first[DEST];
@@ -404,7 +412,7 @@ __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&
 #pragma unroll
                 for (int e = 0; e < PACK; ++e) runs[r].value[d].lane[e] = Element(0);
                 if (Product::reads(d, dest))
-                    runs[r].value[d] = get<Element, PACK, ACCESS>(runs[r].at[d], runs[r].valid[d]);
+                    runs[r].value[d] = load_run<Element, PACK, ACCESS>(runs[r].at[d], runs[r].valid[d]);
             }
         }
 #pragma unroll
@@ -422,28 +430,28 @@ __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&
 #pragma unroll
             for (int d = 0; d < DEST; ++d)
                 if (Product::writes(d))
-                    put<Product::ATOMIC, ACCESS>(runs[r].at[d], runs[r].valid[d], runs[r].value[d], watch);
+                    store_run<Product::ATOMIC, ACCESS>(runs[r].at[d], runs[r].valid[d], runs[r].value[d], finite);
         }
     }
 }
 
-// ---- half of a C that is its own adjoint
+// ---- a triangle of a C that is its own adjoint
 
-// The tile of this number.
+// The thread block's tile.
 template <class Product, class S, class Params>
-__device__ __forceinline__ Tile wanted_tile(const Params& p, int number) {
-    if constexpr (Product::HALF == Half::NONE)
+__device__ __forceinline__ Tile tile_for_block(const Params& p, int number) {
+    if constexpr (Product::TRIANGLE == Triangle::NONE)
         return tile_of(p, number);
     else
         return LowerTiles<S::HEIGHT, S::WIDTH>(p).at(number);
 }
 
-// This thread's part of the product to what is on and below the diagonal, and, if all of C is wanted, to its mirror. Every
-// number is rounded once, so that the halves are alike bit for bit.
+// The epilogue for a triangle: write this thread's part of the product on and below the diagonal, and its mirror if all
+// of C is wanted. Every number is rounded once, so that both triangles are equal bit for bit.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
-          class Watch>
-__device__ __forceinline__ void put_half(const Params& p, const Block<Element> (&dest)[1], const Tile& tile, int row, int col,
-                                         Element (&x)[ROWS][COLS], Watch& watch) {
+          class FiniteCheck>
+__device__ __forceinline__ void store_triangle(const Params& p, const Block<Element> (&dest)[1], const Tile& tile, int row, int col,
+                                         Element (&x)[ROWS][COLS], FiniteCheck& finite) {
     const int n = dest[0].rows;
     Element* const c = dest[0].data + tile.layer * p.layer[2];
     const auto place = [&](int r, int s) { return c + r * p.leading[2] + s; };
@@ -461,10 +469,10 @@ __device__ __forceinline__ void put_half(const Params& p, const Block<Element> (
                 Product::update(x[i][j + e], dest, value);
                 run.lane[e] = x[i][j + e] = value[0];
             }
-            put<false, ACCESS>(place(r, s), valid, run, watch);
+            store_run<false, ACCESS>(place(r, s), valid, run, finite);
         }
-    if constexpr (Product::HALF == Half::FULL) {
-        fmm::Watch<Element, false> nobody;
+    if constexpr (Product::TRIANGLE == Triangle::FULL) {
+        fmm::FiniteCheck<Element, false> unchecked;
 #pragma unroll
         for (int j = 0; j < COLS; ++j)
 #pragma unroll
@@ -474,7 +482,7 @@ __device__ __forceinline__ void put_half(const Params& p, const Block<Element> (
 #pragma unroll
                 for (int e = 0; e < BELOW; ++e) run.lane[e] = x[i + e][j];
                 if (r > s)
-                    put<false, ACCESS>(place(s, r), n - r, run, nobody);
+                    store_run<false, ACCESS>(place(s, r), n - r, run, unchecked);
                 else
 #pragma unroll
                     for (int e = 1; e < BELOW; ++e)
@@ -485,25 +493,25 @@ __device__ __forceinline__ void put_half(const Params& p, const Block<Element> (
 
 // ---- the kernel
 
-// The tile of this number; `memory`: shared memory, Operand::SIZE numbers for each operand.
+// Compute the tile with this number. `memory` is shared memory: Operand::SIZE numbers for each operand.
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
 __device__ __forceinline__ void multiply(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS>;
     using RightLines = Lines<Element, RIGHT, ACCESS, S::WIDTH, S::DEPTH, S::THREADS>;
-    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, Product::LEFT_PATH, true>;
-    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, S::TURNED, Product::RIGHT_PATH, false>;
-    using Left = Fragment<Element, typename LeftTiles::Kept, S::ROWS, S::WARP_HEIGHT>;
-    using Right = Fragment<Element, typename RightTiles::Kept, S::COLS, S::WARP_WIDTH>;
+    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TRANSPOSED, Product::LEFT_PATH, true>;
+    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, S::TRANSPOSED, Product::RIGHT_PATH, false>;
+    using Left = Fragment<Element, typename LeftTiles::TileLayout, S::ROWS, S::WARP_HEIGHT>;
+    using Right = Fragment<Element, typename RightTiles::TileLayout, S::COLS, S::WARP_WIDTH>;
     using Piece = typename LeftTiles::Piece;
     constexpr int SUMS = LeftTiles::SUMS + RightTiles::SUMS, BLOCKS = max_of(Product::LEFT, Product::RIGHT);
-    // Sums are spread over some steps of a tile; then the copies for the next sums begin, which so have most of a tile's
-    // time. In the last step all threads meet.
+    // The sums are spread over some steps of a tile. After them, the copies for the next sums start, which have most of
+    // a tile's time to arrive. All threads synchronize in the last step.
     constexpr int LAST = S::DEPTH - 3, AT_ONCE = (SUMS + 3) / 4, FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : 0;
     constexpr int PENDING = SUMS ? 1 : S::STAGES - 2;
     static_assert(!SUMS || S::STAGES == 2, "sums are formed one tile ahead");
 
     let_next_start();
-    const Tile tile = wanted_tile<Product, S>(p, number);
+    const Tile tile = tile_for_block<Product, S>(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
     LeftTiles left{memory, {product.left, p.leading[0], tile.layer * p.layer[0], row}};
@@ -516,20 +524,20 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     const Element* const left_mine = left.tiles + Left::offset(down);
     const Element* const right_mine = right.tiles + Right::offset(across);
 
-    // The i-th of the thread's sums, of A and then of B, for the tile at `stage`.
-    auto take = [&](int i, Piece* held) {
+    // The thread's i-th sum, of A's first and then of B's, for the tile at `stage`.
+    auto read_terms = [&](int i, Piece* held) {
         if (i < LeftTiles::SUMS)
-            left.take(i, held);
+            left.read_terms(i, held);
         else if (i < SUMS)
-            right.take(i - LeftTiles::SUMS, held);
+            right.read_terms(i - LeftTiles::SUMS, held);
     };
-    auto give = [&](int i, int stage, const Piece* held) {
+    auto write_sum = [&](int i, int stage, const Piece* held) {
         if (i < LeftTiles::SUMS)
-            left.give(i, stage, held);
+            left.write_sum(i, stage, held);
         else if (i < SUMS)
-            right.give(i - LeftTiles::SUMS, stage, held);
+            right.write_sum(i - LeftTiles::SUMS, stage, held);
     };
-    if constexpr (SUMS) {  // the first tile's sums, then the copies for the second's
+    if constexpr (SUMS) {  // sums of the first tile, then the copies for the second tile's sums
         if constexpr (LeftTiles::SUMMED) left.copy(0);
         if constexpr (RightTiles::SUMMED) right.copy(0);
         commit();
@@ -537,11 +545,11 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) {
             Piece held[BLOCKS];
-            take(i, held);
-            give(i, 0, held);
+            read_terms(i, held);
+            write_sum(i, 0, held);
         }
     }
-    // Past the last tile too there is something to copy: zeros.
+    // Copies past the last tile bring zeros.
 #pragma unroll
     for (int t = 0; t < S::STAGES - 1; ++t) {
         left.copy(t);
@@ -566,8 +574,8 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     int stage = 0, filled = S::STAGES - 1;
 #pragma unroll 1
     for (int t = 0; t < steps; ++t) {
-        const Element* left_now = left_mine + stage * LeftTiles::Kept::SIZE;
-        const Element* right_now = right_mine + stage * RightTiles::Kept::SIZE;
+        const Element* left_now = left_mine + stage * LeftTiles::TileLayout::SIZE;
+        const Element* right_now = right_mine + stage * RightTiles::TileLayout::SIZE;
         const int here = filled;
         if (SUMS || t + S::STAGES - 1 < steps) {
             if constexpr (!LeftTiles::SUMMED) left.copy(here);
@@ -579,25 +587,25 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
 #pragma unroll
         for (int k = 0; k < S::DEPTH; ++k) {
             const int next = (k + 1) % S::DEPTH;
-            if (next == 0) {  // all have read this tile, and the next one has come
+            if (next == 0) {  // all threads have read this tile, and the next one has arrived
                 left.store(here);
                 right.store(here);
                 wait<PENDING>();
                 __syncthreads();
-                left_now = left_mine + stage * LeftTiles::Kept::SIZE;
-                right_now = right_mine + stage * RightTiles::Kept::SIZE;
+                left_now = left_mine + stage * LeftTiles::TileLayout::SIZE;
+                right_now = right_mine + stage * RightTiles::TileLayout::SIZE;
             }
             Piece held[AT_ONCE + !SUMS][BLOCKS];
             const bool adds = SUMS && k >= FIRST && k <= LAST;
             if (adds) {
                 if (k == FIRST) wait<PENDING>();
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) take((k - FIRST) * AT_ONCE + i, held[i]);
+                for (int i = 0; i < AT_ONCE; ++i) read_terms((k - FIRST) * AT_ONCE + i, held[i]);
             }
             a.read_step(left_now, next);
             b.read_step(right_now, next);
-            // Back and forth, so that one of the three numbers of every multiply-add was in the one before: a multiprocessor
-            // reads two registers a cycle, an even and an odd one.
+            // Back and forth over the columns, so that each multiply-add shares a register with the previous one: a
+            // multiprocessor reads two registers a cycle, one from each bank (even and odd).
 #pragma unroll
             for (int i = 0; i < S::ROWS; ++i) {
 #pragma unroll
@@ -611,7 +619,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
             for (int j = 0; j < S::COLS; ++j) b.read_ahead(right_now, j, next);
             if (adds) {
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) give((k - FIRST) * AT_ONCE + i, here, held[i]);
+                for (int i = 0; i < AT_ONCE; ++i) write_sum((k - FIRST) * AT_ONCE + i, here, held[i]);
             }
             if (SUMS && k == LAST) {
                 if constexpr (LeftTiles::SUMMED) left.copy(0);
@@ -622,12 +630,12 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     }
 
     wait_for_previous();
-    Watch<Element, Product::WATCHES> watch;
-    if constexpr (Product::HALF == Half::NONE)
-        put_all<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, watch);
+    FiniteCheck<Element, Product::RAISES> finite;
+    if constexpr (Product::TRIANGLE == Triangle::NONE)
+        store_product<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, finite);
     else
-        put_half<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, watch);
-    watch.tell(p.flag);
+        store_triangle<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, finite);
+    finite.raise(p.flag);
 }
 
 }  // namespace fmm

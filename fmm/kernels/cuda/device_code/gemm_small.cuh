@@ -1,9 +1,11 @@
-// One launch for a small product, whatever its type and however its operands lie: dest = alpha left right + beta dest.
-// For a dest that is its own adjoint also the lower half alone, or that and its mirror.
+// Small products of any real type and layout in one launch: dest = alpha left right + beta dest. For a dest that is its
+// own adjoint, the lower triangle alone, or the lower triangle and its mirror.
 //
-// A thread block computes a tile of 32 x 32, each thread two by two numbers of it, from pieces of the operands that are
-// kept in shared memory in the type of the sums; the next piece is on its way meanwhile. What such a product takes is
-// mostly its launch, so nothing more is done for speed.
+// Index map: a thread block computes a 32 x 32 tile; blockIdx.x numbers the tiles (row by row, or those of the lower
+// triangle) and blockIdx.z the products of a batch. Each of 256 threads computes 2 x 2 numbers, 16 apart.
+//
+// Pieces of the operands are in shared memory in the type of the sums, while the next pieces are loaded. Most of the
+// time of such a product is the launch, so nothing more is done for speed.
 #pragma once
 
 #include "mirror_half.cuh"
@@ -12,7 +14,8 @@ namespace fmm {
 
 struct SmallProduct {
     const void* left;
-    long long left_row, left_inner, left_next;  // elements from one row, one inner index, one product to the next
+    // strides in elements: between rows, along the inner dimension, between products
+    long long left_row, left_inner, left_next;
     const void* right;
     long long right_col, right_inner, right_next;
     void* dest;
@@ -23,18 +26,18 @@ struct SmallProduct {
 
 constexpr int SMALL_TILE = 32, SMALL_THREADS = 256;
 
-// How much of dest is computed.
+// The part of dest that is computed.
 enum class Part { ALL, LOWER, MIRRORED };
 
-// A thread's share of the pieces of an operand: SMALL_TILE lines, each along the inner dimension. Neighbouring threads read
+// A thread's share of the pieces of an operand: SMALL_TILE lines along the inner dimension. Neighbouring threads read
 // neighbouring numbers, along the lines or across them.
 template <class Element>
 struct SmallPiece {
     using Stored = typename Traits<Element>::Stored;
     using Sum = typename Traits<Element>::Sum;
     static constexpr int HIGH = SMALL_THREADS / SMALL_TILE, EACH = SMALL_TILE / HIGH;
-    const Stored* next;  // the first of its numbers in the next piece
-    long long apart, onward;  // from one of its numbers, from one piece, to the next
+    const Stored* next;  // the thread's first number in the next piece
+    long long apart, onward;  // distance between the thread's numbers, and between pieces
     int line, inner, line_step, inner_step, lines;
     Stored held[EACH];
 
@@ -90,7 +93,8 @@ __device__ __forceinline__ void small_product(const SmallProduct& p) {
     Sum sums[2][2] = {};
     SmallPiece<Element> of_left(left, p.left_row, p.left_inner, top, p.m);
     SmallPiece<Element> of_right(right, p.right_col, p.right_inner, beside, p.n);
-    // What there is of a piece: nothing is multiplied by a zero that is not in the operands.
+    // Length of a piece: the loop ends with the operands, so that no padding zero is multiplied (inf times zero is
+    // NaN).
     int count = static_cast<int>(p.k < SMALL_TILE ? p.k : SMALL_TILE);
     of_left.load(count);
     of_right.load(count);

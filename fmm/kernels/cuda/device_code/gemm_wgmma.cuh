@@ -1,16 +1,21 @@
-// Products by the tensor cores of Hopper's warpgroups (sm_90a), of 16-bit numbers, of float32 as TF32, and of bytes.
+// GEMM on the tensor cores of Hopper's warpgroups (wgmma, sm_90a): float16, bfloat16, float32 as TF32, and bytes. C =
+// factor (A B + keep C).
 //
-//   Product  where A, B and C lie, and what is to be done with them
-//   bring    one thread: tiles of A and B to shared memory; what both thread blocks of a cluster want comes once for both
-//   multiply two warpgroups, 64 rows each: from shared memory to the accumulators
-//   stage    these: from the accumulators to shared memory, as numbers are stored
-//   send     a thread for each of them: from there to C
+// Index map: a cluster computes CLUSTER tiles of M_S x N_S numbers of C below each other, one for each thread block.
+// Clusters are persistent: cluster c computes the tiles c, c + clusters, ... in the order of tile_of. Warpgroup 0
+// copies; each of the other M_S / 64 warpgroups multiplies 64 rows of its thread block's tile.
 //
-// Thread blocks stay: while one tile of C is sent, the next one's operands come and are multiplied. Gates: `full` and
-// `empty` of each stage, `staged` and `sent` of each warpgroup.
+//   Product       tensor maps of A, B and C, sizes and scalars
+//   load_tiles    one thread: tiles of A and B to shared memory; a tile of B is multicast to both thread blocks of a
+//                 cluster
+//   multiply_all  warpgroups 1 and 2: wgmma from shared memory to the accumulators, then numbers of C to shared memory
+//   store_tiles   one thread for each warpgroup: from shared memory to C by the copy engine
 //
-// There are no sums inside: the instructions take B from shared memory, and four of a warpgroup read it about as fast as
-// it can be read; forming sums there would take longer than the product does.
+// While one tile of C is stored, the next tile's operands are loaded and multiplied. Barriers: `full` and `empty` of
+// each stage, `staged` and `sent` of each warpgroup.
+//
+// There are no fused sums: wgmma reads B from shared memory, and a warpgroup's four warps already use almost all of the
+// bandwidth of shared memory. Forming sums there would take longer than the product.
 #pragma once
 
 #include "cluster.cuh"
@@ -19,7 +24,7 @@
 
 namespace fmm {
 
-// ---- numbers, as they are stored
+// ---- types of numbers in memory
 
 struct half {
     unsigned short bits;
@@ -42,32 +47,33 @@ __device__ __forceinline__ unsigned rounded_pair(const bfloat16*, float x, float
     return both;
 }
 template <class Element>
-__device__ __forceinline__ void put_pair(Element* to, float x, float y) {
+__device__ __forceinline__ void store_pair(Element* to, float x, float y) {
     *reinterpret_cast<unsigned*>(to) = rounded_pair(to, x, y);
 }
-__device__ __forceinline__ void put_pair(tf32* to, float x, float y) { *reinterpret_cast<float2*>(to) = {x, y}; }
+__device__ __forceinline__ void store_pair(tf32* to, float x, float y) { *reinterpret_cast<float2*>(to) = {x, y}; }
 
-// ---- what a launch is told
+// ---- parameters of a launch
 
 struct Product {
     Map left, right, dest;
-    const void* old;           // C, where a multiple of it is kept
-    long long leading, layer;  // numbers from one row of it to the next, and from one product of a batch to the next
-    int m, n;                  // its sides
-    float keep;                // so many times what stands in C is added to the product, before the factor
-    int steps;         // tiles of the inner dimension
-    int down, across;  // clusters' tiles below each other and side by side
-    int group;         // so many rows of them are done together
+    const void* old;           // C, or the addend, where `keep` is not zero
+    // of `old`: numbers from one row to the next, and from one product of a batch to the next
+    long long leading, layer;
+    int m, n;                  // rows and columns of C
+    float keep;                // coefficient of `old`, which is added to the product before the factor is applied
+    int steps;         // tiles along the inner dimension
+    int down, across;  // rows and columns of clusters' tiles
+    int group;         // rows of clusters' tiles in a group, which share what they read in the L2 cache
     int units;         // clusters' tiles of all products of a batch
-    int adds;          // to what stands in C?
-    float factor;      // of the product
+    int adds;          // 1 if the copy engine adds to C
+    float factor;      // coefficient of the product
 };
 
-// ---- what clusters, the copy engine and warpgroups are asked
+// ---- PTX of clusters, the copy engine and warpgroups
 
-// At the gate of a thread block of the cluster: what was there has been read. (Nothing that was written is to be seen, so
-// no wider scope: with that, the first-level cache is emptied each time.)
-__device__ __forceinline__ void arrive_at(Gate* gate, int rank) {
+// Arrive at a barrier of a thread block of the cluster: its data have been read. (No written data must become visible,
+// so the scope is not wider; a wider scope would empty the L1 cache each time.)
+__device__ __forceinline__ void arrive_remote(Gate* gate, int rank) {
     asm volatile(
         "{\n"
         ".reg .b32 there;\n"
@@ -78,9 +84,10 @@ __device__ __forceinline__ void arrive_at(Gate* gate, int rank) {
         : "memory");
 }
 
-// As `bring`, to the same place in each of a cluster's first COUNT thread blocks, whose gates there count the bytes.
+// As `load_tile`, to the same place in each of a cluster's first COUNT thread blocks; the barriers at that place count
+// the bytes.
 template <int COUNT>
-__device__ __forceinline__ void bring_to_all(void* to, const Map* map, int x, int y, int z, Gate* gate) {
+__device__ __forceinline__ void load_tile_multicast(void* to, const Map* map, int x, int y, int z, Gate* gate) {
     constexpr unsigned short ALL = (1 << COUNT) - 1;
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -89,89 +96,92 @@ __device__ __forceinline__ void bring_to_all(void* to, const Map* map, int x, in
         : "memory");
 }
 
-// From shared memory to C, cut off at its edges.
-__device__ __forceinline__ void send(const Map* map, const void* from, int x, int y, int z) {
+// Store a tile from shared memory to C, clipped at C's edges.
+__device__ __forceinline__ void store_tile(const Map* map, const void* from, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                  "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
-__device__ __forceinline__ void send_added(const Map* map, const void* from, int x, int y, int z) {
+__device__ __forceinline__ void reduce_tile(const Map* map, const void* from, int x, int y, int z) {
     asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                  "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
-__device__ __forceinline__ void end_of_sending() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void until_sent() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// What this thread wrote to shared memory.
-__device__ __forceinline__ void engine_sees() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Make this thread's writes to shared memory visible to the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 template <int REGISTERS>
-__device__ __forceinline__ void want_registers() {
+__device__ __forceinline__ void increase_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 template <int REGISTERS>
-__device__ __forceinline__ void leave_registers() {
+__device__ __forceinline__ void decrease_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-__device__ __forceinline__ void begin_multiplying() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_of_multiplying() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
-__device__ __forceinline__ void until_multiplied() {
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 // ---- shared memory
 
-// A tile as the copy engine leaves it: lines of 128 bytes along what is contiguous in global memory, whose 16-byte chunks
-// are exchanged within 8 lines. Along the inner dimension a line is a row of A's tile, or a column of B's; along the outer
-// one it is LINE numbers of a step, and all steps of these come before the next LINE.
+// A tile as the copy engine leaves it: lines of 128 bytes along the contiguous dimension, whose 16-byte chunks are
+// swizzled within 8 lines. K-major: a line is a row of A's tile, or a column of B's. MN-major: a line is LINE numbers
+// of one step, and all steps of these numbers come before the next LINE numbers.
 template <class Element, Along ALONG, int OUT>
 struct Panel {
     static constexpr bool INNER = ALONG == Along::INNER;
     static constexpr int ITEM = static_cast<int>(sizeof(Element)), LINE = 128 / ITEM, SIZE = OUT * LINE;
-    static constexpr int DEEP = 32 / ITEM;                                 // steps in an instruction
-    static constexpr int NEXT = INNER ? DEEP * ITEM / 16 : DEEP * 128 / 16;  // from one to the next, in 16 bytes
+    static constexpr int DEEP = 32 / ITEM;  // steps of the inner dimension in an instruction
+    // distance of one instruction's operand from the next, in 16 bytes
+    static constexpr int NEXT = INNER ? DEEP * ITEM / 16 : DEEP * 128 / 16;
     static_assert(INNER || ITEM == 2, "instructions read only 16-bit numbers along the outer dimension");
 
-    // What tells an instruction where its operand lies: in units of 16 bytes the address, how far away the next LINE
-    // numbers and the next 8 lines are; and that chunks are exchanged.
-    __device__ static __forceinline__ unsigned long long described(const void* at) {
+    // The matrix descriptor of an operand, in units of 16 bytes: its address, the distance to the next LINE numbers,
+    // the distance to the next 8 lines, and the 128-byte swizzle.
+    __device__ static __forceinline__ unsigned long long descriptor(const void* at) {
         const unsigned long long next = INNER ? 1 : LINE * 128 / 16, eight = 8 * 128 / 16;
         return (shared_address(at) & 0x3ffff) >> 4 | next << 16 | eight << 32 | 1ull << 62;
     }
-    // Copy the part of the tile that begins at number `from` of the outer dimension; `first` is that number in the block.
+    // Copy the part of the tile that begins at number `from` of the outer dimension; `first` is that number in the
+    // block.
     template <int PART, class Copy>
-    __device__ static __forceinline__ void copied(Element* tile, int from, int first, int k, const Copy& copy) {
+    __device__ static __forceinline__ void copy_part(Element* tile, int from, int first, int k, const Copy& copy) {
         constexpr int BOX = INNER ? PART : LINE;
 #pragma unroll
         for (int i = 0; i < PART; i += BOX)
             copy(tile + (from + i) * LINE, INNER ? k : first + i, INNER ? first + i : k);
     }
-    // What the `rank`-th of so many brings of a tile that they copy together.
+    // Copy the share of a tile that thread block `rank` of SHARERS loads for all of them.
     template <int SHARERS, class Copy>
-    __device__ static __forceinline__ void copied_together(Element* tile, int rank, int first, int k, const Copy& copy) {
+    __device__ static __forceinline__ void copy_share(Element* tile, int rank, int first, int k, const Copy& copy) {
         constexpr int PART = INNER ? OUT / SHARERS : LINE;
 #pragma unroll
         for (int i = 0; i < OUT; i += PART)
-            if (i / PART % SHARERS == rank) copied<PART>(tile, i, first + i, k, copy);
+            if (i / PART % SHARERS == rank) copy_part<PART>(tile, i, first + i, k, copy);
     }
 };
 
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_>
-struct Sizes {  // a thread block's tile; so many thread blocks below each other are a cluster
+struct Sizes {  // a thread block's tile; CLUSTER thread blocks below each other are a cluster
     static constexpr int HEIGHT = M_S, WIDTH = N_S, CLUSTER = CLUSTER_, STAGES = STAGES_;
     static constexpr int LINE = 128 / static_cast<int>(sizeof(Element)), DEPTH = LINE;
     static constexpr int GROUPS = M_S / 64, THREADS = 128 * (GROUPS + 1);
     static constexpr int STAGE = DEPTH * (HEIGHT + WIDTH);
-    static constexpr int PASSES = sizeof(Element) > 2 ? 2 : 1, PART = WIDTH / PASSES;  // columns that are staged at a time
+    // columns in shared memory at a time
+    static constexpr int PASSES = sizeof(Element) > 2 ? 2 : 1, PART = WIDTH / PASSES;
     static constexpr int STAGED = 64 * PART, NUMBERS = STAGES * STAGE + GROUPS * STAGED;
     static_assert(PART % LINE == 0 && WIDTH / CLUSTER % 8 == 0, "whole lines, whose chunks are exchanged within 8");
 };
 
-// The same, of a C that is symmetric: only tiles that reach the diagonal or lie below it are multiplied. With a MIRROR they
-// are also sent to where they stand transposed.
+// The same for a symmetric C: only tiles that touch the lower triangle are multiplied. With MIRROR, their transposes
+// are stored too.
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR = false>
 struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {
     static_assert(!MIRROR || sizeof(Element) == 2, "transposed by an instruction for 16-bit numbers");
@@ -185,7 +195,7 @@ constexpr bool LOWER_ONLY<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRRO
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 constexpr bool MIRRORED<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = MIRROR;
 
-// Which stage comes next, and the parity of its gates' phase.
+// The current stage, and the parity of its barriers' phase.
 template <int STAGES>
 struct Round {
     int stage = 0;
@@ -202,14 +212,14 @@ struct Gates {
     Gate *full, *empty, *staged, *sent;
 };
 
-// ---- what the warps do, tile after tile
+// ---- roles of the warps, tile after tile
 
 struct Place {
-    int layer, row, col;  // where the thread block's tile begins
+    int layer, row, col;  // start of the thread block's tile
 };
 
 template <class S, class Params, class Work>
-__device__ __forceinline__ void every_tile(const Params& p, const Work& work) {
+__device__ __forceinline__ void for_each_tile(const Params& p, const Work& work) {
     const int rank = cluster_rank();
 #pragma unroll 1
     for (int unit = blockIdx.x / S::CLUSTER; unit < p.units; unit += gridDim.x / S::CLUSTER) {
@@ -223,53 +233,54 @@ __device__ __forceinline__ void every_tile(const Params& p, const Work& work) {
 }
 
 template <class S, class Left, class Right, class Element>
-__device__ __forceinline__ void bring_all(const Product& p, Element* memory, const Gates& gates) {
+__device__ __forceinline__ void load_tiles(const Product& p, Element* memory, const Gates& gates) {
     const int rank = cluster_rank();
     Round<S::STAGES> round;
-    every_tile<S>(p, [&](const Place& place) {
+    for_each_tile<S>(p, [&](const Place& place) {
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
-            pass(gates.empty + round.stage, round.parity ^ 1);
+            wait_barrier(gates.empty + round.stage, round.parity ^ 1);
             Gate* const full = gates.full + round.stage;
             Element* const to = memory + round.stage * S::STAGE;
-            expect(full, S::STAGE * static_cast<int>(sizeof(Element)));
-            Left::template copied<S::HEIGHT>(to, 0, place.row, t * S::DEPTH, [&](Element* there, int x, int y) {
-                bring(there, &p.left, x, y, place.layer, full);
+            expect_bytes(full, S::STAGE * static_cast<int>(sizeof(Element)));
+            Left::template copy_part<S::HEIGHT>(to, 0, place.row, t * S::DEPTH, [&](Element* there, int x, int y) {
+                load_tile(there, &p.left, x, y, place.layer, full);
             });
-            Right::template copied_together<S::CLUSTER>(
+            Right::template copy_share<S::CLUSTER>(
                 to + Left::SIZE, rank, place.col, t * S::DEPTH,
-                [&](Element* there, int x, int y) { bring_to_all<S::CLUSTER>(there, &p.right, x, y, place.layer, full); });
+                [&](Element* there, int x, int y) { load_tile_multicast<S::CLUSTER>(there, &p.right, x, y, place.layer, full); });
         }
     });
 }
 
-// What becomes of a sum before it is stored: it is multiplied by a factor, the same in all layers.
+// Epilogue of a sum: multiplied by a factor, which is the same for all products of a batch.
 struct ByFactor {
-    static constexpr int MOST_STEPS = 0;  // as many steps as there are may be added up
-    static constexpr bool ADDS = true;    // what stands in C, if that is asked for
+    static constexpr int MAX_STEPS = 0;  // 0: any number of steps can be accumulated
+    static constexpr bool ADDS = true;    // C may be added to the product
     float factor;
     __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
     __device__ __forceinline__ float operator()(float x) const { return factor * x; }
 };
 
-// Is not read before the instructions that wrote it have ended.
-__device__ __forceinline__ void settled(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-__device__ __forceinline__ void settled(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+// Compiler barrier: x is not read before the wgmma instructions that wrote it have been waited for.
+__device__ __forceinline__ void read_after_wait(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void read_after_wait(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 
-// Of a warpgroup's 64 rows, the 64 columns on the diagonal: what stands above it in shared memory becomes what is below.
+// Make the 64 x 64 diagonal block of a warpgroup's rows symmetric in shared memory: the numbers below the diagonal
+// replace those above.
 template <class S, class Element>
 __device__ __forceinline__ void make_symmetric(Element* block, int group) {
     constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
     const auto at = [&](int line, int col) -> Element& {
         return block[line * S::LINE + (col / WIDE ^ line % 8) * WIDE + col % WIDE];
     };
-    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // all of the group have staged
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // all threads of the warpgroup have written
     for (int i = threadIdx.x % 128; i < 64 * 64; i += 128)
         if (i % 64 > i / 64) at(i / 64, i % 64) = at(i % 64, i / 64);
 }
 
-// A warpgroup's numbers as lines of 64 for each of its columns, as they stand in C's other half. An instruction turns four
-// blocks of 8 x 8: of 16 rows and 16 columns.
+// Write a warpgroup's numbers transposed, as lines of 64 for each of its columns, for the mirrored tile of C. One
+// stmatrix instruction transposes four blocks of 8 x 8: 16 rows and 16 columns.
 template <class S, class Element, int COUNT>
 __device__ __forceinline__ void stage_transposed(Element* staging, const float (&sum)[COUNT], float factor) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -301,10 +312,10 @@ __device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
 }
 __device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
 
-// x += keep times what stands in C, of the pairs from this row and column on. (n is even.)
+// x += keep times C, for the pairs of numbers from this row and column on. (n is even.)
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
-    constexpr int AT_ONCE = 8;  // pairs that are on their way: more would not leave registers enough
+    constexpr int AT_ONCE = 8;  // loads in flight: more would need too many registers
     const Element* const old = static_cast<const Element*>(p.old) + layer * p.layer + col;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -324,7 +335,7 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
                 pair[0] += p.keep * kept[j].x;
                 pair[1] += p.keep * kept[j].y;
             }
-            asm volatile("" ::: "memory");  // no later reads are begun here
+            asm volatile("" ::: "memory");  // no later loads are moved up to here
         }
     }
 }
@@ -333,70 +344,70 @@ template <class Step, class S, class Left, class Right, class Element, class Fin
 __device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Gates& gates,
                                              int group) {
     constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16, WIDE = 16 / static_cast<int>(sizeof(Element));
-    const auto a = Left::described(memory + group * 64 * S::LINE), b = Right::described(memory + Left::SIZE);
+    const auto a = Left::descriptor(memory + group * 64 * S::LINE), b = Right::descriptor(memory + Left::SIZE);
     const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     Round<S::STAGES> round;
     Round<1> staged;
-    typename Step::Sum sum[S::WIDTH / 2];  // pairs: of line `row` and of the eighth line behind it, in every 8 columns
-    every_tile<S>(p, [&](const Place& place) {
+    typename Step::Sum sum[S::WIDTH / 2];  // pairs of numbers in rows `row` and `row` + 8, for every 8 columns
+    for_each_tile<S>(p, [&](const Place& place) {
         const auto finished = finish.of(place.layer);
         int before = 0;
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
-            pass(gates.full + round.stage, round.parity);
-            begin_multiplying();
+            wait_barrier(gates.full + round.stage, round.parity);
+            wgmma_fence();
 #pragma unroll
             for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
                 Step::template multiply<!Left::INNER, !Right::INNER>(sum, a + round.stage * WORDS + k * Left::NEXT,
                                                                      b + round.stage * WORDS + k * Right::NEXT, t || k);
-            end_of_multiplying();
-            until_multiplied<1>();  // so that the stage before is free
-            if (t && thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
+            wgmma_commit();
+            wgmma_wait<1>();  // so that the previous stage is free
+            if (t && thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
             before = round.stage;
-            if constexpr (Finish::MOST_STEPS > 0) {
-                if ((t + 1) % Finish::MOST_STEPS == 0) {
-                    until_multiplied<0>();
+            if constexpr (Finish::MAX_STEPS > 0) {
+                if ((t + 1) % Finish::MAX_STEPS == 0) {
+                    wgmma_wait<0>();
 #pragma unroll
                     for (auto& x : sum) {
-                        settled(x);
-                        x = finished.still(x);
+                        read_after_wait(x);
+                        x = finished.reduced(x);
                     }
                 }
             }
         }
-        until_multiplied<0>();
+        wgmma_wait<0>();
 #pragma unroll
-        for (auto& x : sum) settled(x);
-        if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
+        for (auto& x : sum) read_after_wait(x);
+        if (thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
         if constexpr (Finish::ADDS) {
             if (p.keep != 0)
                 add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
         }
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
-            pass(gates.sent + group, staged.parity ^ 1);
+            wait_barrier(gates.sent + group, staged.parity ^ 1);
 #pragma unroll
             for (int j = 0; j < S::PART; j += 8)
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const auto* const x = sum + (from + j) / 2 + r * 2;
                     const int line = row + r * 8, col = j % S::LINE + lane % 4 * 2, chunk = col / WIDE ^ line % 8;
-                    put_pair(staging + j / S::LINE * 64 * S::LINE + line * S::LINE + chunk * WIDE + col % WIDE,
+                    store_pair(staging + j / S::LINE * 64 * S::LINE + line * S::LINE + chunk * WIDE + col % WIDE,
                              finished(x[0]), finished(x[1]));
                 }
             if constexpr (MIRRORED<S>) {
                 const int diagonal = place.row + group * 64 - place.col;
                 if (diagonal >= 0 && diagonal < S::WIDTH) make_symmetric<S>(staging + diagonal * 64, group);
             }
-            engine_sees();
+            fence_async_proxy();
             arrive(gates.staged + group);
         }
         if constexpr (MIRRORED<S>) {
             if (place.col < place.row + group * 64) {
-                pass(gates.sent + group, staged.parity ^ 1);
+                wait_barrier(gates.sent + group, staged.parity ^ 1);
                 stage_transposed<S>(staging, sum, p.factor);
-                engine_sees();
+                fence_async_proxy();
                 arrive(gates.staged + group);
                 staged.next();
             }
@@ -405,86 +416,87 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
 }
 
 template <class S, class Element>
-__device__ __forceinline__ void send_all(const Product& p, Element* memory, const Gates& gates, int group) {
+__device__ __forceinline__ void store_tiles(const Product& p, Element* memory, const Gates& gates, int group) {
     const Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     Round<1> staged;
-    every_tile<S>(p, [&](const Place& place) {
+    for_each_tile<S>(p, [&](const Place& place) {
         const int row = place.row + group * 64;
 #pragma unroll 1
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
-            pass(gates.staged + group, staged.parity);
+            wait_barrier(gates.staged + group, staged.parity);
 #pragma unroll
             for (int i = 0; i < S::PART; i += S::LINE) {
                 const int col = place.col + from + i;
                 if (MIRRORED<S> && col > row) continue;
                 if (p.adds)
-                    send_added(&p.dest, staging + i * 64, col, row, place.layer);
+                    reduce_tile(&p.dest, staging + i * 64, col, row, place.layer);
                 else
-                    send(&p.dest, staging + i * 64, col, row, place.layer);
+                    store_tile(&p.dest, staging + i * 64, col, row, place.layer);
             }
-            end_of_sending();
-            until_read();
+            commit_stores();
+            wait_stores_read();
             arrive(gates.sent + group);
         }
         if constexpr (MIRRORED<S>) {
             if (place.col >= row) return;
-            pass(gates.staged + group, staged.parity);
+            wait_barrier(gates.staged + group, staged.parity);
             for (int col = place.col; col < row && col < place.col + S::WIDTH; col += 64)
-                send(&p.dest, staging + (col - place.col) * 64, row, col, place.layer);
-            end_of_sending();
-            until_read();
+                store_tile(&p.dest, staging + (col - place.col) * 64, row, col, place.layer);
+            commit_stores();
+            wait_stores_read();
             arrive(gates.sent + group);
             staged.next();
         }
     });
-    until_sent();
+    wait_stores();
 }
 
 // ---- the kernel
 
-// How all these kernels begin and end: one thread makes the gates, which stand behind the numbers in `memory`; the first
-// warpgroup copies, for which it needs few registers, and the others multiply.
+// Frame of all warpgroup kernels. One thread initializes the barriers, which follow the numbers in `memory`. The first
+// warpgroup copies, which takes few registers; the others multiply, with the registers that it gives up.
 template <class S, bool STAGES_RESULT, class Element, class Copy, class Multiply>
-__device__ __forceinline__ void in_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
+__device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
     Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
     Gate* const staged = full + 2 * S::STAGES;
     const Gates gates{full, full + S::STAGES, staged, staged + S::GROUPS};
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; ++i) {
-            make_gate(gates.full + i, 1);
-            make_gate(gates.empty + i, S::GROUPS * S::CLUSTER);
+            init_barrier(gates.full + i, 1);
+            init_barrier(gates.empty + i, S::GROUPS * S::CLUSTER);
         }
         for (int i = 0; STAGES_RESULT && i < S::GROUPS; ++i) {
-            make_gate(gates.staged + i, 128);
-            make_gate(gates.sent + i, 1);
+            init_barrier(gates.staged + i, 128);
+            init_barrier(gates.sent + i, 1);
         }
-        show_gates();
+        fence_barrier_init();
     }
-    cluster_meets();
-    // Known to be the same in all of a warp, so that what depends on it is not kept by every thread.
+    cluster_sync();
+    // The shuffle tells the compiler that the value is uniform in a warp, so that no thread keeps what depends on it in
+    // registers.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp < 4) {
-        leave_registers<40>();
+        decrease_registers<40>();
         copy(gates, warp);
     } else {
-        want_registers<232>();
+        increase_registers<232>();
         multiply(gates, warp / 4 - 1);
     }
-    cluster_meets();  // nobody leaves while others may arrive at its gates
+    cluster_sync();  // no thread block exits while others may arrive at its barriers
 }
 
-// `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
-// instruction, which the generated source brings: it names all the registers of a tile.
+// `memory`: for every stage a tile of A and one of B; for every warpgroup its part of C; barriers. `Step::multiply` is
+// one wgmma instruction from the generated source, because it must name all registers of a tile.
 template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
 __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
     using Left = Panel<Element, LEFT, S::HEIGHT>;
     using Right = Panel<Element, RIGHT, S::WIDTH>;
     const auto copy = [&](const Gates& gates, int warp) {
         const bool first = threadIdx.x % 32 == 0;
-        if (warp == 0 && first) bring_all<S, Left, Right>(p, memory, gates);
-        if (warp > 0 && warp <= S::GROUPS && first) send_all<S>(p, memory, gates, warp - 1);
+        if (warp == 0 && first) load_tiles<S, Left, Right>(p, memory, gates);
+        if (warp > 0 && warp <= S::GROUPS && first) store_tiles<S>(p, memory, gates, warp - 1);
     };
-    in_warpgroups<S, true>(memory, copy, [&](const Gates& gates, int group) {
+    run_warpgroups<S, true>(memory, copy, [&](const Gates& gates, int group) {
         multiply_all<Step, S, Left, Right>(p, finish, memory, gates, group);
     });
 }

@@ -1,10 +1,10 @@
 // Arithmetic that keeps subnormal numbers, for all kernels but those of gemm_simt.cuh.
 //
-// CuPy compiles with -ftz=true, by which plain operations on floats take them for zero: sums of tiny numbers would lose
-// what the vendor's product keeps, and an inf times one of them would be NaN. These instructions do not, whatever the
-// option says. On the host, where tests run, plain operations keep them.
+// CuPy compiles with -ftz=true, so plain float operations flush subnormal numbers to zero. Sums of tiny numbers would
+// lose what the vendor's product keeps, and inf times such a number would be NaN. These instructions keep subnormals
+// whatever the option. On the host, where tests run, plain operations keep them.
 //
-// No header is needed, so that NVRTC alone compiles this.
+// The file includes no header, so that NVRTC alone compiles it.
 #pragma once
 
 namespace fmm {

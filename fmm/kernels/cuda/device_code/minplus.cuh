@@ -1,15 +1,16 @@
-// Products over the semirings of shortest paths by tiles: dest[i][j] = the best of old[i][j] and all a[i][k] + b[k][j].
+// Tiled products over the semirings of shortest paths: dest[i][j] = the best of old[i][j] and all a[i][k] + b[k][j].
 //
-// The tiles come as in gemm_simt.cuh, whose loader this is: A's lines along the inner dimension, B's along the outer one,
-// 16 bytes at a time, some tiles ahead. A multiply-add of the ordinary product is one instruction; here it is an addition
-// and a comparison, which runs at half the rate: what a ring does with two steps at a time stands in tropical_rings.cuh.
-// What the loader brings from beyond an edge is zero, which is not "no edge": beyond the inner dimension's end, A's part
-// of the last tile is overwritten; other edges are never stored.
+// Tiles are loaded as in gemm_simt.cuh: A K-major, B by rows, 16 bytes at a time, some tiles ahead. A multiply-add of
+// the ordinary product is one instruction. Here it is an addition and a comparison, which runs at half the rate;
+// tropical_rings.cuh has shorter sequences for two steps at a time. Zeros that the loader stores beyond an edge are not
+// "no edge": beyond the end of the inner dimension, A's part of the last tile is overwritten; numbers beyond other
+// edges are never stored.
 //
-// Two products of one launch share the device: each has its own tiles. A variant with arguments also finds which k it
-// was (the first of several), or the last node before j on the way, which `via` knows of the ways from k to j.
+// Index map: as in gemm_simt.cuh, for one or two products in a launch, each with its own tiles. A variant with
+// arguments also returns the best k (the first of several), or the last node before j on the path, which `via` holds
+// for the paths from k to j.
 //
-// No header of CUDA's is needed, so that NVRTC alone compiles this.
+// The file includes no CUDA header, so that NVRTC alone compiles it.
 #pragma once
 
 #include "gemm_simt.cuh"
@@ -21,25 +22,25 @@ template <class Element>
 struct Task {  // one product
     Block<Element> left[1], right[1];
     Element* dest;
-    const Element* old;  // or null: nothing is kept
-    int* args;           // of each number of dest, by the variants with arguments
+    const Element* old;  // null: there is no old value
+    int* args;           // argument of each number of dest, in the variants with arguments
     const int* old_args;
-    const int* via;      // or null: the argument is k itself, or -1 where the old number stays
+    const int* via;      // null: the argument is k itself, or -1 where the old number stays
     long long leading[4];  // of left, right, dest, old
     long long args_leading[3];  // of args, old_args, via
     int m, n, k;
-    int down, across, group;  // as tile_of wants them
-    int wide;  // may dest and old be accessed 16 bytes at a time?
+    int down, across, group;  // rows and columns of tiles, and rows in a group, for tile_of
+    int wide;  // 1 if dest and old can be accessed 16 bytes at a time
     int unused;
 };
 
 template <class Element>
 struct Tasks {
     Task<Element> task[2];
-    int first;  // thread blocks of the first one
+    int first;  // thread blocks of the first product
 };
 
-// Number beyond the inner dimension's end, so that no sum with it is the best.
+// Overwrite numbers beyond the end of the inner dimension, so that no sum with them is the best.
 template <class Ring, class S, class Lines>
 __device__ __forceinline__ void cut_tail(typename Ring::Element* tile, int left) {
     for (int x = threadIdx.x; x < S::HEIGHT * S::DEPTH; x += S::THREADS)
@@ -68,7 +69,7 @@ struct Best {
             arg[ARGS ? i : 0][ARGS ? j : 0] = k;
         }
     }
-    // Steps k and k + 1, as the ring Now takes them.
+    // Steps k and k + 1, in the way of the ring Now.
     template <class Now>
     __device__ __forceinline__ void take_two(int i, int j, int k, Element a, Element b, Element x, Element y) {
         if constexpr (ARGS) {
@@ -78,7 +79,7 @@ struct Best {
             Now::take_two(c[i][j], a, b, x, y);
         }
     }
-    // Are all numbers of this warp below zero? Then they stay so, whatever comes.
+    // True if all numbers of this warp are below zero; they then stay negative.
     __device__ __forceinline__ bool below_zero() const {
         int signs = -1;
 #pragma unroll
@@ -89,7 +90,7 @@ struct Best {
     }
 };
 
-// One tile's steps: A's numbers WIDE steps at a time, B's two lines at a time.
+// Steps of one tile: A's numbers for WIDE steps at a time, B's two lines at a time.
 template <class Ring, class S, class LeftLines, class Right, class Best>
 __device__ __forceinline__ void use_tile(Best& best, const typename Ring::Element* left, const typename Ring::Element* right,
                                          int position) {
@@ -121,13 +122,13 @@ __device__ __forceinline__ void use_tile(Best& best, const typename Ring::Elemen
     }
 }
 
-// How a thread reads its numbers of B: `Fragment` of gemm_common.cuh has the places.
+// A thread's reads of B; `Fragment` of gemm_common.cuh has the places.
 template <class Element, class Lines, int COLS, int LANES>
 struct RightPlaces : Fragment<Element, Lines, COLS, LANES> {
     static constexpr int PITCH = Lines::PITCH;
 };
 
-// One number's new value and argument.
+// New value and argument of one number.
 template <class Ring, bool ARGS, class Task>
 __device__ __forceinline__ void settle(const Task& p, typename Ring::Element& value, int arg, int row, int col,
                                        typename Ring::Element old) {
@@ -176,7 +177,7 @@ __device__ __forceinline__ void put_best(const Task& p, Best& best, int row, int
     }
 }
 
-// The thread block's tile of its task; `memory`: shared memory for both operands' tiles.
+// Compute the thread block's tile of its task. `memory` is shared memory for both operands' tiles.
 template <class Ring, class S, bool ARGS>
 __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all, typename Ring::Element* memory) {
     using Element = typename Ring::Element;
@@ -184,8 +185,8 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
     using RightLines = Lines<Element, Along::OUTER, Access::VECTOR, S::WIDTH, S::DEPTH, S::THREADS>;
     using LeftTiles = Operand<Element, LeftLines, 1, S::STAGES, false, Path::ASYNC, true>;
     using RightTiles = Operand<Element, RightLines, 1, S::STAGES, false, Path::ASYNC, false>;
-    using Left = Fragment<Element, typename LeftTiles::Kept, S::ROWS, S::WARP_HEIGHT>;
-    using Right = RightPlaces<Element, typename RightTiles::Kept, S::COLS, S::WARP_WIDTH>;
+    using Left = Fragment<Element, typename LeftTiles::TileLayout, S::ROWS, S::WARP_HEIGHT>;
+    using Right = RightPlaces<Element, typename RightTiles::TileLayout, S::COLS, S::WARP_WIDTH>;
 
     const int number = blockIdx.x, second = number >= all.first;
     const Task<Element>& p = all.task[second];
@@ -210,7 +211,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
 #pragma unroll 1
     for (int position = 0; position < p.k; position += S::DEPTH) {
         wait<S::STAGES - 2>();
-        __syncthreads();  // this tile has come, and all have read the one that the next copies overwrite
+        __syncthreads();  // this tile has arrived, and all threads have read the one that the next copies overwrite
         Element* const left_now = left.tile(stage);
         if (position + S::DEPTH > p.k) {
             cut_tail<Ring, S, LeftLines>(left_now, p.k - position);
@@ -228,7 +229,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
             } else {
                 use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
                 const int tiles = position / S::DEPTH + 1;
-                if ((tiles & (tiles - 1)) == 0) below = best.below_zero();  // asked less and less often
+                if ((tiles & (tiles - 1)) == 0) below = best.below_zero();  // checked less and less often
             }
         } else {
             use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
@@ -238,7 +239,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
     put_best<Ring, ARGS, S, Left, Right>(p, best, row + down, col + across);
 }
 
-// ---- numbers of 16 bits: A's, each twice in a word
+// ---- 16-bit numbers: each of A's is written twice in a word
 
 struct Doubling {
     const unsigned short* source;

@@ -1,9 +1,9 @@
-// The half of a matrix that is its own adjoint, finished in one pass: the lower half of dest = alpha source + beta dest,
-// and the upper half as its mirror (of complex numbers conjugated, the diagonal made real).
+// Complete a matrix that is its own adjoint in one pass: the lower triangle of dest = alpha source + beta dest, and the
+// upper triangle as its mirror (conjugated for complex numbers, with a real diagonal).
 //
-// A thread block takes one tile on or below the diagonal, keeps it in shared memory, and writes it once more, turned, to
-// the tile's mirror. Reading and writing are both along the contiguous axis. The source may be dest itself, whose lower
-// half is then only read.
+// Index map: a thread block has one tile on or below the diagonal, numbered row by row (lower_tile). The tile is held
+// in shared memory and written a second time, transposed, to its mirror. Reads and writes both run along the contiguous
+// axis. The source may be dest itself; its lower triangle is then only read.
 #pragma once
 
 #include "block_sums.cuh"
@@ -12,18 +12,18 @@ namespace fmm {
 
 struct HalfMirror {
     const void* source;
-    long long source_row, source_col;  // elements from one row, one column to the next
+    long long source_row, source_col;  // elements from one row, and from one column, to the next
     void* dest;
     long long dest_row, dest_col;
     long long n;
     double alpha, beta;
-    int* flag;  // raised where there is an inf or NaN
+    int* flag;  // raised if there is an inf or NaN
 };
 
 constexpr int MIRROR_THREADS = 256;
 
-// What the compiler must know: is source dest, is it read at all, is an old value added, is the upper half wanted, is a
-// flag raised?
+// Compile-time variant. IN_PLACE: source is dest. TAKES: source is read. ADDS: an old value is added. FULL: the upper
+// triangle is written too. FLAG: a flag is raised.
 template <bool IN_PLACE, bool TAKES, bool ADDS, bool FULL, bool FLAG>
 struct MirrorVariant {
     static constexpr bool in_place = IN_PLACE, takes = TAKES, adds = ADDS, full = FULL, flag = FLAG;
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool is_complex(const Stored*) { return false; }
 template <class Real>
 __device__ __forceinline__ bool is_complex(const Complex<Real>*) { return true; }
 
-// Row and column of the so many-th tile on or below the diagonal, row by row.
+// Row and column of a tile on or below the diagonal, by its number; tiles are numbered row by row.
 __device__ __forceinline__ void lower_tile(long long number, long long& row, long long& col) {
     row = static_cast<long long>((sqrt(8.0 * static_cast<double>(number) + 1.0) - 1.0) / 2.0);
     while (row * (row + 1) / 2 > number) --row;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void mirror_half(const HalfMirror& p) {
     __syncthreads();
 #pragma unroll 4
     for (int y = first; y < TILE; y += STEP) {
-        // The entry of the lower half whose mirror lies next to that of the thread beside this one.
+        // The entry of the lower triangle whose mirror is next to that of the neighbouring thread.
         const long long r = top + (by_columns ? y : x), c = left + (by_columns ? x : y);
         if (r < p.n && c < r) dest[c * p.dest_row + r * p.dest_col] = adjoint(tile[x][y]);
     }

@@ -1,20 +1,20 @@
-// The flag of one stream, and what is counted with it: how kernels tell those behind them that C has an inf or NaN.
+// The flag of one stream, by which kernels tell later kernels that C has an inf or NaN, and its counters.
 //
-// No header is needed, so that NVRTC alone compiles this.
+// The file includes no header, so that NVRTC alone compiles it.
 #pragma once
 
 namespace fmm {
 
 struct Slot {
-    int flag;           // up: C has an inf or NaN
-    unsigned finished;  // thread blocks that are done with computing it again
-    unsigned rescues;   // products computed again so far
+    int flag;           // nonzero (up) if C has an inf or NaN
+    unsigned finished;  // thread blocks that have finished the recomputation
+    unsigned rescues;   // products recomputed so far
 };
 
 __device__ __forceinline__ bool is_up(const int* flag) { return *static_cast<const volatile int*>(flag) != 0; }
 
-// The last thread block to finish puts the slot back as it was and tells the host: no memset between calls. `count`: the
-// slot's rescues once more, in the host's memory.
+// The last thread block to finish resets the slot and tells the host, so that no memset is needed between calls.
+// `count` is a copy of `rescues` in the host's memory.
 __device__ __forceinline__ void finish(Slot* slot, unsigned* count) {
     __syncthreads();
     if (threadIdx.x) return;

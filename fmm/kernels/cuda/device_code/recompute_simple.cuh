@@ -1,13 +1,16 @@
-// The classical product, computed again where a fast one cannot be trusted.
+// Recomputation by the classical product, where a fast algorithm's result has an inf or NaN.
 //
-// A fast algorithm spreads one inf or NaN over whole blocks, and its sums can overflow where the classical product stays
-// finite. Whatever writes C raises a flag where it stores an inf or NaN; after the plan this kernel looks at the flag,
-// and returns at once if it is down. If it is up, the product is computed again in the classical order, so that inf and
-// NaN stand where the vendor's product has them. The host is never asked: it reads a count in its own memory at some
-// later call.
+// A fast algorithm spreads one inf or NaN over whole blocks, and its sums can overflow where the classical product
+// stays finite. Every kernel that writes C raises a flag where it stores an inf or NaN. After the plan, this kernel
+// reads the flag and returns at once if it is down. If the flag is up, the kernel recomputes the product in the
+// classical order, so that inf and NaN are where the vendor's product has them. The host does not wait: it reads a
+// count in its own memory at some later call.
 //
-// For types that the tiled kernel does not compute again (see recompute_tiled.cuh), and to look for inf and NaN in what raises no
-// flag.
+// `rescue` recomputes for types that recompute_tiled.cuh does not cover. `scan` raises the flag for results whose
+// kernels do not raise it.
+//
+// Index map: thread blocks take tiles of 16 EACH x 16 EACH numbers in turn; each of 16 x 16 threads computes EACH x
+// EACH numbers, 16 apart.
 #pragma once
 
 #include "block_sums.cuh"
@@ -17,16 +20,16 @@ namespace fmm::classical {
 
 struct Operand {
     void* data;
-    long long row, col;  // elements from one row, one column to the next
+    long long row, col;  // elements from one row, and from one column, to the next
 };
 
 struct Rescue {
     Operand a, b, c;
     long long m, k, n;
     Slot* slot;
-    unsigned* count;  // the slot's rescues once more, in the host's memory
-    Operand old;      // what C held, if that is added; else no data
-    long long lower;  // is nothing above the diagonal of C read or written?
+    unsigned* count;  // copy of the slot's rescues in the host's memory
+    Operand old;      // old value of C, if beta is not zero; else null
+    long long lower;  // nonzero if only the lower triangle of C is read and written
     double alpha[2], beta[2];
 };
 
@@ -37,8 +40,8 @@ __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<R
             multiply_add(x.im, y.re, multiply_add(x.re, y.im, z.im))};
 }
 
-// alpha times a sum, plus beta times what stood there. cuBLAS multiplies by an alpha of 1 too: that changes no real
-// number, but a complex one with an inf or NaN.
+// alpha times a sum, plus beta times the old value. cuBLAS multiplies by an alpha of 1 too: this changes no real
+// number, but it changes a complex one with an inf or NaN.
 template <class Element, class Number>
 __device__ __forceinline__ Number updated(const Rescue& p, Number sum, long long r, long long s) {
     using Stored = typename Traits<Element>::Stored;
@@ -51,9 +54,9 @@ __device__ __forceinline__ Number updated(const Rescue& p, Number sum, long long
 
 constexpr int SIDE = 16;   // threads along either side of a tile
 constexpr int THREADS = SIDE * SIDE;
-constexpr int DEPTH = 16;  // of the inner dimension at a time
+constexpr int DEPTH = 16;  // steps of the inner dimension at a time
 
-// A tile of an operand into shared memory, `outer` (a row of A, a column of B) fastest there; zeros beyond its edge.
+// Load a tile of an operand into shared memory, `outer` (a row of A, a column of B) fastest; zeros beyond its edge.
 template <class Element, int TILE, class Number>
 __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, long long outer_step, long long inner_step,
                                       long long outer, long long outers, long long inner, long long inners) {
@@ -91,7 +94,7 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
         fetch<Element, TILE>(left, p.a, p.a.row, p.a.col, row, p.m, inner, p.k);
         fetch<Element, TILE>(right, p.b, p.b.col, p.b.row, col, p.n, inner, p.k);
         __syncthreads();
-        // What lies beyond k is skipped, not multiplied: zeros there would do, but not all of a short k is worth its time.
+        // Steps beyond k are skipped: multiplying zeros would be correct, but costs time if k is short.
         const int depth = p.k - inner < DEPTH ? static_cast<int>(p.k - inner) : DEPTH;
         for (int d = 0; d < depth; ++d) {
             Number l[EACH], r[EACH];
@@ -128,7 +131,7 @@ __device__ __forceinline__ void rescue(const Rescue& p) {
     finish(p.slot, p.count);
 }
 
-// Raises the flag for what was not stored by a sum: blocks of C that came straight out of a GEMM.
+// Raise the flag for blocks of C that a kernel without the flag has written, such as a vendor GEMM.
 template <class Element>
 __device__ __forceinline__ void scan(const Rescue& p) {
     using Stored = typename Traits<Element>::Stored;

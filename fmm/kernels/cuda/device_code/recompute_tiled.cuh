@@ -1,7 +1,7 @@
-// A product computed again by the tiled kernel, if a flag is up.
+// Recomputation of a product by the tiled kernel of gemm_simt.cuh, if the flag is up.
 //
-// Its thread blocks are as many as run at a time, and take tiles in turns: if the flag is down, and it mostly is, all of
-// them look at it at once and leave, which takes no longer than any small launch.
+// There are as many thread blocks as run at a time, and they take tiles in turn. If the flag is down, as it mostly is,
+// all of them return at once, which takes no longer than any small launch.
 #pragma once
 
 #include "gemm_simt.cuh"
@@ -10,8 +10,8 @@
 
 namespace fmm {
 
-// A float whose subnormal numbers count as what they are, though CuPy compiles with -ftz=true: an inf times one of them
-// is an inf, and no NaN. A product is kept in its two factors until it is known whether it is added to something.
+// A float that keeps subnormal numbers although CuPy compiles with -ftz=true: inf times a subnormal is inf, not NaN. A
+// product stays in its two factors until it is added, so that both become one fused multiply-add.
 struct Whole {
     float x;
 
@@ -50,8 +50,8 @@ struct Exactly<float> {
 
 template <class Params>
 struct Again {
-    Params product;   // its flag is a Slot's, or null: computed always
-    unsigned* count;  // the slot's rescues once more, in the host's memory
+    Params product;   // its flag is that of a Slot; null: always computed
+    unsigned* count;  // copy of the slot's rescues in the host's memory
 };
 
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
@@ -59,10 +59,10 @@ __device__ __forceinline__ void multiply_again(const Again<Params>& again, Eleme
     const Params& p = again.product;
     if (p.flag && !is_up(p.flag)) return;
     int tiles = p.down * p.across;
-    if constexpr (Product::HALF != Half::NONE) tiles = LowerTiles<S::HEIGHT, S::WIDTH>(p).tiles;
+    if constexpr (Product::TRIANGLE != Triangle::NONE) tiles = LowerTiles<S::HEIGHT, S::WIDTH>(p).tiles;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         multiply<Product, Element, S, LEFT, RIGHT, ACCESS>(p, memory, number);
-        __syncthreads();  // the next tile's copies come to where this one's were read
+        __syncthreads();  // the next tile's copies overwrite the shared memory that this tile's threads read
     }
     if (p.flag) finish(reinterpret_cast<Slot*>(p.flag), again.count);
 }

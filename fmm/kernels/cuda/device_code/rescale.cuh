@@ -1,8 +1,10 @@
-// Exact scaling by powers of two: the exponents of rows or columns, and copies of matrices scaled by them.
+// Exact scaling by powers of two: exponents of rows or columns, and copies of matrices scaled by them.
 //
-// An exponent is kept as a number of the matrix's own type; the largest number of its line is at least half of 2 to it,
-// and less than that. Lines of zeros, and those with an inf or NaN, have 0. Two kernels, each a pass over a matrix, by
-// thread blocks of 32 x 8 threads, whose 32 stand along whichever axis is contiguous.
+// An exponent e is stored as a number of the matrix's own type. The largest number of its line is at least 2^(e - 1)
+// and less than 2^e; lines of zeros, and lines with an inf or NaN, have e = 0.
+//
+// Index map: each of the two kernels is one pass over a matrix by thread blocks of 32 x 8 threads; the 32 are along the
+// contiguous axis.
 #pragma once
 
 #include "block_sums.cuh"
@@ -23,7 +25,7 @@ inline double double_of(long long x) { return __builtin_bit_cast(double, x); }
 __device__ __forceinline__ int larger(int x, int y) { return x > y ? x : y; }
 __device__ __forceinline__ int smaller(int x, int y) { return x < y ? x : y; }
 
-// The exponent of a number, as frexp has it. (A float is a normal double, but for zero.)
+// The exponent of a number, as frexp returns it. (A float is a normal double, except zero.)
 __device__ __forceinline__ int exponent_of(double x) {
     const long long bits = double_bits(x) & 0x7fffffffffffffffll;
     if (bits == 0) return NO_EXPONENT;
@@ -42,7 +44,7 @@ __device__ __forceinline__ int exponent_of(Complex<Real> x) {
 __device__ __forceinline__ double power_of_two(int e) {
     return double_of(static_cast<long long>(smaller(larger(e, -1022), 1023) + 1023) << 52);
 }
-// x 2^e in two steps, which a double's exponents may need.
+// x 2^e in two steps, because 2^e may be outside of float64.
 __device__ __forceinline__ double times_power(double x, int e) {
     const int half = e / 2;
     return x * power_of_two(half) * power_of_two(e - half);
@@ -60,7 +62,7 @@ __device__ __forceinline__ int whole_number(double x) { return static_cast<int>(
 template <class Real>
 __device__ __forceinline__ int whole_number(Complex<Real> x) { return static_cast<int>(x.re); }
 
-struct Exponents {  // a vector of them, and with which sign they are taken; none: null
+struct Exponents {  // a vector of exponents, and the sign with which they apply; null for none
     const void* first;
     long long step, sign;
 
@@ -74,13 +76,13 @@ struct LineExponents {
     const void* source;
     long long line_step, along_step;  // elements from one line to the next, and from one number of a line to the next
     long long lines, length;
-    Exponents shifts;   // of the numbers along a line
-    Exponents against;  // of other lines: half the difference is kept
+    Exponents shifts;   // exponents of the numbers along a line
+    Exponents against;  // exponents of other lines: half of the difference is stored
     void* dest;
     long long dest_step;
 };
 
-// LINES_ADJACENT: does the next line's number lie beside this one's?
+// LINES_ADJACENT: true if the next line's number is adjacent in memory.
 template <class Element, bool LINES_ADJACENT>
 __device__ __forceinline__ void line_exponents(const LineExponents& p) {
     using Stored = typename Traits<Element>::Stored;
@@ -113,17 +115,17 @@ __device__ __forceinline__ void line_exponents(const LineExponents& p) {
 
 struct Rescaled {
     const void* source;
-    long long source_row, source_col;  // elements from one row, one column to the next
+    long long source_row, source_col;  // elements from one row, and from one column, to the next
     void* dest;
     long long dest_row, dest_col;
     long long rows, cols;
     Exponents by_row, by_col;
-    int* flag;  // raised where there is an inf or NaN
+    int* flag;  // raised if there is an inf or NaN
 };
 
 constexpr int RESCALE_TILE = 32;
 
-// BY_COLUMNS: do the dest's columns lie contiguously?
+// BY_COLUMNS: true if dest is column-major.
 template <class Element, bool BY_COLUMNS, bool FLAG>
 __device__ __forceinline__ void rescale(const Rescaled& p) {
     using Stored = typename Traits<Element>::Stored;

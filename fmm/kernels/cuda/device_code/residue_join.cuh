@@ -1,11 +1,15 @@
-// A product of matrices from the residues of whole numbers: sums of blocks of C, where levels of a fast algorithm are
-// below; the Chinese remainder theorem; of float64, unscaled.
+// Join: C from the residues of an integer product, by the Chinese remainder theorem. Where levels of a fast scheme are
+// below, blocks of C are first summed from the products; float types are scaled back.
 //
-// A whole number below half of the product P of all moduli p_i is sum r_i w_i - q P, w_i being 1 modulo p_i and 0 modulo
-// the others, q the quotient of that sum by P, rounded, which is never near the middle between two whole numbers.
+// An integer below half of the product P of all moduli p_i is sum r_i w_i - q P. The weight w_i is 1 modulo p_i and 0
+// modulo the others; q is the rounded quotient of the sum by P, which is never near the middle of two integers.
 //
-//   join        float64 and float32: weights and P are cut in pieces of so few bits that the sums of each are exact in float64
-//   join_whole  integers: all modulo 2^64, of which a type keeps its lowest bits
+//   join           float64 and float32: weights and P are cut into pieces of few bits, so that each piece's sums are
+//                  exact in float64
+//   join_integers  integers: everything modulo 2^64; a type keeps the lowest bits
+//
+// Index map: a thread has COLS neighbours in a row of every block of C. With two levels, a warp has one block of the
+// outer level, and four neighbouring warps share a place.
 #pragma once
 
 #include "fast_sums.cuh"
@@ -14,16 +18,16 @@
 namespace fmm {
 namespace residues {
 
-constexpr int MOST_PIECES = 4;
+constexpr int MAX_PIECES = 4;
 
 template <class Element>
 struct Result {
     Element* dest;
     const signed char* planes;
-    long long leading, layer;  // numbers from one row of C to the next, and from one product of a batch to the next
+    long long leading, layer;  // of C: numbers from one row to the next, and from one product of a batch to the next
     int m, n, layers;
-    int block_rows, block_cols;  // of a plane
-    int lower;  // is C its own adjoint, of which only what does not lie above the diagonal is there, and wanted?
+    int block_rows, block_cols;  // size of a plane
+    int lower;  // nonzero if C is its own adjoint: only the lower triangle exists, and is written
 
     __device__ __forceinline__ int end_of(int line) const { return lower && line < n ? line + 1 : n; }
 };
@@ -31,28 +35,28 @@ struct Result {
 template <class Element>
 struct Join {
     Result<Element> c;
-    const int *rows, *columns;  // exponents
-    int* flag;                  // raised where C is given an inf or NaN
+    const int *rows, *columns;  // scaling exponents of A's rows and B's columns
+    int* flag;                  // raised where C gets an inf or NaN
     double factor, keep;
-    double up, down;            // 2^b and 2^-b, b being the bits of a piece
+    double up, down;            // 2^b and 2^-b, for pieces of b bits
     double inverse;             // 2^(b (PIECES - 1)) / P
-    double product[MOST_PIECES];  // from the highest piece on
-    double weights[20][MOST_PIECES];
+    double product[MAX_PIECES];  // P in pieces, the highest first
+    double weights[20][MAX_PIECES];
 };
 
 template <class Element>
-struct JoinWhole {
+struct JoinIntegers {
     Result<Element> c;
     long long factor, keep;
     unsigned long long product, weights[20];  // modulo 2^64
-    double shares[20];                        // weights by P
+    double shares[20];                        // weights divided by P
 };
 
 // ---- sums of blocks
 
 __device__ constexpr int min_of(int x, int y) { return x < y ? x : y; }
 
-// What was asked for before is asked for before.
+// Compiler barrier: loads in front of it are issued first.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
 
 template <int VALUE_>
@@ -60,11 +64,11 @@ struct Number {
     static constexpr int VALUE = VALUE_;
 };
 
-// So many neighbours in a row of every block of C: where they stand, and their residues modulo one number after another.
-// Of two levels a thread has the blocks of block PART of the outer one only; the other three are those of warps beside its
-// own, which read much of the same.
+// COLS neighbours in a row of every block of C: their place, and their residues modulo one modulus after another. With
+// two levels, a thread has the blocks of block PART of the outer level; neighbouring warps have the other three, and
+// read much of the same data.
 template <class Sums, int LEVELS, int COLS, int PART>
-struct Spot {
+struct OutputBlock {
     static constexpr int SIDES = 1 << LEVELS, BLOCKS = LEVELS ? 4 : 1, OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1;
     static constexpr int INNER = LEVELS ? Sums::PRODUCTS : 1;
     const signed char* from;
@@ -72,7 +76,7 @@ struct Spot {
     int layer, row, at;
 
     template <class Element>
-    __device__ __forceinline__ explicit Spot(const Result<Element>& c) {
+    __device__ __forceinline__ explicit OutputBlock(const Result<Element>& c) {
         const unsigned all = blockIdx.x * THREADS + threadIdx.x;
         const unsigned number = LEVELS == 2 ? all / 128 * 32 + all % 32 : all, words = c.block_cols / COLS;
         at = number % words * COLS;
@@ -83,16 +87,16 @@ struct Spot {
         from = c.planes + layer * plane + static_cast<long long>(row) * c.block_cols + at;
     }
 
-    __device__ static __forceinline__ unsigned some_of(const signed char* q) {
+    __device__ static __forceinline__ unsigned load_bytes(const signed char* q) {
         if constexpr (COLS == 4) return *reinterpret_cast<const unsigned*>(q);
         if constexpr (COLS == 2) return *reinterpret_cast<const unsigned short*>(q);
         return static_cast<unsigned char>(*q);
     }
-    // With which sign a product of the outer level is in the block.
+    // Sign of a product of the outer level in the block.
     __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::in(product, PART) : 1; }
 
-    // Residues modulo SOME numbers from the i-th on: all are on their way before the first is used. `use` is told every
-    // number, block, neighbour and sum of residues.
+    // Residues modulo SOME moduli from the i-th on; all loads are issued before the first residue is used. Calls `use`
+    // with the modulus, block, neighbour and sum of residues.
     template <int SOME, class Use>
     __device__ __forceinline__ void read(int i, const Use& use) const {
         const signed char* const planes = from + i * (OUTER * INNER * next);
@@ -103,7 +107,7 @@ struct Spot {
             for (int o = 0; o < OUTER; ++o)
 #pragma unroll
                 for (int q = 0; q < INNER; ++q)
-                    if (outer_sign(o)) word[j][o][q] = some_of(planes + ((j * OUTER + o) * INNER + q) * next);
+                    if (outer_sign(o)) word[j][o][q] = load_bytes(planes + ((j * OUTER + o) * INNER + q) * next);
         keep_order();
 #pragma unroll
         for (int j = 0; j < SOME; ++j)
@@ -123,12 +127,12 @@ struct Spot {
                 }
     }
 
-    // Where the first neighbour of a block stands in C.
+    // Row and first column in C of the neighbours in block b.
     __device__ __forceinline__ int line(int b, int rows) const { return row + (LEVELS == 2 ? PART / 2 * 2 + b / 2 : b / 2) * rows; }
     __device__ __forceinline__ int first(int b, int cols) const { return at + (LEVELS == 2 ? PART % 2 * 2 + b % 2 : b % 2) * cols; }
 };
 
-// All COUNT moduli, so many at a time that many loads are under way.
+// All COUNT moduli, several at a time, so that many loads are in flight.
 template <int LEVELS, int COUNT, class Here, class Use>
 __device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
     constexpr int SOME = min_of(COUNT, LEVELS == 0 ? 16 : LEVELS == 1 ? 4 : 1);
@@ -137,9 +141,9 @@ __device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
     if constexpr (COUNT % SOME != 0) spot.template read<COUNT % SOME>(COUNT / SOME * SOME, use);
 }
 
-// Of two levels every warp has a part.
+// With two levels, every warp has one part.
 template <int LEVELS, class Work>
-__device__ __forceinline__ void every_part(const Work& work) {
+__device__ __forceinline__ void for_each_part(const Work& work) {
     if constexpr (LEVELS < 2) {
         work(Number<0>{});
     } else {
@@ -152,10 +156,10 @@ __device__ __forceinline__ void every_part(const Work& work) {
     }
 }
 
-// Together, where they stand so.
+// Store COLS neighbours, in one access if aligned.
 template <int COLS, class Element>
-__device__ __forceinline__ void put(Element* to, const Element (&x)[COLS], int room) {
-    if (room >= COLS && reinterpret_cast<unsigned long long>(to) % (COLS * sizeof(Element)) == 0) {
+__device__ __forceinline__ void store_run(Element* to, const Element (&x)[COLS], int remaining) {
+    if (remaining >= COLS && reinterpret_cast<unsigned long long>(to) % (COLS * sizeof(Element)) == 0) {
         Pack<Element, COLS> all;
 #pragma unroll
         for (int c = 0; c < COLS; ++c) all.lane[c] = x[c];
@@ -163,27 +167,26 @@ __device__ __forceinline__ void put(Element* to, const Element (&x)[COLS], int r
     } else {
 #pragma unroll
         for (int c = 0; c < COLS; ++c)
-            if (c < room) to[c] = x[c];
+            if (c < remaining) to[c] = x[c];
     }
 }
 
 // ---- float64 and float32
 
-// x 2^e, rounded once (twice below the normal numbers).
+// x 2^e, rounded once (twice in the subnormal range).
 __device__ __forceinline__ double scaled_by(double x, int e) {
     if (abs(e) <= 1000) return x * power_of_two(e);
     const int first = max(min(e, 1000), -1000), second = max(min(e - first, 1000), -1000), third = e - first - second;
     return x * power_of_two(first) * power_of_two(second) * power_of_two(max(min(third, 1000), -1000));
 }
 
-// A whole number of less than 2^31 as float64, without the slow instruction for it.
+// An integer below 2^31 as float64, without the slow conversion instruction.
 __device__ __forceinline__ double as_double(int x) {
     const long long bits = 0x4330000000000000ll | static_cast<unsigned>(x ^ 1 << 31);
     return __longlong_as_double(bits) - (0x1p52 + 0x1p31);
 }
 
-// What the pieces' sums make together, the last of which counts whole, less a multiple of P: rounded about once, and not
-// at all if it is below 2^53.
+// The value of the pieces' sums (the last piece has weight 1), less q P: rounded about once, and exact below 2^53.
 template <int PIECES, class Element>
 __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Join<Element>& p) {
     const double q = rint((sum[0] + sum[1] * p.down) * p.inverse);
@@ -199,7 +202,7 @@ __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Jo
 
 template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, int PART, class Element>
 __device__ __forceinline__ void join_part(const Join<Element>& p) {
-    using Here = Spot<Sums, LEVELS, COLS, PART>;
+    using Here = OutputBlock<Sums, LEVELS, COLS, PART>;
     const Result<Element>& c = p.c;
     const Here spot(c);
     if (spot.layer >= c.layers || spot.at >= c.n) return;
@@ -227,29 +230,29 @@ __device__ __forceinline__ void join_part(const Join<Element>& p) {
             const bool known = e != NOT_FINITE && f != NOT_FINITE;
             double x = known ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
             if (p.keep != 0) x += p.keep * to[i];
-            found[i] = static_cast<Element>(x);  // of float32 what is too large becomes inf here
+            found[i] = static_cast<Element>(x);  // values too large for float32 become inf here
             finite = finite && fabs(static_cast<double>(found[i])) < infinite;
         }
-        put<COLS>(to, found, end - first);
+        store_run<COLS>(to, found, end - first);
     }
     if (p.flag && !finite) *static_cast<volatile int*>(p.flag) = 1;
 }
 
 template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, class Element>
 __device__ __forceinline__ void join(const Join<Element>& p) {
-    every_part<LEVELS>([&](auto part) { join_part<Sums, LEVELS, COLS, COUNT, PIECES, decltype(part)::VALUE>(p); });
+    for_each_part<LEVELS>([&](auto part) { join_part<Sums, LEVELS, COLS, COUNT, PIECES, decltype(part)::VALUE>(p); });
 }
 
 // ---- integers
 
 template <class Element>
 __device__ __forceinline__ Element lowest_bits(unsigned long long x) {
-    return static_cast<Element>(x);  // of bool: is it not zero?
+    return static_cast<Element>(x);  // for bool: true if not zero
 }
 
 template <class Sums, int LEVELS, int COLS, int COUNT, int PART, class Element>
-__device__ __forceinline__ void join_whole_part(const JoinWhole<Element>& p) {
-    using Here = Spot<Sums, LEVELS, COLS, PART>;
+__device__ __forceinline__ void join_integers_part(const JoinIntegers<Element>& p) {
+    using Here = OutputBlock<Sums, LEVELS, COLS, PART>;
     const Result<Element>& c = p.c;
     const Here spot(c);
     if (spot.layer >= c.layers || spot.at >= c.n) return;
@@ -273,13 +276,13 @@ __device__ __forceinline__ void join_whole_part(const JoinWhole<Element>& p) {
             if (p.keep) x += static_cast<unsigned long long>(p.keep) * static_cast<unsigned long long>(to[i]);
             found[i] = lowest_bits<Element>(x);
         }
-        put<COLS>(to, found, c.n - first);
+        store_run<COLS>(to, found, c.n - first);
     }
 }
 
 template <class Sums, int LEVELS, int COLS, int COUNT, class Element>
-__device__ __forceinline__ void join_whole(const JoinWhole<Element>& p) {
-    every_part<LEVELS>([&](auto part) { join_whole_part<Sums, LEVELS, COLS, COUNT, decltype(part)::VALUE>(p); });
+__device__ __forceinline__ void join_integers(const JoinIntegers<Element>& p) {
+    for_each_part<LEVELS>([&](auto part) { join_integers_part<Sums, LEVELS, COLS, COUNT, decltype(part)::VALUE>(p); });
 }
 
 }  // namespace residues

@@ -1,12 +1,16 @@
-// Numbers as residues modulo up to 20 small numbers, a byte each: integers, and float64 and float32 as x 2^e, rounded to
-// whole numbers of up to 2^62.
+// Operands of a product by residues: integers, or float64 and float32 numbers x 2^e rounded to integers of up to 2^62,
+// as byte planes modulo up to 20 moduli.
 //
-//   measure  of these: of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
-//            the product of whole numbers reaches half of the product of all moduli: |sum a b| <= |a| |b| by Cauchy and
-//            Schwarz. Operands of any type that lie along the outer dimension are turned on the way.
-//   split    scaled, rounded; sums of blocks, where levels of a fast algorithm are below; all residues of these
+//   measure  for float types: the 2-norm of each line along the inner dimension, rounded up, and from it an exponent e,
+//            so that no entry of the integer product exceeds half of the product of all moduli: |sum a b| <= |a| |b|
+//            (Cauchy-Schwarz). MN-major operands of any type are transposed meanwhile.
+//   split    scale and round; sums of blocks, where levels of a fast scheme are below; residues of these modulo each
+//            modulus
 //
-// A plane has lines along the inner dimension, whose lengths are multiples of 16; behind a line's end stand zeros.
+// Index map: measure_lines uses GROUP threads for each line; measure_and_transpose a cluster of 8 thread blocks for 64
+// lines; split_both one thread for four neighbours of every block.
+//
+// Planes are K-major. The length of their lines is a multiple of 16 bytes, padded with zeros.
 #pragma once
 
 #include "cluster.cuh"
@@ -17,11 +21,11 @@
 namespace fmm {
 namespace residues {
 
-constexpr int THREADS = 256, CLUSTER = 8, SIDE = 64;
-constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with inf, NaN or numbers whose norm is none
+constexpr int THREADS = 256, CLUSTER = 8, POSITIONS = 64;
+constexpr int NOT_FINITE = 1 << 20;  // exponent of a line with an inf or NaN, or with a norm that overflows
 
 template <class Element>
-constexpr bool SCALED = false;  // by powers of two, and rounded
+constexpr bool SCALED = false;  // true for types that are scaled by powers of two and rounded
 template <>
 constexpr bool SCALED<double> = true;
 template <>
@@ -30,24 +34,25 @@ constexpr bool SCALED<float> = true;
 template <class Element>
 struct Operand {
     const Element* source;
-    Element* turned;      // its lines along the inner dimension, if it lies along the outer one
-    int* exponents;       // of the lines of all layers
+    Element* transposed;      // K-major copy of an MN-major operand
+    int* exponents;       // of the lines of all products of a batch
     signed char* planes;
     long long leading;    // numbers from one line of the source to the next
-    long long layer;      // and from one product of a batch to the next
-    long long room;       // numbers from one line of `turned` to the next
-    double top;           // up to which norms are scaled
-    int lines, length;    // along the inner dimension
+    long long layer;      // numbers from one product of a batch to the next
+    long long pitch;       // numbers from one line of `transposed` to the next
+    double top;           // upper bound of scaled norms
+    int lines, length;    // lines run along the inner dimension
     int layers;
-    int blocks;           // thread blocks that do this operand
-    int block_lines, block_length;  // of a plane: of blocks, where levels are below
+    int blocks;           // thread blocks of this operand
+    int block_lines, block_length;  // size of a plane: of a block, where levels are below
 };
 
 // ---- norms
 
 __device__ __forceinline__ double power_of_two(int e) { return __longlong_as_double((e + 1023ll) << 52); }
 
-// Sums of squares that neither overflow nor vanish: of large, of usual and of small numbers apart (Blue's way).
+// A sum of squares that neither overflows nor underflows: large, usual and small numbers are summed separately (Blue's
+// algorithm).
 struct Squares {
     double large, usual, small;
 
@@ -67,7 +72,7 @@ struct Squares {
         usual += x.usual;
         small += x.small;
     }
-    // The root of their sum and a little more than what rounding may have taken; 0 only of zeros.
+    // The root of the sum, rounded up by more than rounding can have lost; 0 for zeros only.
     __device__ __forceinline__ double root() const {
         if (large == 0 && usual == 0 && small == 0) return 0;
         const double found = large != 0   ? sqrt(large + usual * 0x1p-1000 * 0x1p-200) * 0x1p600
@@ -77,7 +82,7 @@ struct Squares {
     }
 };
 
-// The largest e for which norm 2^e is not above `top`.
+// The largest e with norm 2^e <= `top`.
 __device__ __forceinline__ int exponent_for(double norm, double top) {
     if (norm == 0) return 0;
     if (!(norm < 0x1p1023)) return NOT_FINITE;
@@ -88,7 +93,7 @@ __device__ __forceinline__ int exponent_for(double norm, double top) {
     return e - ((x & fraction) > (t & fraction));
 }
 
-// x 2^e; in two steps, because 2^e may be no float64.
+// x 2^e, in two steps because 2^e may be outside of float64.
 struct Scale {
     double first, second;
     __device__ __forceinline__ explicit Scale(int e)
@@ -103,7 +108,8 @@ struct Four {
     Element x[4];
 };
 
-// Four neighbours of a line, zeros behind its end; read together if lines begin at multiples of four numbers or 16 bytes.
+// Four neighbours of a line; zeros follow its end. WIDE: lines begin at multiples of four numbers or 16 bytes, and are
+// read together.
 template <bool WIDE, class Element>
 __device__ __forceinline__ Four<Element> four_of(const Element* line, int at, int length) {
     constexpr int TOGETHER = sizeof(Element) == 8 ? 2 : 4;
@@ -158,7 +164,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure: lines along the outer dimension
 
-// A cluster for SIDE lines, each of its thread blocks for a part of these.
+// A cluster handles POSITIONS lines; each of its thread blocks has a part of their length.
 template <class Element>
 struct Strip {
     int layer, first, rank, begin, end;
@@ -166,19 +172,19 @@ struct Strip {
     Element* to;
 
     __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(cluster_rank()) {
-        const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER;
+        const int strips = (p.lines + POSITIONS - 1) / POSITIONS, strip = block / CLUSTER;
         layer = strip / strips;
-        first = strip % strips * SIDE;
-        const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
+        first = strip % strips * POSITIONS;
+        const int part = ((p.length + CLUSTER - 1) / CLUSTER + POSITIONS - 1) / POSITIONS * POSITIONS;
         begin = min(rank * part, p.length);
         end = min(begin + part, p.length);
         from = p.source + layer * p.layer;
-        to = p.turned + static_cast<long long>(layer) * p.lines * p.room;
+        to = p.transposed + static_cast<long long>(layer) * p.lines * p.pitch;
     }
 };
 
-// The bytes of four words, which are rows of a square, as its columns.
-__device__ __forceinline__ void turn_square(const unsigned (&row)[4], unsigned (&column)[4]) {
+// Transpose a 4 x 4 square of bytes, whose rows are words.
+__device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsigned (&column)[4]) {
     const unsigned a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
     const unsigned c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);
     column[0] = __byte_perm(a, b, 0x5410);
@@ -187,16 +193,16 @@ __device__ __forceinline__ void turn_square(const unsigned (&row)[4], unsigned (
     column[3] = __byte_perm(c, d, 0x7632);
 }
 
-// Bytes, four of them read and sixteen written at a time: zeros follow a line's end up to a multiple of these.
+// Transpose bytes: four are read and sixteen written at a time. Zeros follow a line's end up to a multiple of 16.
 template <class Element>
-__device__ __forceinline__ void turn_bytes(const Operand<Element>& p, int block) {
-    constexpr int WORDS = SIDE / 4;
+__device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int block) {
+    constexpr int WORDS = POSITIONS / 4;
     static_assert(sizeof(Element) == 1 && THREADS == WORDS * WORDS, "a square of bytes for every thread");
-    __shared__ unsigned tile[SIDE][WORDS + 1];
+    __shared__ unsigned tile[POSITIONS][WORDS + 1];
     const Strip<Element> strip(p, block);
     const int across = threadIdx.x % WORDS, down = threadIdx.x / WORDS;
     const int line = strip.first + threadIdx.x / 4, part = threadIdx.x % 4;
-    for (int k = strip.begin; k < strip.end; k += SIDE) {
+    for (int k = strip.begin; k < strip.end; k += POSITIONS) {
         unsigned row[4], column[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -204,7 +210,7 @@ __device__ __forceinline__ void turn_bytes(const Operand<Element>& p, int block)
             const auto v = four_of<true>(strip.from + there * p.leading, first, there < strip.end ? p.lines : 0);
             row[i] = low_bytes(v.x[0], v.x[1], v.x[2], v.x[3]);
         }
-        turn_square(row, column);
+        transpose_square(row, column);
 #pragma unroll
         for (int i = 0; i < 4; ++i) tile[4 * across + i][down] = column[i];
         __syncthreads();
@@ -212,26 +218,27 @@ __device__ __forceinline__ void turn_bytes(const Operand<Element>& p, int block)
             Pack<unsigned, 4> some;
 #pragma unroll
             for (int i = 0; i < 4; ++i) some.lane[i] = tile[threadIdx.x / 4][4 * part + i];
-            pack<unsigned, 4>(reinterpret_cast<unsigned*>(strip.to + line * p.room + k + 16 * part)) = some;
+            pack<unsigned, 4>(reinterpret_cast<unsigned*>(strip.to + line * p.pitch + k + 16 * part)) = some;
         }
         __syncthreads();
     }
 }
 
 template <class Element>
-__device__ __forceinline__ void turn_numbers(const Operand<Element>& p, int block) {
-    constexpr int DOWN = THREADS / SIDE;
-    __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];  // an odd number of words
-    __shared__ Squares shared[DOWN][SIDE];
+__device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int block) {
+    constexpr int DOWN = THREADS / POSITIONS;
+    // an odd number of words
+    __shared__ Element tile[POSITIONS][POSITIONS + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
+    __shared__ Squares shared[DOWN][POSITIONS];
     const Strip<Element> strip(p, block);
     const int first = strip.first, begin = strip.begin, end = strip.end, rank = strip.rank, layer = strip.layer;
-    const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
+    const int across = threadIdx.x % POSITIONS, down = threadIdx.x / POSITIONS;
     const Element* const from = strip.from;
     Element* const to = strip.to;
     Squares sum{};
-    for (int k = begin; k < end; k += SIDE) {
+    for (int k = begin; k < end; k += POSITIONS) {
 #pragma unroll
-        for (int i = down; i < SIDE; i += DOWN) {
+        for (int i = down; i < POSITIONS; i += DOWN) {
             const bool inside = k + i < end && first + across < p.lines;
             const Element x = inside ? from[(k + i) * p.leading + first + across] : Element();
             tile[i][across] = x;
@@ -239,8 +246,8 @@ __device__ __forceinline__ void turn_numbers(const Operand<Element>& p, int bloc
         }
         __syncthreads();
 #pragma unroll
-        for (int i = down; i < SIDE; i += DOWN)
-            if (first + i < p.lines && k + across < end) to[(first + i) * p.room + k + across] = tile[across][i];
+        for (int i = down; i < POSITIONS; i += DOWN)
+            if (first + i < p.lines && k + across < end) to[(first + i) * p.pitch + k + across] = tile[across][i];
         __syncthreads();
     }
     if (!SCALED<Element>) return;
@@ -250,26 +257,26 @@ __device__ __forceinline__ void turn_numbers(const Operand<Element>& p, int bloc
         for (int i = 1; i < DOWN; ++i) sum.add(shared[i][across]);
         shared[0][across] = sum;
     }
-    cluster_meets();
+    cluster_sync();
     if (rank == 0 && down == 0) {
         for (int i = 1; i < CLUSTER; ++i)
-            sum.add({there(&shared[0][across].large, i), there(&shared[0][across].usual, i),
-                     there(&shared[0][across].small, i)});
+            sum.add({load_remote(&shared[0][across].large, i), load_remote(&shared[0][across].usual, i),
+                     load_remote(&shared[0][across].small, i)});
         if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
     }
-    cluster_meets();  // nobody leaves while others read what it has
+    cluster_sync();  // no thread block exits while others read its shared memory
 }
 
 template <bool WIDE, class Element>
-__device__ __forceinline__ void measure_and_turn(const Operand<Element>& p, int block) {
+__device__ __forceinline__ void measure_and_transpose(const Operand<Element>& p, int block) {
     if constexpr (WIDE && sizeof(Element) == 1)
-        turn_bytes(p, block);
+        transpose_bytes(p, block);
     else
-        turn_numbers(p, block);
+        transpose_numbers(p, block);
 }
 
 template <class Element>
-struct Both {
+struct Operands {
     Operand<Element> left, right;
 };
 
@@ -282,7 +289,7 @@ struct Split {
     int count;
 };
 
-// Four whole numbers of each block of an operand, as they stand in the same place of each.
+// Four integers of each block of an operand, at the same place of each block.
 template <class Element, bool WIDE>
 struct Blocks {
     const Operand<Element>& p;
@@ -291,7 +298,7 @@ struct Blocks {
     __device__ __forceinline__ void add(int down, int across, int sign, unsigned long long (&to)[4]) const {
         const int there = line + down * p.block_lines, from = at + across * p.block_length;
         if (there >= p.lines || from >= p.length) return;
-        const Element* const source = p.turned ? p.turned + (static_cast<long long>(layer) * p.lines + there) * p.room
+        const Element* const source = p.transposed ? p.transposed + (static_cast<long long>(layer) * p.lines + there) * p.pitch
                                               : p.source + layer * p.layer + there * p.leading;
         const auto v = four_of<WIDE>(source, from, p.length);
         long long x[4];
@@ -308,8 +315,9 @@ struct Blocks {
     }
 };
 
-// The sums of one product of the outermost level, if there are two: all of those below.
-template <class Sums, int LEVELS, bool TURNED, bool WIDE, class Element>
+// Split four numbers of every block: for each product of the outer level, if there are two levels, the sums of the
+// inner level and their residues.
+template <class Sums, int LEVELS, bool RIGHT, bool WIDE, class Element>
 __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modulus* moduli, int count, unsigned number) {
     constexpr int OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1, INNER = LEVELS ? Sums::PRODUCTS : 1, PARTS = LEVELS ? 4 : 1;
     const unsigned words = p.block_length / 4, lines = number / words;
@@ -323,14 +331,14 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
         unsigned long long part[PARTS][4] = {};
 #pragma unroll
         for (int b = 0; b < PARTS; ++b) {
-            // A's blocks are numbered along its rows; those of B too, whose lines are columns.
-            const int down = TURNED ? b % 2 : b / 2, across = TURNED ? b / 2 : b % 2;
+            // A's blocks are numbered along its rows; so are those of B, whose lines are columns.
+            const int down = RIGHT ? b % 2 : b / 2, across = RIGHT ? b / 2 : b % 2;
             if constexpr (LEVELS < 2) {
                 blocks.add(down, across, 1, part[b]);
             } else {
 #pragma unroll
                 for (int a = 0; a < 4; ++a) {
-                    const int sign = Sums::of(TURNED, outer, a), below = TURNED ? a % 2 : a / 2, beside = TURNED ? a / 2 : a % 2;
+                    const int sign = Sums::of(RIGHT, outer, a), below = RIGHT ? a % 2 : a / 2, beside = RIGHT ? a / 2 : a % 2;
                     if (sign) blocks.add(2 * below + down, 2 * beside + across, sign, part[b]);
                 }
             }
@@ -343,7 +351,7 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
                 sum[q][i] = 1ull << 63;
 #pragma unroll
                 for (int b = 0; b < PARTS; ++b) {
-                    const int sign = LEVELS ? Sums::of(TURNED, q, b) : 1;
+                    const int sign = LEVELS ? Sums::of(RIGHT, q, b) : 1;
                     if (sign > 0) sum[q][i] += part[b][i];
                     if (sign < 0) sum[q][i] -= part[b][i];
                 }
@@ -357,7 +365,7 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
 #pragma unroll
             for (int q = 0; q < INNER; ++q)
                 *reinterpret_cast<unsigned*>(to + (static_cast<long long>(i) * OUTER * INNER + q) * next) =
-                    low_bytes(m.of_raised(sum[q][0]), m.of_raised(sum[q][1]), m.of_raised(sum[q][2]), m.of_raised(sum[q][3]));
+                    low_bytes(m.of_biased(sum[q][0]), m.of_biased(sum[q][1]), m.of_biased(sum[q][2]), m.of_biased(sum[q][3]));
         }
     }
 }

@@ -1,10 +1,10 @@
-// The semirings of shortest paths: "addition" is the smaller (or greater) of two numbers, "multiplication" their sum.
+// The semirings of shortest paths: "addition" is the minimum (or maximum) of two numbers, "multiplication" their sum.
 //
-// A ring says what its numbers are, which one stands for "no edge" (`none`, the zero of the semiring), how a sum of two
-// numbers is taken into the best one so far, and what becomes of a number before it is stored. Sums that are NaN are
-// never the best. CuPy compiles with -ftz=true; these instructions keep subnormal numbers all the same.
+// A ring defines its numbers, the one for "no edge" (`none`, the zero of the semiring), how the sum of two numbers
+// updates the best one so far, and how a number is stored. Sums that are NaN are never the best. These instructions
+// keep subnormal numbers, although CuPy compiles with -ftz=true.
 //
-// No header of CUDA's is needed, so that NVRTC alone compiles this.
+// The file includes no CUDA header, so that NVRTC alone compiles it.
 #pragma once
 
 #include "ieee_arith.cuh"
@@ -30,9 +30,9 @@ __device__ __forceinline__ float infinite() { return __int_as_float(0x7f800000);
 __device__ __forceinline__ bool all_of_warp(bool x) { return __all_sync(~0u, x); }
 __device__ __forceinline__ unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
     unsigned z;
-#if __CUDA_ARCH__ >= 900  // the assembler makes one instruction of the two
+#if __CUDA_ARCH__ >= 900  // the assembler fuses both into one instruction
     asm("{.reg .b32 t; add.u16x2 t, %1, %2; min.u16x2 %0, t, %3;}" : "=r"(z) : "r"(a), "r"(b), "r"(c));
-#else  // no pair is more than 0xfffe, so nothing is carried from one to the other
+#else  // a sum is at most 0xfffe, so nothing carries from one number to the other
     const unsigned t = a + b;
     asm("vmin2.u32.u32.u32 %0, %1, %2, %3;" : "=r"(z) : "r"(t), "r"(c), "r"(0));
 #endif
@@ -43,10 +43,11 @@ __device__ __forceinline__ unsigned pairs_least_sum(unsigned a, unsigned b, unsi
     inline float NAME(float x, float y) { return NAME##_of(x, y); }
 inline float least_of(float x, float y) { return !(y < x) && x == x ? x : y; }
 inline float greatest_of(float x, float y) { return !(x < y) && x == x ? x : y; }
-inline int bits(float x) { return x == x ? __builtin_bit_cast(int, x) : 0x7fffffff; }  // the NaN of a device's sum
+// the NaN that a device's sum returns
+inline int bits(float x) { return x == x ? __builtin_bit_cast(int, x) : 0x7fffffff; }
 inline float number(int x) { return __builtin_bit_cast(float, x); }
 inline float infinite() { return __builtin_inff(); }
-inline bool all_of_warp(bool x) { return x; }  // threads that take turns decide each for itself, which is right too
+inline bool all_of_warp(bool x) { return x; }  // each emulated thread decides for itself, which is correct too
 inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
     const unsigned low = (a & 0xffff) + (b & 0xffff), high = (a >> 16) + (b >> 16);
     return (low < (c & 0xffff) ? low : c & 0xffff) | (high < c >> 16 ? high : c >> 16) << 16;
@@ -55,11 +56,12 @@ inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
 FMM_BEST(least, "min")
 FMM_BEST(greatest, "max")
 
-// What most rings have in common: two steps are one after the other, and nothing changes once all is below zero.
+// Common to most rings: two steps are taken one after the other.
 template <class Ring, class Number>
 struct StepByStep {
     using Element = Number;
-    static constexpr bool TURNS = false;  // does another ring, BelowZero, go on when all numbers of a warp are below zero?
+    // true if the ring BelowZero continues when all numbers of a warp are below zero
+    static constexpr bool TURNS = false;
     __device__ static __forceinline__ void take_two(Number& c, Number a, Number b, Number x, Number y) {
         Ring::take(c, a, b);
         Ring::take(c, x, y);
@@ -67,7 +69,7 @@ struct StepByStep {
     __device__ static __forceinline__ Number stored(Number x) { return x; }
 };
 
-// Floats, the smallest (or greatest) sum.
+// Floats with the smallest (or greatest) sum.
 template <bool GREATEST>
 struct Floats : StepByStep<Floats<GREATEST>, float> {
     __device__ static __forceinline__ float none() { return GREATEST ? -infinite() : infinite(); }
@@ -75,29 +77,29 @@ struct Floats : StepByStep<Floats<GREATEST>, float> {
     __device__ static __forceinline__ bool better(float x, float y) { return GREATEST ? x > y : x < y; }
     __device__ static __forceinline__ float best(float x, float y) { return GREATEST ? greatest(x, y) : least(x, y); }
     __device__ static __forceinline__ void take(float& c, float a, float b) { c = best(c, add(a, b)); }
-    // (The compiler finds registers in fewer conflicts for two sums compared with each other first.)
+    // (The compiler assigns registers with fewer bank conflicts if both sums are compared with each other first.)
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = best(c, best(add(a, b), add(x, y)));
     }
 };
 
-// Floats none of which is negative: their bits, as whole numbers, are in the same order, and Hopper finds the least of
-// three whole numbers in one instruction. So two steps are three instructions instead of four. (NaN is above inf.)
+// Nonnegative floats: their bits as integers are in the same order, and Hopper finds the minimum of three integers in
+// one instruction. Two steps then take three instructions instead of four. (NaN is above inf.)
 struct NonnegativeFloats : Floats<false> {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = number(min(min(bits(add(a, b)), bits(add(x, y))), bits(c)));
     }
 };
 
-// Floats of which the best so far is negative: only negative sums are better, and as whole numbers without a sign those
-// are above all others, the least of them highest. (The NaN of a sum has no sign.)
+// Floats whose best sum so far is negative: only negative sums are better. As unsigned integers these are above all
+// others, the smallest of them highest. (The NaN of a sum has no sign.)
 struct NegativeFloats : Floats<false> {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = number(max(max(unsigned(bits(add(a, b))), unsigned(bits(add(x, y)))), unsigned(bits(c))));
     }
 };
 
-// Floats of either sign, the smallest sum. A best sum that is negative stays so.
+// Floats of either sign, with the smallest sum. A best sum that is negative stays negative.
 struct SignedFloats : Floats<false> {
     using BelowZero = NegativeFloats;
     static constexpr bool TURNS = true;
@@ -113,8 +115,8 @@ struct Doubles : StepByStep<Doubles<GREATEST>, double> {
     __device__ static __forceinline__ void take(double& c, double a, double b) { c = best(c, a + b); }
 };
 
-// Whole numbers from 0 on. The largest signed one is "no edge"; twice that is still an unsigned number, so that sums
-// beyond it lose against it: they are saturated without an instruction for that.
+// Nonnegative integers. "No edge" is the largest signed integer. Twice that is still an unsigned integer, so that sums
+// beyond it lose against it: saturation needs no instruction.
 template <unsigned NONE, class Ring>
 struct NaturalNumbers : StepByStep<Ring, unsigned> {
     __device__ static __forceinline__ unsigned none() { return NONE; }
@@ -127,14 +129,14 @@ struct NaturalNumbers : StepByStep<Ring, unsigned> {
 template <unsigned NONE>
 struct Naturals : NaturalNumbers<NONE, Naturals<NONE>> {};
 
-// The same of 16 bits, two neighbours of B in a word; of A the same number twice.
+// The same in 16 bits: two neighbours of B in a word, and A's number twice.
 struct NaturalPairs : NaturalNumbers<0x7fff7fff, NaturalPairs> {
     __device__ static __forceinline__ void take(unsigned& c, unsigned a, unsigned b) { c = pairs_least_sum(a, b, c); }
     __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return pairs_least_sum(x, 0, y); }
 };
 
-// Whole numbers of either sign, at most LIMIT in size. "No edge" is so far above them that it stays above every sum of
-// two of them, whatever is added to it, and the sum of two of it is still a number of 32 bits.
+// Integers of either sign with magnitude at most LIMIT. "No edge" is so large that it stays above every sum of two such
+// integers, whatever is added to it, and twice "no edge" still fits in 32 bits.
 struct Integers : StepByStep<Integers, int> {
     static constexpr int LIMIT = 1 << 28, NONE = (1 << 30) - 1;
     __device__ static __forceinline__ int none() { return NONE; }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+import os
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import cupy
 from cupy_backends.cuda.api import driver
 from cupy_backends.cuda.libs import nvrtc
 
-from fmm.kernels.cuda.launch.compile import cached_code
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import said_if_long
 
@@ -30,7 +34,7 @@ class LoadedKernel(NamedTuple):
 
 
 @lru_cache(maxsize=2048)
-def compiled_kernel(device: int, kernel: Kernel) -> LoadedKernel:
+def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
     """A kernel compiled for the current device, whose number is `device`, and allowed the shared memory it asks for."""
     if kernel.architecture:
         return _for_architecture(kernel)
@@ -43,13 +47,13 @@ def compiled_kernel(device: int, kernel: Kernel) -> LoadedKernel:
 
 def _for_architecture(kernel: Kernel) -> LoadedKernel:
     module = cupy.cuda.function.Module()
-    module.load(code_for_architecture(kernel.source, kernel.architecture, kernel.options))
+    module.load(compile_for_architecture(kernel.source, kernel.architecture, kernel.options))
     function = module.get_function(kernel.entry)
     driver.funcSetAttribute(function.ptr, MOST_SHARED, kernel.shared)
     return LoadedKernel(function.ptr, (module, function))
 
 
-def code_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
+def compile_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
     """Machine code for one architecture, such as sm_90a.
 
     CuPy compiles only for what all devices of a compute capability have, so NVRTC is asked here.
@@ -67,7 +71,7 @@ def code_for_architecture(source: str, architecture: str, options: tuple[str, ..
     return cached_code((version, architecture, *options, source), compile_code)
 
 
-def compile_all(device: int, kernels: Collection[Kernel]) -> None:
+def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
     """Compile those kernels that are not compiled yet, several at a time.
 
     The sums of three levels in one pass take the compiler ten seconds and more.
@@ -75,7 +79,7 @@ def compile_all(device: int, kernels: Collection[Kernel]) -> None:
 
     def compile_one(kernel: Kernel) -> None:
         with cupy.cuda.Device(device):
-            compiled_kernel(device, kernel)
+            compile_kernel(device, kernel)
 
     new = {kernel for kernel in kernels if (device, kernel) not in _ready}
     if not new:
@@ -87,3 +91,31 @@ def compile_all(device: int, kernels: Collection[Kernel]) -> None:
             with ThreadPoolExecutor(min(len(new), THREADS)) as pool:
                 list(pool.map(compile_one, new))
     _ready.update((device, kernel) for kernel in new)
+
+
+DIGEST = hashlib.sha256().digest_size  # bytes in front of the code, by which a damaged file is known
+
+
+def cache_folder() -> Path:
+    """The folder where CuPy keeps its own, wherever the user told it to be."""
+    return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
+
+
+def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
+    """The machine code that `compile_code` makes, or that it once made: `inputs` say all that it depends on.
+
+    A damaged file is as good as none, and a folder that cannot be written to is no error: then it is compiled anew.
+    """
+    path = cache_folder() / f"fmm-{hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()}.cubin"
+    with suppress(OSError):
+        content = path.read_bytes()
+        digest, code = content[:DIGEST], content[DIGEST:]
+        if hashlib.sha256(code).digest() == digest:
+            return code
+    code = compile_code()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, prefix="fmm-", delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        Path(file.name).replace(path)  # at once: another process finds a whole file, or none
+    return code

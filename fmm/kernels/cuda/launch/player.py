@@ -11,7 +11,7 @@ Handle, memory, stream and compiled code are CuPy's, so that both share them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -121,7 +121,7 @@ class Player:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
-        self.math: Math = "tf32" if launches.vendor_cuts_float32 else "ieee"
+        self.math: Math = "tf32" if launches.vendor_uses_tf32 else "ieee"
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
@@ -278,3 +278,32 @@ class Player:
 def player_of(launches: LaunchList, device: int) -> Player:
     """The list made ready on the current device, whose number it is."""
     return Player(launches, device)
+
+
+class LaunchSequence:
+    """Launches made ready for one device. Several threads may play them at once, since nothing in here changes."""
+
+    def __init__(self, launches: Sequence[Launch], device: int) -> None:
+        compile_kernels(device, {launch.kernel for launch in launches})
+        self.calls = [KernelCall(launch, device) for launch in launches]
+        starts = np.cumsum([0, *(len(call.words) for call in self.calls)])[:-1]
+        self._words = np.concatenate([call.words for call in self.calls] or [np.empty(0, np.int64)])  # all parameters
+        self._starts = starts  # the word at which those of each launch begin
+        self.bases = tuple(dict.fromkeys(slot.base for launch in launches for slot in launch.slots))
+        numbers = {base: i for i, base in enumerate(self.bases)}
+        slots = [
+            (start + slot.word, numbers[slot.base], slot.offset)
+            for start, launch in zip(starts, launches, strict=True)
+            for slot in launch.slots
+        ]
+        columns = np.array(slots, np.int64).reshape(-1, 3).T
+        self._slots, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
+
+    def play(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Launch all of them on the current device; the driver copies the parameters while it is called."""
+        words = self._words.copy()
+        by_number = np.array([addresses[base] for base in self.bases], np.int64)
+        words[self._slots] = by_number[self._numbers] + self._offsets
+        pointers = words.ctypes.data + 8 * self._starts.astype(np.int64)
+        first_pointer = pointers.ctypes.data
+        make_calls([call.start(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])

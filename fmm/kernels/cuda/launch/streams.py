@@ -12,13 +12,14 @@ from functools import partial
 from typing import Any
 
 import cupy
+from cupy_backends.cuda.api import runtime
 
 from fmm.kernels.cuda.launch.cublas import StreamContext, new_handle
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
-def turn_calls(turn: StreamSync, lanes: list[StreamContext]) -> list[PreparedCall]:
+def sync_calls(turn: StreamSync, lanes: list[StreamContext]) -> list[PreparedCall]:
     """The calls after which the other lanes wait for what the first has done so far (FORK), or it for them (JOIN)."""
     first, *others = lanes
     pairs = [(first, lane) if turn is StreamSync.FORK else (lane, first) for lane in others]
@@ -77,7 +78,7 @@ def _another_lane(device: int) -> _LaneOfOurs:
     return _LaneOfOurs()
 
 
-def lanes_for(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
+def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
     """As many lanes as the list uses, with a cuBLAS handle for each that calls it. The first is the caller's stream."""
     if launches.stream_count == 1:
         return [StreamContext(handle, stream, 0)]
@@ -91,3 +92,24 @@ def lanes_for(launches: LaunchList, device: int, stream: int, handle: int) -> li
         StreamContext(handle, stream, first.event.ptr),
         *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),
     ]
+
+
+_of_streams: dict[tuple[int, int, int], int] = {}
+
+
+def stream_counters(device: int, stream: int, count: int) -> int:
+    """The address of counters for a launch on this stream, whose launches share them: they come one after the other."""
+    key = device, stream, 1 << (count - 1).bit_length()
+    if key not in _of_streams:
+        _of_streams[key] = new_counters(key[2], stream)
+    return _of_streams[key]
+
+
+def new_counters(count: int, stream: int) -> int:
+    """The address of new counters, which are zero once the stream gets there.
+
+    They are never given back, since kernels may still write them.
+    """
+    pointer = int(runtime.malloc(4 * count))
+    runtime.memsetAsync(pointer, 0, 4 * count, stream)
+    return pointer

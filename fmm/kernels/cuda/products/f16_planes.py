@@ -41,8 +41,8 @@ MAX_REGISTER_LOADS = 16  # loads of a line that a thread holds in registers at m
 # balanced: the inner dimension is scaled too, if the launches before have found that it must be.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
-    "default": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
-    "separate": "Usual<fmm::planes::Apart, 1>",
+    "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
+    "separate": "LineScaling<fmm::planes::Separate, 1>",
     "recorded": "Spread<false>",
     "balanced": "Spread<true>",
 }
@@ -164,24 +164,28 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
-    gram = op.half is not None and op.half.gram
+    gram = op.triangle is not None and op.triangle.gram
     shared = (
-        gram and not (op.checked or op.ready.written_by_sums or a.is_prepared or b.is_prepared) and a.has_layout_of(b)
+        gram
+        and not (op.checked or op.prepared.written_by_sums or a.is_prepared or b.is_prepared)
+        and a.has_layout_of(b)
     )
     return a, a if shared else b
 
 
 def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
     """Return these planes, or the prepared planes behind the operand if there are any."""
-    if op.ready.prepared_matrix is None or op.ready.prepared_matrix != x.source.base or op.checked:
+    if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.ready.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.prepared.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
     """Return the planes of A and B that must still be made; one if both operands share them."""
     missing = [
-        x for x, side in zip(planes, SIDES, strict=True) if not x.is_prepared and side not in op.ready.written_by_sums
+        x
+        for x, side in zip(planes, SIDES, strict=True)
+        if not x.is_prepared and side not in op.prepared.written_by_sums
     ]
     return list(dict.fromkeys(missing))
 
@@ -195,7 +199,7 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
     body = ["if (!*p.x0.balanced) return;"] if rule == "balanced" else []
     body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
-        forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "recorded" else ""
+        forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
         body += [
             f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
             f"block -= p.{name}.blocks;",

@@ -127,8 +127,8 @@ def bounds_source(sums: int) -> str:
 @lru_cache(maxsize=64)
 def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
-    parameters = f"fmm::planes::Told<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
-    arrangement = f"fmm::planes::{'Apart' if separate else 'InTurns'}"
+    parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
+    arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
     return _source(parameters, call, kernel.bounds, step_lines(kernel))
 

@@ -135,16 +135,16 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     None if alpha or beta is complex, or if a batch has a separate addend.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
-    if alpha.imag or beta.imag or (op.added is not None and op.count > 1):
+    if alpha.imag or beta.imag or (op.addend is not None and op.count > 1):
         return None
     m, n, k = op.n, op.m, op.k
     a, b = operand_planes(op)
     spread = ExponentSpread(a, b, b.end) if op.checked else None
-    s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.half is not None)
+    s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.triangle is not None)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.extent))
     missing = tuple(missing_planes(op, (a, b)))
-    return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.added)
+    return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.addend)
 
 
 def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, ...]:

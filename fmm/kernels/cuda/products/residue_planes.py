@@ -88,7 +88,7 @@ class MeasureKernel:
     def call(self, operand: str, block: str) -> str:
         """Return the call of a function of residue_planes.cuh."""
         wide = str(self.wide).lower()
-        named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_turn<{wide}>"
+        named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_transpose<{wide}>"
         return f"{SPACE}{named}({operand}, {block});"
 
 
@@ -203,7 +203,7 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
         *([f"    {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
         "}",
     )
-    parameters = f"{SPACE}Both<{read_type_cpp(dtype)}>"
+    parameters = f"{SPACE}Operands<{read_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER)
 
 

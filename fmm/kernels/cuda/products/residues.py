@@ -126,13 +126,13 @@ def residue_op(
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
     writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
     # The products of a fast scheme's blocks are not their own adjoints.
-    lower_only = op.half is not None and not levels and not DTYPES[dtype].exact
+    lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
 def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
-    if op.use.leaf.preparation.keeps is None or not op.ready.prepared_matrix == base == side.source.base:
+    if op.use.leaf.preparation.keeps is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + whole(EXPONENT * side.lines, ROOM)
@@ -330,8 +330,8 @@ def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
 @lru_cache(maxsize=64)
 def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the whole CUDA source of the join to integers, entry point `ENTRY`."""
-    body = (f"{SPACE}join_whole<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
-    return _join_entry(f"JoinWhole<{DTYPES[dtype].cpp}>", body)
+    body = (f"{SPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
 def _join_entry(parameters: str, body: tuple[str, ...]) -> str:

@@ -62,8 +62,8 @@ def along_cpp(along: tuple[Along, Along]) -> tuple[str, str]:
 
 
 def triangle_cpp(triangle: TriangleTiles | None) -> str:
-    """Return the enumerator of fmm::Half."""
-    return f"fmm::Half::{(triangle or 'none').upper()}"
+    """Return the enumerator of fmm::Triangle."""
+    return f"fmm::Triangle::{(triangle or 'none').upper()}"
 
 
 def strategy_cpp(s: TileSizes) -> str:

@@ -112,12 +112,14 @@ def wgmma_instruction(element: DType, width: int) -> list[str]:
     depth = MMA_K_BYTES // element.itemsize
     signs = "" if is_integer else ", 1, 1"
     transposes = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
-    inputs = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if transposes else "")
+    inputs = '"l"(a), "l"(b), "r"(keeps)'
+    if transposes:
+        inputs += ', "n"(int(LEFT_TRANSPOSED)), "n"(int(RIGHT_TRANSPOSED))'
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
     return [
         "struct Step {",
         f"    using Sum = {number};",
-        "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
+        "    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>",
         f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
         "                                                    unsigned long long b, int keeps) {",
         '        asm volatile("{.reg .pred keeps; "',
@@ -196,9 +198,9 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
     # The copy engine can add to C, but not where a tile is mirrored, and not to a separate addend.
-    adds = beta == 1 and op.half is None and op.added is None
-    sizes = TRIANGLE_SIZES if op.half else WGMMA_SIZES
-    s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.half is not None)
+    adds = beta == 1 and op.triangle is None and op.addend is None
+    sizes = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
+    s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.triangle is not None)
     line = LINE_BYTES // DTYPES[dtype].itemsize
 
     def map_of(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
@@ -215,7 +217,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.extent)
     keep = 0.0 if adds else beta.real / alpha.real
-    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.added)
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.addend)
 
 
 def _can_multiply(op: GemmOp, dtype: str) -> bool:
@@ -231,7 +233,7 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
 
 def _can_write(op: GemmOp, dtype: str) -> bool:
     """Return True if the kernel can write this result, and read its addend."""
-    itemsize, added = DTYPES[dtype].itemsize, op.added
+    itemsize, added = DTYPES[dtype].itemsize, op.addend
     # The copy engine writes 16 bytes at a time, so zeros would follow a row of C that ends within 16 bytes.
     if op.m * itemsize % VECTOR_BYTES:
         return False

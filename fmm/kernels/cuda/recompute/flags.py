@@ -101,7 +101,7 @@ def stream_flag(device: int, stream: int) -> StreamFlag:
     return found if found is not None else _new_flag((device, stream))
 
 
-def forget_flags() -> None:
+def reset_flags() -> None:
     """Have this thread begin anew on every stream, for tests: nothing is known of earlier products."""
     _own.flags = _OwnFlags()
     with _lock:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES, STORED
@@ -26,14 +26,14 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
 THREADS = 256  # of a thread block, as in recompute_simple.cuh
-COMPUTE_AGAIN, SCAN = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
+RECOMPUTE_ENTRY, SCAN_ENTRY = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
 # By type, the strategy with which the tiled kernel computes products again: one for all sizes, so that few kernels must
 # be compiled, with large tiles, so that few thread blocks are launched for nothing. Other types are left to the simple
 # kernel.
-TILED_AGAIN = {"float32": named_strategy("Square")}
+TILED_STRATEGIES = {"float32": named_strategy("Square")}
 
 
-def may_differ(plan: Plan) -> bool:
+def may_create_nonfinite(plan: Plan) -> bool:
     """Can a plan put an inf or NaN where the classical product has none?
 
     It cannot if neither its levels nor its leaf save products, and the leaf multiplies the numbers themselves.
@@ -42,7 +42,7 @@ def may_differ(plan: Plan) -> bool:
     return plan.emulates or saves_products
 
 
-def can_compute_again(problem: Problem) -> bool:
+def can_recompute(problem: Problem) -> bool:
     """Can a product be computed again? Not one that is its own adjoint and updates C, whose old numbers are gone."""
     return not (problem.writes_triangle and problem.updates)
 
@@ -56,9 +56,9 @@ def recompute_launches(
     a copy of what C held.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
-    tiled = problem.stored in TILED_AGAIN and not problem.updates and whole
-    scan = (_simple_launch(problem, SCAN, chip),) if unseen else ()
-    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, COMPUTE_AGAIN, chip, kept)
+    tiled = problem.stored in TILED_STRATEGIES and not problem.updates and whole
+    scan = (_simple_launch(problem, SCAN_ENTRY, chip),) if unseen else ()
+    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, RECOMPUTE_ENTRY, chip, kept)
     return (*scan, again)
 
 
@@ -76,7 +76,9 @@ def _simple_launch(problem: Problem, entry: str, chip: Chip, kept: View | None =
     parameters = struct.pack("<18q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, lower, *scalars)
     slots = [Slot(0, "A"), Slot(3, "B"), Slot(6, "C"), Slot(12, FLAG), Slot(13, HOST_COUNT)]
     slots += [Slot(14, kept.base, kept.offset)] if kept else []
-    label = "recompute_simple: " + ("looks for inf and NaN" if entry == SCAN else "computes again if there is any")
+    label = "recompute_simple: " + (
+        "looks for inf and NaN" if entry == SCAN_ENTRY else "computes again if there is any"
+    )
     kernel = Kernel(simple_source, (problem.stored,), entry, THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
@@ -87,7 +89,7 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     Its parameters are struct Again of recompute_tiled.cuh: those of a tiled product, whose flag comes last, and the
     host's count.
     """
-    op = product_again(problem)
+    op = recomputed_product(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
     parameters = op.parameters + bytes(8)
     words = len(parameters) // 8
@@ -102,9 +104,9 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     )
 
 
-def product_again(problem: Problem) -> TileOp:
+def recomputed_product(problem: Problem) -> TileOp:
     """C = A B by the tiled kernel, if the flag is up."""
-    s = TILED_AGAIN[problem.stored]
+    s = TILED_STRATEGIES[problem.stored]
     views = operand_views(problem)
     op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
     product = tile_op(op, problem.stored, s)
@@ -120,5 +122,35 @@ def simple_source(dtype: str) -> str:
     each = 8 if element.registers == 1 else 4
     told, bounds = "fmm::classical::Rescue", (THREADS, 1)
     rescue, scan = f"fmm::classical::rescue<{element.cpp}, {each}>(p);", f"fmm::classical::scan<{element.cpp}>(p);"
-    again = entry_lines(told, rescue, bounds, entry=COMPUTE_AGAIN)
-    return whole_source("recompute_simple.cuh", [*again, "", *entry_lines(told, scan, bounds, entry=SCAN)])
+    again = entry_lines(told, rescue, bounds, entry=RECOMPUTE_ENTRY)
+    return whole_source("recompute_simple.cuh", [*again, "", *entry_lines(told, scan, bounds, entry=SCAN_ENTRY)])
+
+
+# How many products are left to the vendor after one was computed again: at first, and at most. It doubles each time.
+MIN_BACKOFF, MAX_BACKOFF = 8, 4096
+
+
+@dataclass
+class Backoff:
+    """May the next product be a fast one? Not for a while after one that had to be computed again.
+
+    Such data tend to come again, and to compute a product twice costs more than the vendor's.
+    """
+
+    recomputed: int = 0  # how many products had been computed again at the last question
+    rest: int = MIN_BACKOFF  # how many are left to the vendor the next time
+    left: int = 0  # how many still are
+    quiet: int = 0  # how many went well since
+
+    def holds(self, recomputed: int) -> bool:
+        """May it be a fast one, if so many have been computed again by now?"""
+        if recomputed != self.recomputed:
+            self.recomputed, self.left, self.quiet = recomputed, self.rest, 0
+            self.rest = min(2 * self.rest, MAX_BACKOFF)
+        if self.left:
+            self.left -= 1
+            return False
+        self.quiet += 1
+        if self.quiet > self.rest:
+            self.rest = MIN_BACKOFF
+        return True

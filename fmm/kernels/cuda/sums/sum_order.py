@@ -19,13 +19,13 @@ TRIES = 1000
 WORK = 40_000
 
 
-class Scalar(NamedTuple):
+class LaunchCoefficient(NamedTuple):
     """A coefficient known only at launch: alpha and beta, so that no new value of theirs is compiled again."""
 
     number: int
 
 
-class Event(NamedTuple):
+class Statement(NamedTuple):
     """One statement of a kernel.
 
     A `load` gets a value from memory. A `start` forms a new value of a first term, an `add` adds another one to it. A
@@ -35,11 +35,11 @@ class Event(NamedTuple):
     kind: Literal["load", "start", "add", "store"]
     value: int
     source: int = -1  # of a start or add: the value of the term, -1 for a sum of nothing; of a store: the output
-    factor: Coefficient | Scalar = 1
+    factor: Coefficient | LaunchCoefficient = 1
 
 
 @lru_cache(maxsize=1024)
-def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Event, ...]:
+def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, ...]:
     """The best of three orders: the program's own, values made when wanted, inputs handed on when met.
 
     A split has few inputs and many outputs: all inputs are loaded at once, outputs leave as they are made. A join is
@@ -50,12 +50,12 @@ def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Event, ...]:
     return min(orders, key=peak_values)
 
 
-def peak_values(events: Sequence[Event]) -> int:
+def peak_values(events: Sequence[Statement]) -> int:
     """The largest number of values that are alive at a time."""
     return max(_values_alive(events), default=0)
 
 
-def _values_alive(events: Sequence[Event]) -> list[int]:
+def _values_alive(events: Sequence[Statement]) -> list[int]:
     """How many values are alive, event by event."""
     last: dict[int, int] = {}
     for at, event in enumerate(events):
@@ -71,27 +71,29 @@ def _values_alive(events: Sequence[Event]) -> list[int]:
     return counts
 
 
-def _order_by_line(program: AdditionProgram) -> tuple[Event, ...]:
+def _order_by_line(program: AdditionProgram) -> tuple[Statement, ...]:
     """All loads in the order of their first use (they wait for memory together), then line by line."""
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
-    events = [Event("load", v) for v in dict.fromkeys(used) if v < program.inputs]
+    events = [Statement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
     for value in range(program.inputs):
         events += _store_events(program, value)
     for value, terms in enumerate(program.lines, program.inputs):
-        events += [_term_event(value, i, source, c) for i, (c, source) in enumerate(terms)] or [Event("start", value)]
+        events += [_term_event(value, i, source, c) for i, (c, source) in enumerate(terms)] or [
+            Statement("start", value)
+        ]
         events += _store_events(program, value)
     return tuple(events)
 
 
-def _term_event(value: int, index: int, source: int, factor: Coefficient) -> Event:
-    return Event("add" if index else "start", value, source, factor)
+def _term_event(value: int, index: int, source: int, factor: Coefficient) -> Statement:
+    return Statement("add" if index else "start", value, source, factor)
 
 
-def _store_events(program: AdditionProgram, value: int) -> Iterator[Event]:
-    return (Event("store", value, o) for o, v in enumerate(program.outputs) if v == value)
+def _store_events(program: AdditionProgram, value: int) -> Iterator[Statement]:
+    return (Statement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
-def _handed_on(program: AdditionProgram, aliases: Aliases) -> tuple[Event, ...]:
+def _handed_on(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, ...]:
     """Inputs are handed on in the best order that a short search finds, which swaps digits of their numbers.
 
     The inputs are numbered in a mixed radix of prime factors, the smallest first or last. The products of a composed
@@ -106,7 +108,7 @@ def _handed_on(program: AdditionProgram, aliases: Aliases) -> tuple[Event, ...]:
 
 def _searched(
     program: AdditionProgram, aliases: Aliases, free: Sequence[int], system: Sequence[int]
-) -> tuple[Event, ...]:
+) -> tuple[Statement, ...]:
     """The best order found by replacing digits of the inputs' numbers, written in this system of radices.
 
     Digits are swapped as long as that makes fewer values alive.
@@ -132,7 +134,7 @@ def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple
         yield digits | {radix: tuple(digits[radix][swap.get(d, d)] for d in range(radix))}
 
 
-def _register_pressure(events: Sequence[Event]) -> tuple[int, int]:
+def _register_pressure(events: Sequence[Statement]) -> tuple[int, int]:
     """What a good order has little of: values alive at a time, and their sum over all statements."""
     alive = _values_alive(events)
     return max(alive, default=0), sum(alive)
@@ -160,7 +162,7 @@ class _HandingOn:
 
     def __init__(self, program: AdditionProgram, aliases: Aliases, order: Sequence[int] = ()) -> None:
         self.program, self.aliases, self.order = program, aliases, order
-        self.events: list[Event] = []
+        self.events: list[Statement] = []
         self.missing = [len(terms) for terms in program.lines]  # terms that a line still waits for
         self.started: set[int] = set()  # lines that have a term already
         self.loaded: set[int] = set()
@@ -178,10 +180,10 @@ class _HandingOn:
         """The inputs whose order is free."""
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
-    def run(self) -> tuple[Event, ...]:
+    def run(self) -> tuple[Statement, ...]:
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             if not terms:
-                self.events.append(Event("start", number))
+                self.events.append(Statement("start", number))
                 self._finish(number)
         for value in (*self.order, *range(self.program.inputs)):
             if value in self.wanted and value not in self.finished:
@@ -192,7 +194,7 @@ class _HandingOn:
     def _load(self, value: int) -> None:
         if value not in self.loaded:
             self.loaded.add(value)
-            self.events.append(Event("load", value))
+            self.events.append(Statement("load", value))
 
     def _finish(self, value: int) -> None:
         """A value is known now: store it, and add it to the lines that want it."""

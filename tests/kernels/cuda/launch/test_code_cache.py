@@ -1,14 +1,35 @@
-"""Machine code that is kept on disk: found again, whatever happened to the folder in between."""
+"""The cache of compiled machine code on disk: a damaged or missing folder costs a compilation, never an error."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from fmm.kernels.cuda.launch.compile import cache_folder, cached_code
-
 INPUTS = ("13.0", "sm_90a", "source")
+
+
+COMPILE = "fmm.kernels.cuda.launch.compile"
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module that compiles, imported with a mock of CuPy."""
+    for name in ("cupy", "cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api", "cupy_backends.cuda.libs"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    monkeypatch.delitem(sys.modules, COMPILE, raising=False)
+    yield importlib.import_module(COMPILE)
+    sys.modules.pop(COMPILE, None)
+
+
+@pytest.fixture
+def cached_code(compiling: Any) -> Callable[..., bytes]:
+    return compiling.cached_code  # type: ignore[no-any-return]
 
 
 class Compiler:
@@ -28,13 +49,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_the_folder_is_cupys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder() == folder
+def test_the_folder_is_cupys(folder: Path, compiling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiling.cache_folder() == folder
     monkeypatch.delenv("CUPY_CACHE_DIR")
-    assert cache_folder() == Path.home() / ".cupy" / "kernel_cache"
+    assert compiling.cache_folder() == Path.home() / ".cupy" / "kernel_cache"
 
 
-def test_code_is_compiled_once_for_what_it_depends_on(folder: Path) -> None:
+def test_code_is_compiled_once_for_what_it_depends_on(folder: Path, cached_code: Callable[..., bytes]) -> None:
     compiler = Compiler()
     assert [cached_code(INPUTS, compiler) for _ in range(3)] == [b"code"] * 3
     assert compiler.times == 1
@@ -44,7 +65,7 @@ def test_code_is_compiled_once_for_what_it_depends_on(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 32 + b"code"])
-def test_a_damaged_file_is_made_anew(damage: bytes, folder: Path) -> None:
+def test_a_damaged_file_is_made_anew(damage: bytes, folder: Path, cached_code: Callable[..., bytes]) -> None:
     compiler = Compiler()
     cached_code(INPUTS, compiler)
     (file,) = folder.iterdir()
@@ -53,7 +74,7 @@ def test_a_damaged_file_is_made_anew(damage: bytes, folder: Path) -> None:
     assert cached_code(INPUTS, compiler) == b"code" and compiler.times == 2
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(folder: Path, cached_code: Callable[..., bytes]) -> None:
     folder.write_text("a file, and no folder")
     compiler = Compiler()
     assert [cached_code(INPUTS, compiler) for _ in range(2)] == [b"code"] * 2

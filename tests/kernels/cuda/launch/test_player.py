@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from fmm.kernels.cuda.record import OperationList, Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, BlockArray, SumOp
@@ -66,7 +66,7 @@ def sums(tape: OperationList) -> list[SumOp]:
 
 def columns(op: SumOp, access: str) -> Any:
     """Which column each lane of each thread of one row of thread blocks takes, as block_sums.cuh says."""
-    lanes = op.kernel.lanes
+    lanes = op.kernel.vector_width
     block, thread, lane = np.ogrid[: op.grid[0], :SUM_THREADS, :lanes]
     if access == "vector":
         return ((block * SUM_THREADS + thread) * lanes + lane).ravel()
@@ -95,7 +95,7 @@ def tile(op: SumOp) -> tuple[Any, Any]:
     thread = np.arange(SUM_THREADS)
     down = 32 // DTYPES[op.kernel.element].itemsize
     (warp, lane), across = np.divmod(thread, 32), 32 // down
-    return warp % HIGH * down + lane % down, (warp // HIGH * across + lane // down) * op.kernel.lanes
+    return warp % HIGH * down + lane % down, (warp // HIGH * across + lane // down) * op.kernel.vector_width
 
 
 @given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
@@ -107,7 +107,7 @@ def test_every_element_has_one_thread_where_a_split_turns(rows: int, cols: int, 
     taken = np.zeros((down * deep * height, across * width), int)
     r, c = tile(op)
     for y, x in product(range(0, down * deep * height, height), range(0, across * width, width)):
-        for lane in range(op.kernel.lanes):
+        for lane in range(op.kernel.vector_width):
             taken[y + r, x + c + lane] += 1
     assert (taken == 1).all()
     assert 0 <= taken.shape[0] - rows < height * deep and 0 <= taken.shape[1] - cols < width
@@ -160,7 +160,7 @@ def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None
 def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> None:
     """With bases that are multiples of what the launch asks for, so is every thread's first byte."""
     for op in sums(record_operations(plan, problem)):
-        item, lanes = DTYPES[op.kernel.element].itemsize, op.kernel.lanes
+        item, lanes = DTYPES[op.kernel.element].itemsize, op.kernel.vector_width
         size, _ = op.alignment
         assert size == lanes * item <= 16
         for spot in (*op.kernel.reads, *op.kernel.writes) if op.access == "vector" else ():
@@ -202,11 +202,11 @@ class Watched(Recorder):
         start = self.used
         self.alive = [t for t in self.alive if t.stop <= start]
         view = super().take(rows, cols, fortran, dtype)
-        self.alive.append(Taken(self.lane, start, self.used))
+        self.alive.append(Taken(self.stream, start, self.used))
         return view
 
-    def _note(self, *ops: Any) -> None:
-        super()._note(*ops)
+    def _record(self, *ops: Any) -> None:
+        super()._record(*ops)
         self.seen += [(op, tuple(t for t in self.alive if t.stop <= self.used)) for op in ops]
 
 
@@ -256,7 +256,7 @@ def test_lanes_that_run_side_by_side_share_nothing_that_is_written(problem: Prob
     tape = record_operations(plan, problem)
     assert tape.ops.count(StreamSync.FORK) == tape.ops.count(StreamSync.JOIN)
     together = False
-    for turn, run in groupby(zip(tape.ops, tape.lanes, strict=True), lambda x: isinstance(x[0], StreamSync)):
+    for turn, run in groupby(zip(tape.ops, tape.streams, strict=True), lambda x: isinstance(x[0], StreamSync)):
         ops = list(run)
         if turn:
             together = ops[-1][0] is StreamSync.FORK

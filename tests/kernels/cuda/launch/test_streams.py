@@ -32,24 +32,26 @@ def launches(lanes: int, vendor: int) -> Any:
 
 def in_a_thread(streams: Any, device: int, lanes: int, vendor: int) -> set[int]:
     """The streams of the lanes that a thread has besides the caller's."""
-    (found,) = at_once([lambda: {x.stream for x in streams.lanes_for(launches(lanes, vendor), device, 5, 99)[1:]}])
+    (found,) = at_once(
+        [lambda: {x.stream for x in streams.acquire_streams(launches(lanes, vendor), device, 5, 99)[1:]}]
+    )
     return set(found)
 
 
 def test_the_first_lane_is_the_callers(streams: Any) -> None:
     module, made = streams
-    (only,) = module.lanes_for(launches(1, 1), 0, 5, 99)
+    (only,) = module.acquire_streams(launches(1, 1), 0, 5, 99)
     assert (only.handle, only.stream) == (99, 5)
-    first, *others = module.lanes_for(launches(4, 3), 0, 5, 99)
+    first, *others = module.acquire_streams(launches(4, 3), 0, 5, 99)
     assert (first.handle, first.stream) == (99, 5)
     assert [lane.handle for lane in others] == [1, 2, 0] and len({lane.stream for lane in others}) == 3
-    assert module.lanes_for(launches(4, 3), 0, 5, 99) == [first, *others] and len(made) == 2
+    assert module.acquire_streams(launches(4, 3), 0, 5, 99) == [first, *others] and len(made) == 2
 
 
 def test_threads_that_come_and_go_use_the_same_lanes(streams: Any) -> None:
     """A handle of cuBLAS is not given back by whoever forgets it."""
     module, made = streams
-    mine = {lane.stream for lane in module.lanes_for(launches(2, 2), 0, 5, 99)}
+    mine = {lane.stream for lane in module.acquire_streams(launches(2, 2), 0, 5, 99)}
     used: set[int] = set()
     for _ in range(20):
         used |= in_a_thread(module, 0, 3, 3)
@@ -63,7 +65,7 @@ def test_threads_at_the_same_time_have_lanes_of_their_own(streams: Any) -> None:
     barrier = threading.Barrier(4, timeout=60)
 
     def use() -> list[int]:
-        found = [lane.stream for lane in module.lanes_for(launches(3, 3), 0, 5, 99)[1:]]
+        found = [lane.stream for lane in module.acquire_streams(launches(3, 3), 0, 5, 99)[1:]]
         barrier.wait()
         return found
 

@@ -1,5 +1,6 @@
-"""Products that are added to a matrix which C does not hold, one row for all rows perhaps: which kernels read it where
-it lies, what they compute, and which leaves begin with a copy of it."""
+"""Products with a separate addend (alpha A B + beta D), perhaps one row for all rows: which kernels read it in place,
+what
+they compute, and which leaves start with a copy."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pytest
 from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_source
 from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_words, tile_op, with_addend
@@ -43,8 +45,8 @@ def only_product(problem: Problem, leaf: str = "tile") -> GemmOp:
 
 def added_tile(problem: Problem) -> TileOp:
     op = only_product(problem)
-    assert op.added is not None
-    return with_addend(tile_op(replace(op, added=None), problem.dtype, SMALL), op.added)
+    assert op.addend is not None
+    return with_addend(tile_op(replace(op, addend=None), problem.dtype, SMALL), op.addend)
 
 
 # ---- the tiled kernels, on the host
@@ -52,8 +54,8 @@ def added_tile(problem: Problem) -> TileOp:
 
 @pytest.mark.parametrize(("dtype", "order"), [("float32", "C"), ("float64", "C"), ("float32", "F")])
 @pytest.mark.parametrize("gap", [0, 1], ids=["aligned", "gaps"])
-def test_tiles_add_what_lies_elsewhere(dtype: str, order: Any, gap: int, rng: np.random.Generator) -> None:
-    """Exact on small integers; C was NaN, and is not touched beside the matrix."""
+def test_tiles_add_a_separate_addend(dtype: str, order: Any, gap: int, rng: np.random.Generator) -> None:
+    """Exact on small integers; C is NaN before, and memory around C stays as it is."""
     required_compiler()
     m, k, n = (20, 12, 36) if not gap else (21, 11, 35)
     rows, cols = (m, n) if order == "C" else (n, m)  # lines, and numbers in them
@@ -61,7 +63,7 @@ def test_tiles_add_what_lies_elsewhere(dtype: str, order: Any, gap: int, rng: np
         step = 0 if broadcast else cols + gap
         steps = (step, 1) if order == "C" else (1, step)
         layouts = Layout("C", k), Layout("C", n), Layout(order, cols + gap)
-        op = added_tile(Problem(m, k, n, dtype, layouts, alpha, beta, added=steps))
+        op = added_tile(Problem(m, k, n, dtype, layouts, alpha, beta, addend_strides=steps))
         assert op.kernel.epilogue == ADDEND_EPILOGUE and op.access == ("scalar" if gap else "vector")
         sizes = {"A": m * k, "B": k * n, "C": rows * (cols + gap), APART: (1 if broadcast else rows) * (cols + gap)}
         memory = {name: floats(size + 8, dtype) for name, size in sizes.items()}
@@ -89,8 +91,8 @@ def launch(op: TileOp, memory: dict[str, Any]) -> None:
     ("dtype", "name"),
     quick_and_slow([("float64", "Square")], [("float32", "Square"), ("float32", "Huge"), ("float64", "Huge")]),
 )
-def test_tiles_that_add_stay_in_registers(dtype: str, name: str, architecture: str) -> None:
-    """As those that add to what C holds do."""
+def test_tiles_with_an_addend_stay_in_registers(dtype: str, name: str, architecture: str) -> None:
+    """No spills, as with beta C."""
     nvrtc()
     s = named_strategy(name)
     plain, adding = (TileKernel(s, dtype, epilogue=e) for e in (TileKernel(s, dtype).epilogue, ADDEND_EPILOGUE))
@@ -106,40 +108,40 @@ def test_tiles_that_add_stay_in_registers(dtype: str, name: str, architecture: s
         [("strassen^2.batched.pad16 > vendor", x) for x in ("float32", "bfloat16", "complex64")],
     ),
 )
-def test_joins_that_add_stay_in_registers(text: str, dtype: str, architecture: str) -> None:
-    """As those that add to what C holds do, or better, with as many numbers in one access."""
+def test_joins_with_an_addend_stay_in_registers(text: str, dtype: str, architecture: str) -> None:
+    """No spills, as with beta C, and accesses of the same width."""
     nvrtc()
     found = []
     for added in (None, ROW):
-        problem = Problem(1024, 1024, 1024, dtype, beta=1, added=added)
+        problem = Problem(1024, 1024, 1024, dtype, beta=1, addend_strides=added)
         join = record_operations(Plan.parse(text), problem).ops[-1]
         assert isinstance(join, SumOp) and join.writes_result
         r = report(text, sum_source(join.kernel, join.access, True), architecture)
-        found.append((join.access, join.kernel.lanes, r.local))
+        found.append((join.access, join.kernel.vector_width, r.local))
     assert found[0][:2] == found[1][:2] and found[1][2] <= found[0][2]
 
 
 # ---- the warpgroups' kernel
 
 
-def test_warpgroups_read_a_row_for_all_rows() -> None:
-    """As old numbers whose rows are no step apart; not by the copy engine, which adds to what C holds."""
+def test_warpgroups_broadcast_a_row() -> None:
+    """The addend is read with a row stride of 0, and the copy engine does not add to C."""
     plain = Problem(256, 256, 256, "bfloat16", beta=1)
-    made = wgmma_op(only_product(replace(plain, added=ROW)), "bfloat16", 132)
+    made = wgmma_op(only_product(replace(plain, addend_strides=ROW)), "bfloat16", 132)
     usual = wgmma_op(only_product(replace(plain, beta=2)), "bfloat16", 132)
     assert made is not None and usual is not None and made.kernel == usual.kernel
     at = 3 * 128 + 8  # behind the maps and the pointer: from row to row, from layer to layer, sides, how much is kept
     assert struct.unpack_from("<2q2if", made.parameters, at) == (0, 0, 256, 256, 1.0)
     assert struct.unpack_from("<2q2if", usual.parameters, at) == (256, 0, 256, 256, 2.0)
     assert (made.adds, made.keep) == (False, 1.0)
-    (first,) = launches("tile", replace(plain, added=ROW))
+    (first,) = launches("tile", replace(plain, addend_strides=ROW))
     assert isinstance(first, Launch) and first.slots[-1].base == APART
     assert not any(slot.base == "C" for slot in first.slots[3:])
 
 
-def test_warpgroups_read_pairs() -> None:
-    """Rows that are an odd number apart begin in the middle of one."""
-    problem = Problem(256, 256, 256, "bfloat16", beta=1, added=(257, 1))
+def test_warpgroups_need_even_leading_dimensions() -> None:
+    """With an odd leading dimension, rows do not start at pairs of numbers."""
+    problem = Problem(256, 256, 256, "bfloat16", beta=1, addend_strides=(257, 1))
     assert wgmma_op(only_product(problem), "bfloat16", 132) is None
     begin, _ = launches("tile", problem)
     assert isinstance(begin, Launch) and "begin C" in begin.label
@@ -171,32 +173,32 @@ def bases(step: Any) -> set[str]:
     ],
 )
 def test_which_leaves_begin_with_a_copy(text: str, dtype: str, chip: Any, begins: bool) -> None:
-    problem = Problem(2048, 2048, 2048, dtype, beta=1, added=ROW)
+    problem = Problem(2048, 2048, 2048, dtype, beta=1, addend_strides=ROW)
     steps = launches(text, problem, chip)
     assert [APART in bases(step) for step in steps].count(True) == 1
     copies = [step for step in steps if isinstance(step, Launch) and "begin C" in step.label]
     assert len(copies) == begins
     if begins:  # and whatever multiplies then adds to what C holds
         assert APART in bases(steps[0])
-    assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.added for x in steps)
+    assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.addend for x in steps)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
 @pytest.mark.parametrize("text", ["strassen^2.batched.pad16 > vendor", "winograd > vendor"])
-def test_joins_read_it_where_it_lies(text: str, dtype: str) -> None:
-    """In the launch that writes C, which is as wide as without; no other step knows of it, and none copies it."""
-    plain, biased = (Problem(1024, 1024, 1024, dtype, beta=b, added=x) for b, x in ((0, None), (1, ROW)))
+def test_joins_read_the_addend_in_place(text: str, dtype: str) -> None:
+    """The launch that writes C reads the addend, with accesses of the same width; no other step reads or copies it."""
+    plain, biased = (Problem(1024, 1024, 1024, dtype, beta=b, addend_strides=x) for b, x in ((0, None), (1, ROW)))
     usual, steps = launches(text, plain), launches(text, biased)
     assert len(usual) == len(steps)
     (join,) = (step for step in steps if APART in bases(step))
     assert {"C", APART, "W"} <= bases(join) and "join" in join.label and join.aligned
 
 
-def test_what_is_computed_again_begins_with_it() -> None:
-    """Nothing is kept of C, whose old numbers do not count."""
+def test_recomputation_starts_from_the_addend() -> None:
+    """beta applies to the addend alone: the old numbers of C do not count."""
     problem = Problem(1024, 1024, 1024, "float32", beta=1)
     text = "strassen.batched.pad16 > vendor"
-    both, target = (problem, replace(problem, added=ROW)), chip_target(H200, flagged=True)
+    both, target = (problem, replace(problem, addend_strides=ROW)), chip_target(H200, flagged=True)
     plain, biased = (record_launches(Plan.parse(text), x, target) for x in both)
     assert len(biased.steps) == len(plain.steps) - 1 and biased.workspace < plain.workspace
     again = biased.steps[-1]

@@ -1,5 +1,5 @@
-"""Splits that write planes of float16, without a GPU: which of them can, what NVRTC makes of them, and what they write,
-on the host."""
+"""Splits that write float16 planes, without a GPU: which splits can, their registers by NVRTC, and their planes on the
+host."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fmm.kernels.cuda.ops import GemmOp
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.record import record_operations
@@ -36,7 +37,7 @@ DIVIDES = dict.fromkeys("ABCW", 256)
 
 
 def splits(plan: str, problem: Problem, chip: Chip = H200) -> list[PlaneSums]:
-    """Those of a plan that write planes."""
+    """Return the splits of a plan that write planes."""
     ops = record_operations(Plan.parse(f"{plan} > f16x3"), problem).ops
     return [op for op in fuse_plane_sums(ops, chip_target(chip)) if isinstance(op, PlaneSums)]
 
@@ -45,7 +46,7 @@ def square(n: int, **given: Any) -> Problem:
     return Problem(n, n, n, "float32", **given)
 
 
-# How many splits of a plan write planes.
+# The number of splits of a plan that write planes.
 CASES = [
     ("strassen.batched.pad16", square(1024), 2),
     ("strassen^2.batched.pad16", square(1024), 2),
@@ -65,7 +66,7 @@ def test_which_splits_write_planes(plan: str, problem: Problem, count: int) -> N
     assert len(splits(plan, problem)) == count
 
 
-def test_elsewhere_none_does() -> None:
+def test_other_splits_write_no_planes() -> None:
     ops = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(1024)).ops
     assert fuse_plane_sums(ops, chip_target(V100)) == list(ops)
     assert [x.separate for x in fuse_plane_sums(ops, chip_target(A100)) if isinstance(x, PlaneSums)] == [True, True]
@@ -88,11 +89,11 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("level", "architecture"), COMPILED)
-def test_no_sum_leaves_the_registers(level: str, architecture: str) -> None:
+def test_sums_stay_in_registers(level: str, architecture: str) -> None:
     nvrtc()
     made = splits(f"{level}.batched.pad16", square(1024), H200 if architecture == "sm_90a" else A100)
     found = [x for op in made for x in plane_sum_launches(op, DIVIDES)]
-    told = ("fmm::planes::Extent", "fmm::planes::Bounds<{}>", "fmm::planes::Told<fmm::Parameters<2, 0>>")
+    told = ("fmm::planes::Extent", "fmm::planes::Bounds<{}>", "fmm::planes::PlaneSumParams<fmm::Parameters<2, 0>>")
     jobs = []
     for i, launch in enumerate(found):
         name = told[i % 3].format(struct.unpack_from("<i", launch.parameters, 16)[0] and launch.grid[1])
@@ -128,7 +129,7 @@ def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
 
 
 def largest(op: PlaneSums, x: Array) -> Array:
-    """What the first launch finds: the bits of the largest magnitudes, by block and line or position."""
+    """The result of the first launch: bits of the largest magnitudes, by block and line or position."""
     a, (down, across) = op.source, op.blocks
     found = np.zeros((down * across, a.height if op.lines else a.width), np.float32)
     for i, j in product(range(down), range(across)):
@@ -148,7 +149,7 @@ HOST_CASES = [
 
 @pytest.mark.parametrize(("size", "orders", "chip"), HOST_CASES)
 def test_planes_on_the_host(size: tuple[int, int, int], orders: str, chip: Chip) -> None:
-    """Exponents such that no number is too large, and hi and lo of each, zeros behind the lines' ends."""
+    """Exponents for which no number overflows, and hi and lo of each number; zeros follow the ends of lines."""
     required_compiler()
     m, k, n = size
     sides = (m, k), (k, n)

@@ -1,4 +1,4 @@
-"""float32 by three float16 products, without a GPU: what NVRTC makes of the kernels, where planes lie, what runs."""
+"""float32 by three float16 products, without a GPU: registers by NVRTC, layout of planes, launches, choice."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand
-from fmm.runtime.prepare import launches_on
 
 from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, read_calibration
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
     SCALING_RULES,
     SPLIT_THREADS,
@@ -46,6 +45,7 @@ from fmm.perfmodel.default_calibration import datasheet_calibration, planes_by_v
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
 from fmm.runtime.devices import Device
+from fmm.runtime.prepare import launches_on
 from tests.support.chips import A100, H200
 from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
 
@@ -78,16 +78,16 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 @pytest.mark.parametrize(
     "kernels", [(PRODUCTS[1], PRODUCTS[6], PRODUCTS[-1]), pytest.param(PRODUCTS, marks=pytest.mark.slow)]
 )
-def test_no_number_of_a_product_leaves_the_registers(kernels: Sequence[F16x3Kernel]) -> None:
-    """Two warpgroups keep three sums of 64 numbers a thread: all the registers that setmaxnreg can give them."""
+def test_products_stay_in_registers(kernels: Sequence[F16x3Kernel]) -> None:
+    """Two warpgroups hold three sums of 64 numbers for each thread, in all registers that setmaxnreg can give them."""
     nvrtc()
     told = len(operation(Problem(512, 512, 512, "float32")).parameters)
     check_warpgroups(kernels, f16x3_source, f"static_assert(sizeof(fmm::Product3) == {told});")
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_splitting_leaves_room_for_many_threads(most: int) -> None:
-    """`most`: of so many pairs of operands."""
+def test_splits_leave_registers_for_many_threads(most: int) -> None:
+    """No spills; at most this many registers for every pair of operands."""
     nvrtc()
     usual, checked = (
         operation(Problem(512, 512, 512, "float32", componentwise=componentwise)) for componentwise in (False, True)
@@ -111,7 +111,7 @@ def test_splitting_leaves_room_for_many_threads(most: int) -> None:
 
 @pytest.mark.parametrize("spread", [0, 10, 25, 60])
 def test_two_float16_hold_a_row_of_float32(spread: int) -> None:
-    """As f16_planes.cuh splits: what is lost is at most 2^-22 of each number, or 2^-50 of the row's largest."""
+    """The split of f16_planes.cuh loses at most 2^-22 of each number, or 2^-50 of the row's largest."""
     rng = np.random.default_rng(spread)
     x = (rng.standard_normal((64, 256)) * 2.0 ** rng.uniform(-spread, 0, (64, 256))).astype(np.float32)
     most = np.abs(x).max(axis=1, keepdims=True)
@@ -129,7 +129,7 @@ def test_two_float16_hold_a_row_of_float32(spread: int) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (64, 64, 64), (300, 200, 100), (129, 65, 1)])
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
-def test_planes_do_not_meet_and_fit_in_the_workspace(size: tuple[int, int, int], orders: str) -> None:
+def test_planes_do_not_overlap_and_fit_in_the_workspace(size: tuple[int, int, int], orders: str) -> None:
     m, k, n = size
     sides = (m, k), (k, n)
     layouts = [Layout(o, s[1] if o == "C" else s[0]) for o, s in zip(orders, sides, strict=True)]  # type: ignore[arg-type]
@@ -149,8 +149,8 @@ def test_planes_do_not_meet_and_fit_in_the_workspace(size: tuple[int, int, int],
     ["f16x3", "strassen.batched.pad16 > f16x3", "strassen^2.batched.pad16 > f16x3", "strassen.overlapped > f16x3"],
 )
 @pytest.mark.parametrize("size", [(512, 512, 512), (1003, 777, 1201)])
-def test_the_workspace_is_what_is_recorded(plan: str, size: tuple[int, int, int]) -> None:
-    """To the alignment of what is not there: a recorder's rows are packed, a count's are spaced."""
+def test_the_predicted_workspace_is_the_recorded_one(plan: str, size: tuple[int, int, int]) -> None:
+    """Equal up to alignment: a recorder packs rows, a count pads them."""
     problem = Problem(*size, "float32")
     recorded = record_launches(Plan.parse(plan), problem, chip_target(H200)).workspace
     counted = workspace(Plan.parse(plan), *size, 4)
@@ -158,7 +158,7 @@ def test_the_workspace_is_what_is_recorded(plan: str, size: tuple[int, int, int]
 
 
 def test_a_batch_is_split_and_multiplied_at_once() -> None:
-    """Where sums do not leave as planes: of rows of which 16 bytes cannot be read at a time."""
+    """The case where splits do not write planes, because 16 bytes of a row cannot be read at a time."""
     found = record_launches(
         Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2050, 2050, 2050, "float32"), chip_target(H200)
     )
@@ -167,7 +167,7 @@ def test_a_batch_is_split_and_multiplied_at_once() -> None:
     assert sum("gemm_f16x3" in label and "a batch of 7" in label for label in labels) == 1
 
 
-def test_what_the_kernels_are_told() -> None:
+def test_kernel_parameters() -> None:
     op = operation(Problem(300, 200, 100, "float32", alpha=2, beta=-1))
     lines = 2 * 128 + 5 * 8  # behind the maps and the pointers
     assert struct.unpack_from("<3q", op.parameters, lines) == (100, 0, 100)
@@ -185,8 +185,8 @@ def gemm(problem: Problem) -> GemmOp:
 
 
 @pytest.mark.parametrize(("lines", "length"), [(1, 1), (7, 5000), (4096, 64), (1000, 1024), (3, 100_000)])
-def test_every_line_has_its_threads(lines: int, length: int) -> None:
-    """And what a thread keeps in registers is never more than it reads."""
+def test_every_line_has_threads(lines: int, length: int) -> None:
+    """A thread's register loads never exceed its share of a line."""
     x = OperandPlanes(GemmOperand("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
     assert x.blocks(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
@@ -201,7 +201,7 @@ def test_every_line_has_its_threads(lines: int, length: int) -> None:
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
 @pytest.mark.parametrize(("m", "k", "n"), [(300, 1000, 200), (65, 256, 129), (7, 5, 3)])
 def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> None:
-    """Carried out in NumPy on planes that lie as the split leaves them: every product reads what it should."""
+    """Computed in NumPy on planes with the split's layout: every product reads the correct numbers."""
     sides = (m, k), (k, n)
     layouts = [Layout(o, s[1] if o == "C" else s[0]) for o, s in zip(orders, sides, strict=True)]  # type: ignore[arg-type]
     op = gemm(Problem(m, k, n, "float32", (layouts[0], layouts[1], Layout("C", n)), alpha=-2))
@@ -237,14 +237,14 @@ def _factors(op: GemmOp) -> tuple[tuple[GemmOperand, tuple[int, int]], tuple[Gem
 
 
 def _as_blas_reads(memory: Array, x: GemmOperand, rows: int, cols: int) -> Array:
-    """A matrix column by column, or its transpose."""
+    """Return a column-major matrix, or its transpose."""
     lines, length = (rows, cols) if x.transposed else (cols, rows)
     start = x.offset // 2
     found = np.lib.stride_tricks.as_strided(memory[start:], (lines, length), (2 * x.leading, 2)).astype(np.float64)
     return found if x.transposed else found.T
 
 
-def test_what_the_vendor_cannot_do_alone() -> None:
+def test_products_that_the_vendor_cannot_do_alone() -> None:
     for problem in (
         Problem(300, 200, 100, "float32", beta=1),
         Problem(300, 200, 100, "float32", componentwise=True),
@@ -267,15 +267,15 @@ def test_kernels_for_other_chips_compile(architecture: str) -> None:
 @pytest.mark.parametrize(
     "text", [plane_split_source(SPLITS[0], "separate"), unscale_source()], ids=["split", "unscale"]
 )
-def test_no_kernel_for_other_chips_takes_tiny_numbers_for_zero(text: str) -> None:
-    """CuPy compiles them with -ftz=true, which nothing that we pass undoes: numbers of about 2^-126 would be lost."""
+def test_kernels_for_other_chips_keep_subnormal_numbers(text: str) -> None:
+    """CuPy compiles with -ftz=true, and no option of ours undoes it: numbers of about 2^-126 would be lost."""
     _, ptx = compile_cuda(text, "compute_80", "--std=c++17", "-ftz=true")
     assert "mul.rn.f32" in ptx
     assert re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx) == []
 
 
 def test_sizes() -> None:
-    """The last round of clusters is to end early."""
+    """The chosen sizes let the last round of clusters end early."""
     assert best_wgmma_sizes(8192, 8192, 1, SMS, F16X3_SIZES) == F16X3_SIZES[0]
     assert best_wgmma_sizes(128, 8192, 1, SMS, F16X3_SIZES).cluster == 1
     for n in (1024, 1536, 3000, 4096):
@@ -293,9 +293,9 @@ def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
     return choose(Problem(n, n, n, "float32"), datasheet_calibration(name), limits).best.plan
 
 
-def test_where_it_is_chosen() -> None:
-    """On Hopper from about a thousand on, and where the vendor multiplies the planes, from a few thousand on, if its
-    float16 products are fast enough; not where emulation is forbidden, nor for who wants the vendor's error."""
+def test_sizes_at_which_f16x3_is_chosen() -> None:
+    """On Hopper from about 1000 rows on; where the vendor multiplies the planes, from a few thousand on, if its float16
+    products are fast enough. Never if emulation is forbidden or the error of the vendor is required."""
     free = Limits(1 << 36, 16.0)
     for n in (1024, 2048, 4096, 8192, 16384):
         assert chosen(n, free).leaf == "f16x3"
@@ -311,8 +311,9 @@ def test_where_it_is_chosen() -> None:
     assert choose(Problem(8192, 8192, 8192, "float64"), datasheet_calibration("h200"), free).best.plan.leaf != "f16x3"
 
 
-def test_a_product_of_two_launches_is_begun_once() -> None:
-    """On a host that is slow to start products: what the device does in half of the time is not left to the vendor."""
+def test_two_launches_cost_one_start_on_a_slow_host() -> None:
+    """On a host that is slow to start products, a product that takes the device half of the time is not left to the
+    vendor."""
     slow = replace(datasheet_calibration("h200"), host=38e-6)
     problem = Problem(1024, 1024, 1024, "float32")
     own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).seconds for leaf in ("f16x3", "vendor"))
@@ -320,8 +321,8 @@ def test_a_product_of_two_launches_is_begun_once() -> None:
     assert choose(problem, slow, Limits(1 << 36, 16.0)).best.plan.leaf == "f16x3"
 
 
-def test_what_splits_prepare_is_not_read_again() -> None:
-    """Of three passes over all operands of a batch, one over the blocks that they are sums of is left."""
+def test_planes_written_by_splits_save_passes() -> None:
+    """Of three passes over all operands of a batch, one remains: that over the blocks in the sums."""
     of_chip = datasheet_calibration("h200")
     rate = replace(of_chip.rates["f16x3"], batch=1.0)  # what batches cost besides is left out
     known = replace(of_chip, rates={**of_chip.rates, "f16x3": rate})
@@ -338,7 +339,7 @@ def test_what_splits_prepare_is_not_read_again() -> None:
 
 
 def test_how_fast_the_vendors_products_of_planes_are() -> None:
-    """What this way took on an H200 at 1024, 4096 and 8192, as a multiple of SGEMM's speed, the model knows about."""
+    """The model's time agrees with the one measured on an H200 at 1024, 4096 and 8192, relative to SGEMM."""
     known = datasheet_calibration("h200")
     planes = planes_by_vendor(known.rates["float16"], known.stream)
     other = replace(known, rates={**known.rates, "f16x3": planes})
@@ -349,15 +350,15 @@ def test_how_fast_the_vendors_products_of_planes_are() -> None:
 
 
 @pytest.mark.parametrize("given", [{"beta": 1}, {"componentwise": True}])
-def test_what_a_chip_cannot_do_is_not_chosen(given: Any) -> None:
-    """Where the vendor cannot multiply planes either, nothing says that it would."""
+def test_f16x3_is_not_chosen_on_chips_without_it(given: Any) -> None:
+    """If the vendor cannot multiply planes either, no message says that it would."""
     problem = Problem(4096, 4096, 4096, "float32", **given)
     a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet_calibration("a100"), chip=A100)
     assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
     assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
 
 
-def test_why_it_is_not_chosen() -> None:
+def test_the_reason_why_f16x3_is_not_chosen() -> None:
     problem = Problem(8192, 8192, 8192, "float32")
     assert (
         "other types" in choose(problem, datasheet_calibration("h200"), Limits(1 << 36, 16.0, emulation=False)).reason

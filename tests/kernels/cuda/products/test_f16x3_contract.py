@@ -1,5 +1,6 @@
-"""The bounds on float32 by three float16 products, on a NumPy copy of what the kernels compute: nothing is certain that
-is not right."""
+"""The error bounds of float32 by three float16 products, on a NumPy copy of the kernels: no entry counts as accurate
+that
+is not."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from tests.support import f16x3_on_host as host
 from tests.support.hard_matrices import BESIDE_NORMS, beside, beside_entries, hard_matrices
 
 SIZES = [(48, 512, 40), (96, 96, 96), (5, 7, 3)]
-# Of what is certain everywhere, and of what only with the inner dimension balanced; to leave these to the vendor would
-# be a loss.
+# Data for which all entries are accurate, and data for which this takes a balanced inner dimension. Leaving these to
+# the
+# vendor would lose time.
 CERTAIN = ("normal", "uniform [0, 1]", "uniform [-1, 1]", "rectified", "rows and columns", "log-normal, sigma 2")
 BALANCED = tuple(f"inner dimension opposite, 2^{bits}" for bits in (40, 60))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_kind_of_data_keeps_its_bounds(size: tuple[int, int, int]) -> None:
+def test_bounds_hold_for_every_kind_of_data(size: tuple[int, int, int]) -> None:
     for name, (a, b) in hard_matrices(*size).items():
         c, certain, _ = host.product_on_host(a, b)
         assert beside(a, b, host.product_on_host(a, b, checked=False)[0])[0] <= BESIDE_NORMS, name
@@ -28,7 +30,7 @@ def test_every_kind_of_data_keeps_its_bounds(size: tuple[int, int, int]) -> None
         assert entries <= beside_entries(size[1]), name
 
 
-def test_what_is_certain() -> None:
+def test_entries_that_are_accurate() -> None:
     found = {name: host.product_on_host(*pair) for name, pair in hard_matrices(48, 512, 40).items()}
     for name in CERTAIN:
         assert found[name][1].all() and not found[name][2], name
@@ -38,12 +40,12 @@ def test_what_is_certain() -> None:
         assert not found[name][1].all(), name
 
 
-def test_without_the_check_entries_go_wrong() -> None:
-    """So that the tests above can fail."""
+def test_unchecked_entries_can_be_inaccurate() -> None:
+    """Shows that the tests above can fail."""
     a, b = hard_matrices(48, 512, 40)["one huge entry, its partners zero"]
     none = np.zeros(512, np.int64)
     left, right = host.split_rows(a, none), host.split_rows(b.T, none)
-    assert not host.certain_entries(left, right).all()
+    assert not host.accurate_entries(left, right).all()
     kept = np.ldexp(left.hi.astype(np.float64) + left.lo.astype(np.float64) / 2048, -left.exponents[:, None])
     assert beside(a, b, kept @ b)[1] > 100 * beside_entries(512)
 

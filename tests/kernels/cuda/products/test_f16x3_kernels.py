@@ -1,5 +1,5 @@
-"""float32 by three float16 products, kernel by kernel on the host: planes bit for bit, products of every order, halves,
-what is added, batches, edges, the flag."""
+"""float32 by three float16 products, kernel by kernel on the host: planes bit for bit, every memory order, triangles,
+addends, batches, edges, the flag."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
@@ -29,7 +29,7 @@ WIDE, NARROW, WIDE_PAIR, NARROW_PAIR = (
 
 
 def placed(x: Array, order: str, gap: int = 0) -> tuple[Array, Array, Layout]:
-    """Memory with NaN around a matrix that lies so in it, the matrix there, and its layout."""
+    """Return memory with NaN around a matrix of this layout, the matrix in it, and the layout."""
     lies = x if order == "C" else x.T
     memory = aligned((len(lies) + 1) * (lies.shape[1] + gap), np.float32, np.nan)
     inside = memory[: len(lies) * (lies.shape[1] + gap)].reshape(len(lies), -1)[:, : lies.shape[1]]
@@ -49,7 +49,7 @@ def only_product(problem: Problem) -> tuple[GemmOp, int]:
 def computed(
     a: Array, b: Array, orders: str = "CCC", gap: int = 0, sizes: Any = WIDE, **asked: Any
 ) -> tuple[Array, Array, bool]:
-    """C, all of its memory, and whether the flag was raised; C was NaN."""
+    """Return C, all of its memory, and whether the flag was raised; C is NaN before."""
     (m, k), n = a.shape, b.shape[1]
     old = asked.pop("old", np.full((m, n), np.nan, np.float32))
     placed_ones = [placed(x, order, gap) for x, order in zip((a, b, old), orders, strict=True)]
@@ -70,8 +70,8 @@ SHAPES = [(1, 1, 1), (130, 70, 129), (5, 200, 260), (257, 64, 66)]
         [(orders, s) for orders in ("CCC", "FCC", "CFC", "FFF") for s in (WIDE, NARROW_PAIR)],
     ),
 )
-def test_every_order_is_what_numpy_makes_of_it(orders: str, sizes: Any) -> None:
-    """To the rounding of sums; nothing beside C is touched."""
+def test_every_memory_order_agrees_with_numpy(orders: str, sizes: Any) -> None:
+    """Equal up to the rounding of sums; memory around C stays as it is."""
     rng = np.random.default_rng(1)
     for m, k, n in SHAPES:
         a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
@@ -94,8 +94,8 @@ SMALL_HALVES, LARGE_HALF = ((1, 3), (70, 70)), ((300, 33), (130, 70))
         [(rows, s, (*SMALL_HALVES, *LARGE_HALF)) for rows in (True, False) for s in (WIDE, NARROW, WIDE_PAIR)],
     ),
 )
-def test_halves_are_those_of_the_whole_product(rows: bool, sizes: Any, shapes: Any) -> None:
-    """Bit for bit: one operand is split, once; what stands above the diagonal is the mirror, or as it was."""
+def test_triangles_equal_those_of_the_whole_product(rows: bool, sizes: Any, shapes: Any) -> None:
+    """Bit for bit equal; one operand is split, once. Above the diagonal is the mirror, or the old numbers."""
     rng = np.random.default_rng(2)
     for (n, k), (fill, beta) in product(shapes, HALVES):
         x, old = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal((n, n)).astype(np.float32)
@@ -109,13 +109,14 @@ def test_halves_are_those_of_the_whole_product(rows: bool, sizes: Any, shapes: A
         assert not raised and np.isnan(memory).sum() == memory.size - n * n
 
 
-def test_one_operand_is_split_once() -> None:
+def test_a_gram_product_splits_its_operand_once() -> None:
     layouts = Layout("C", 100), Layout("F", 100), Layout("C", 200)
     op, room = only_product(Problem(200, 100, 200, "float32", layouts, op="gram"))
     made, launches = launches_of(op, WIDE)
     assert made.left == made.right and [x.label.split(":")[0] for x in launches] == ["f16_planes", "gemm_f16x3"]
     assert "splits A in" in launches[0].label and made.left.end <= room
-    # Of two matrices whose product is symmetric nobody knows that they are one; nor where what is noted differs.
+    # Two matrices with a symmetric product are not recognized as one; and checked products record rows and columns
+    # apart.
     symmetric, _ = only_product(Problem(200, 100, 200, "float32", layouts, op="symmetric"))
     assert launches_of(symmetric, WIDE)[0].left != launches_of(symmetric, WIDE)[0].right
     assert len(launches_of(replace(op, checked=True), WIDE)[1]) == 4
@@ -123,8 +124,8 @@ def test_one_operand_is_split_once() -> None:
 
 @pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_what_is_added_stays_where_it_lies(order: Any, broadcast: bool) -> None:
-    """One line for all lines, or a matrix; C was NaN."""
+def test_a_separate_addend(order: Any, broadcast: bool) -> None:
+    """The addend is one broadcast line, or a matrix; C is NaN before."""
     rng = np.random.default_rng(3)
     m, k, n = 131, 40, 75
     a, b = (rng.integers(-3, 4, s).astype(np.float32) for s in ((m, k), (k, n)))
@@ -134,10 +135,10 @@ def test_what_is_added_stays_where_it_lies(order: Any, broadcast: bool) -> None:
     steps = (0 if broadcast else length, 1)[:: 1 if order == "C" else -1]
     placed_ones = [placed(x, o) for x, o in ((a, "C"), (b, "C"), (np.full((m, n), np.nan), order))]
     layouts: Any = tuple(x[2] for x in placed_ones)
-    op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, added=(steps[0], steps[1])))
+    op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
     memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), APART: added}
     before = added.copy()
-    assert op.added is not None and not multiplied(op, WIDE, memory, room)
+    assert op.addend is not None and not multiplied(op, WIDE, memory, room)
     old = np.broadcast_to(added, (lines, length))
     wanted = 2 * (a.astype(np.float64) @ b) - 3 * (old if order == "C" else old.T)
     np.testing.assert_array_equal(placed_ones[2][1], wanted)
@@ -145,7 +146,7 @@ def test_what_is_added_stays_where_it_lies(order: Any, broadcast: bool) -> None:
 
 
 def test_a_batch() -> None:
-    """Products at distances of their own, each with its rows' and columns' exponents."""
+    """Products at irregular distances, each with the exponents of its rows and columns."""
     rng = np.random.default_rng(4)
     count, m, k, n = 3, 70, 90, 100
     a, b = (rng.standard_normal((count, *s)).astype(np.float32) for s in ((m, k), (k, n)))
@@ -173,7 +174,7 @@ def test_inf_and_nan_raise_the_flag() -> None:
         assert raised and not np.isfinite(c[66]).all() and np.isfinite(np.delete(c, 66, axis=0)).all()
 
 
-def test_inf_and_nan_in_halves_raise_the_flag() -> None:
+def test_inf_and_nan_in_triangles_raise_the_flag() -> None:
     rng = np.random.default_rng(6)
     x = rng.standard_normal((140, 50)).astype(np.float32)
     fills: tuple[Fill, ...] = ("full", "lower")
@@ -191,7 +192,8 @@ EXTREMES = (0, -0.0, 2.0**-149, 2.0**-127, 2.0**-126, 1, -1, 2.0**24 - 1, 65520,
 
 @pytest.mark.parametrize("seed", quick_and_slow(range(2), range(2, 12)))
 def test_extreme_numbers(seed: int) -> None:
-    """Any of these in any place, and rows of any size: what is not inf is within the bound, and inf raises the flag."""
+    """Extreme numbers at random places in rows of any size: finite results are within the bound, and inf raises the
+    flag."""
     rng = np.random.default_rng(seed)
     for k in (1, 2, 65, 130):
         m, n = rng.integers(1, 40, 2)
@@ -211,7 +213,7 @@ def test_extreme_numbers(seed: int) -> None:
 
 @pytest.mark.parametrize("componentwise", quick_and_slow([False], [True]))
 def test_hard_data(componentwise: bool) -> None:
-    """What the kernels compute, and of which entries they are certain, is what the NumPy copy says."""
+    """Results, and the entries that count as accurate, are those of the NumPy copy."""
     for name, (a, b) in hard_matrices(20, 300, 36).items():
         c, _, raised = computed(a, b, sizes=NARROW, componentwise=componentwise)
         expected, certain, _ = product_on_host(a, b, checked=componentwise)

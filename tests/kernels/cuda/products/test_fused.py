@@ -1,4 +1,5 @@
-"""Fused levels: Huang, Yu, van de Geijn's variants and section 3.3's three schemes, as tables and as tapes."""
+"""Fused levels: the variants of Huang, Yu and van de Geijn, and the three schemes of section 3.3, as tables and
+launches."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm import problem as shapes
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.cuda.launch_list import StreamSync
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, tile_op
 from fmm.kernels.cuda.record import OperationList, RecordedOp, record_operations
@@ -44,7 +45,7 @@ ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
 
 
 def recorded(text: str, size: int = 512, beta: float = 0) -> OperationList:
-    """The leaf is `tile` if the text names none."""
+    """Return the plan of this text, with the leaf `tile` if it names none."""
     plan = Plan.parse(text if " > tile" in text else f"{text} > tile")
     return record_operations(plan, Problem(size, size, size, "float32", beta=beta))
 
@@ -58,8 +59,8 @@ def products(tape: OperationList) -> Iterator[TileOp]:
 
 
 @pytest.mark.parametrize(("text", "level"), [("strassen-huang.fused", 1), ("strassen-huang^2.fused", 2)])
-def test_figure_6_is_what_is_launched(text: str, level: int) -> None:
-    """As many kernels as variants, each for as many products as are printed."""
+def test_launches_are_those_of_figure_6(text: str, level: int) -> None:
+    """One kernel for each variant, with the number of products in the figure."""
     printed = {w: count for at, _, w, count in FIGURE_6 if at == level}
     found = Counter(op.kernel for op in products(recorded(text)))
     assert {kernel.operands: count for kernel, count in found.items()} == printed
@@ -91,7 +92,7 @@ def test_explain_names_the_variants_and_how_they_start() -> None:
 
 
 def test_figure_7() -> None:
-    """Equation (3)'s products: stages, in each stage two streams."""
+    """The products of equation (3): stages, with two streams in each stage."""
     found = launch_stages(scheme("strassen-huang"), ("streams",))
     assert found == (
         (((1,), (5,)), ((4,), (6,))),  # M1, M5 beside M4, M6
@@ -102,7 +103,7 @@ def test_figure_7() -> None:
 
 
 SHAPES = [
-    # (scheme, options, launches of every lane of every stage)
+    # (scheme, options, launches of every stream of every stage)
     ("strassen-huang", (), [[7]]),
     ("strassen-huang", ("atomic",), [[1] * 7]),
     ("strassen-huang", ("variants",), [[4]]),
@@ -117,15 +118,15 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("text", "options", "shape"), SHAPES)
-def test_stages_and_lanes(text: str, options: tuple[str, ...], shape: list[list[int]]) -> None:
+def test_stages_and_streams(text: str, options: tuple[str, ...], shape: list[list[int]]) -> None:
     assert [[len(lane) for lane in stage] for stage in launch_stages(scheme(text), options)] == shape
     assert launches_needed(scheme(text), options) == sum(map(sum, shape))
 
 
 @pytest.mark.parametrize("text", [*scheme_names(), "strassen^2", "winograd*hk223"])
 @pytest.mark.parametrize("options", OPTIONS, ids=".".join)
-def test_what_is_side_by_side_writes_blocks_of_its_own(text: str, options: tuple[str, ...]) -> None:
-    """Every product once; the products of a launch are of one variant."""
+def test_concurrent_products_write_different_blocks(text: str, options: tuple[str, ...]) -> None:
+    """Every product runs once; the products of a launch are of one variant."""
     found = scheme(text)
 
     def written(task: tuple[int, ...]) -> list[int]:
@@ -147,7 +148,7 @@ def test_what_is_side_by_side_writes_blocks_of_its_own(text: str, options: tuple
 
 
 LAUNCHES = [
-    # (plan, beta, kinds of launches, lanes)
+    # (plan, beta, kinds of launches, streams)
     ("strassen.fused", 0, {TileGroup: 1}, 1),  # in turns: one launch where the device's kernel can
     ("strassen.fused > tile.half", 0, {TileOp: 7}, 1),
     ("strassen.fused.streams", 2, {TileOp: 7, StreamSync: 4}, 2),
@@ -166,7 +167,7 @@ LAUNCHES = [
 
 @pytest.mark.parametrize(("text", "beta", "kinds", "lanes"), LAUNCHES)
 def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) -> None:
-    """As the cost says, too, which counts products in turns one by one; a fused level alone needs no workspace."""
+    """Equal to the cost's counts, which count ordered products one by one; a fused level alone needs no workspace."""
     tape = recorded(text, 512, beta)
     assert Counter(map(type, tape.ops)) == kinds
     assert tape.stream_count == lanes
@@ -181,8 +182,8 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
 
 
 @pytest.mark.parametrize("text", [*ONE, "strassen^2.fused.variants", "strassen > strassen.fused.atomic.variants"])
-def test_what_a_prediction_is_made_of(text: str) -> None:
-    """Leaf products that start together; passes and traffic of sums, and of scaling C for what is atomic."""
+def test_terms_of_a_prediction(text: str) -> None:
+    """Leaf products that start together; passes and traffic of sums, and of scaling C for atomic updates."""
     plan, side = Plan.parse(f"{text} > tile"), 1024
     work = counted_work(plan, shapes.Problem(side, side, side, "float32"))
     ((*_, count, together),) = work.leaves
@@ -204,19 +205,19 @@ def test_atomic_updates_move_c_once_more() -> None:
 
 
 @pytest.mark.parametrize("text", [*ONE, "strassen.fused > tile.half", "strassen.sequential > strassen.fused.streams"])
-def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> None:
-    """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
+def test_a_launch_overlaps_only_the_previous_one_of_its_stream(text: str) -> None:
+    """A launch may overlap a product of its own stage; the first after a wait or a sum overlaps nothing."""
     last: dict[int, RecordedOp] = {}
-    for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
+    for op, lane in zip(recorded(text).ops, recorded(text).streams, strict=True):
         if isinstance(op, TileOp | TileGroup):
             assert op.may_overlap == isinstance(last.get(lane), TileOp | TileGroup)
         last = {} if isinstance(op, StreamSync) else last | {lane: op}
 
 
 def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[RecordedOp]:
-    """Between a fork and its join, all of one lane's launches before the next one's."""
+    """Between a fork and its join, run all launches of one stream before those of the next."""
     between: list[tuple[int, RecordedOp]] = []
-    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+    for op, lane in zip(tape.ops, tape.streams, strict=True):
         between.append((lane, op))
         if isinstance(op, StreamSync) or not any(isinstance(x, StreamSync) for x in tape.ops):
             yield from (x for lane in order for at, x in between if at == lane)
@@ -246,8 +247,8 @@ TWO = ("strassen^2.fused", "strassen-huang^2.fused.streams", "winograd^2.fused.a
 
 
 @pytest.mark.parametrize("text", [*ONE, *TWO, *HYBRID])
-def test_lanes_may_run_in_any_order(text: str) -> None:
-    """Exact on small integers, whichever lane is first; beta = 0 reads nothing of C, which is NaN."""
+def test_streams_may_run_in_any_order(text: str) -> None:
+    """Exact on small integers in any order of the streams; with beta = 0 nothing of C is read, which is NaN."""
     for problem, turn in product(problems(), (1, -1)):
         tape = record_operations(Plan.parse(f"{text} > tile"), problem)
         memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
@@ -264,10 +265,10 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
 
 
 def test_figure_7s_stages_wait_for_each_other() -> None:
-    """No order of the two lanes within a stage changes a bit; and the blocks of C are first written, then added to."""
+    """No order of the two streams within a stage changes a bit; blocks of C are first written, then added to."""
     tape = recorded("strassen-huang.fused.streams", 32)
     names: dict[object, str] = {StreamSync.FORK: "F", StreamSync.JOIN: "J"}
-    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.lanes, strict=True)]
+    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.streams, strict=True)]
     assert "".join(kinds) == "F0101JF01J0"
     for order in permutations((0, 1)):
         begun: set[int] = set()

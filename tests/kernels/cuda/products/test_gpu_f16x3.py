@@ -18,17 +18,17 @@ from tests.support.hard_matrices import BESIDE_NORMS, beside, beside_entries, ha
 pytest.importorskip("cupy")
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_for_device
 
 from fmm.kernels.cuda import record
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
 from fmm.perfmodel.block_model import chip_target
+from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_for_device
 
 pytestmark = pytest.mark.gpu
 
-# Where the vendor multiplies, in pieces of 256, its sums are cut more often.
+# The vendor multiplies in pieces of 256, so its sums are rounded more often.
 BY_VENDOR = 4 * BESIDE_NORMS
 
 
@@ -39,7 +39,7 @@ def _warpgroups() -> None:
 
 
 def worst(a: Any, b: Any, c: Any) -> float:
-    """The largest error beside the norms. (On the host: CuPy's own kernels take subnormal float32 for zero.)"""
+    """Return the largest error relative to the norms. (On the host: CuPy's own kernels flush subnormal float32.)"""
     a, b, c = (x.get().astype(np.float64) for x in (a, b, c))
     norms = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=0)[None]
     off = np.abs(c - a @ b)
@@ -75,7 +75,7 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
 
 
 def test_poisoned_memory_strides_and_gaps() -> None:
-    """Neither what stood in the workspace nor what lies between lines has any part in C; gaps of C stay as they are."""
+    """Neither old numbers in the workspace nor gaps between lines affect C; gaps of C stay as they are."""
     m, k, n = 300, 200, 100
     memory = [cupy.full((rows + 3) * (cols + 5), cupy.nan, np.float32) for rows, cols in ((m, k), (k, n), (m, n))]
     a, b, c = (
@@ -109,7 +109,7 @@ SIZES = [(256, 1024, 192), (320, 320, 320), (131, 4099, 67)]
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_kind_of_data(size: tuple[int, int, int]) -> None:
-    """Beside the norms of rows and columns; with componentwise beside every entry of |A| |B|."""
+    """Relative to the norms of rows and columns; with componentwise relative to every entry of |A| |B|."""
     for name, (a, b) in hard_matrices(*size).items():
         x, y = cupy.asarray(a), cupy.asarray(b)
         norms, _ = beside(a, b, fmm.matmul(x, y, plan="f16x3").get())
@@ -121,14 +121,14 @@ def test_every_kind_of_data(size: tuple[int, int, int]) -> None:
 
 
 def recomputed() -> int:
-    """Products computed again so far on this stream."""
+    """Return the number of products recomputed so far on this stream."""
     cupy.cuda.get_current_stream().synchronize()
     return stream_flag(cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr).recomputed
 
 
 @pytest.mark.parametrize("size", SIZES[:2])
-def test_what_is_computed_again(size: tuple[int, int, int]) -> None:
-    """Just where the copy of the kernels on the host says that not all entries are certain."""
+def test_recomputed_products(size: tuple[int, int, int]) -> None:
+    """Recomputed exactly where the host's copy of the kernels says that not all entries are accurate."""
     for name, (a, b) in hard_matrices(*size).items():
         before = recomputed()
         fmm.matmul(cupy.asarray(a), cupy.asarray(b), plan="f16x3", componentwise=True)
@@ -136,7 +136,7 @@ def test_what_is_computed_again(size: tuple[int, int, int]) -> None:
         assert recomputed() - before == int(not certain.all()), name
 
 
-def test_the_inner_dimension_is_long() -> None:
+def test_a_long_inner_dimension() -> None:
     for k in (1, 2, 63, 64, 65, 1000, 131072):
         a, b = normal((70, k), k), normal((k, 50), k + 1)
         for componentwise in (False, True):
@@ -153,7 +153,7 @@ def test_small_whole_numbers_are_exact() -> None:
         assert bool((c == a.astype(np.float64) @ b.astype(np.float64)).all())
 
 
-def test_a_certain_product_is_bit_for_bit_the_usual_one() -> None:
+def test_an_accurate_checked_product_equals_the_usual_one() -> None:
     a, b = normal((700, 900)), normal((900, 500), 1)
     usual = fmm.matmul(a, b, plan="f16x3")
     assert bool((fmm.matmul(a, b, plan="f16x3", componentwise=True) == usual).all())
@@ -177,13 +177,13 @@ def test_componentwise_chooses_no_plan_that_saves_products(monkeypatch: pytest.M
         fmm.matmul(a, b, plan="strassen > vendor", componentwise=True)
 
 
-# ---- sums that leave as planes
+# ---- sums written as planes
 
 LEVELS = ("strassen.batched.pad16", "winograd.batched.pad16", "strassen^2.batched.pad16")
 
 
 def by_plan(plan: str, a: Any, b: Any) -> tuple[Any, tuple[str, ...]]:
-    """C in poisoned memory, and what was launched."""
+    """Return C in poisoned memory, and the launches."""
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
     problem = Problem(m, k, n, "float32", layouts)  # type: ignore[arg-type]
@@ -201,10 +201,10 @@ PLANE_CASES = [
 
 
 @pytest.mark.parametrize(("level", "shape", "orders"), PLANE_CASES)
-def test_sums_that_leave_as_planes(
+def test_sums_written_as_planes(
     level: str, shape: tuple[int, int, int], orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit what is computed where they leave as float32 and are split then: a power of two more or less changes
+    """Bit for bit equal to sums stored as float32 and split then: another power of two in the scaling changes
     nothing."""
     m, k, n = shape
     a, b = (cupy.asarray(normal(s, i), order=o) for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True)))
@@ -225,7 +225,7 @@ def test_sums_that_leave_as_planes(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_sums_as_planes_of_every_kind_of_data(level: str) -> None:
-    """As far from the product as the same level's by the vendor, but for what f16x3 itself may lose."""
+    """The error of the same level by the vendor, plus what f16x3 itself may lose."""
     for name, (a, b) in hard_matrices(256, 512, 320).items():
         exact = a.astype(np.float64) @ b.astype(np.float64)
         own, vendor = (
@@ -240,7 +240,7 @@ def test_sums_as_planes_of_every_kind_of_data(level: str) -> None:
 
 
 def test_prepared_operands() -> None:
-    """For every order and side: the same bits as without, also after the matrix they were made of has changed."""
+    """For every order and side, the same bits as without preparation, also after the matrix has changed."""
     for order, (m, k, n) in product("CF", [(300, 400, 500), (1, 128, 64), (129, 65, 131)]):
         a, b = cupy.asarray(normal((m, k)), order=order), cupy.asarray(normal((k, n), 1), order=order)
         expected = fmm.matmul(a, b, plan="f16x3")
@@ -337,7 +337,7 @@ def test_the_same_bits_every_time(plan: str) -> None:
 
 
 def as_vendor_gemm(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
-    """C by what would run on a chip that has no such instructions, in poisoned memory."""
+    """Return C by the launches for a chip without warpgroups, in poisoned memory."""
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
     problem = Problem(m, k, n, "float32", layouts, alpha)  # type: ignore[arg-type]
@@ -398,13 +398,13 @@ def test_the_environment_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fmm.explain(a, b).plan.leaf == "f16x3"
 
 
-# ---- halves, and what is added
+# ---- triangles and addends
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (130, 5), (257, 640), (1000, 333), (2048, 512)])
 @pytest.mark.parametrize("fill", ["full", "lower", "upper"])
 def test_a_matrix_times_its_transpose(shape: tuple[int, int], fill: Any) -> None:
-    """The bits of the whole product, mirrored or alone; the other half stays as it is."""
+    """The bits of the whole product, mirrored or alone; the other triangle stays as it is."""
     x = normal(shape)
     for a in (x, cupy.asfortranarray(x), cupy.repeat(x, 2, axis=1)[:, ::2]):
         out = cupy.full((shape[0], shape[0]), cupy.nan, np.float32)
@@ -418,7 +418,7 @@ def test_a_matrix_times_its_transpose(shape: tuple[int, int], fill: Any) -> None
         assert any("below the diagonal" in line for line in lines) or shape[0] == 1
 
 
-def test_halves_that_are_updated_and_have_inf() -> None:
+def test_updated_triangles_with_inf() -> None:
     x, old = normal((515, 130)), normal((515, 515), 1)
     old += old.T
     c = old.copy()
@@ -434,8 +434,8 @@ def test_halves_that_are_updated_and_have_inf() -> None:
 
 @pytest.mark.parametrize("shape", [(256, 192, 320), (257, 100, 131)])
 @pytest.mark.parametrize("rows", [1, 0])
-def test_what_is_added_is_read_where_it_lies(shape: tuple[int, int, int], rows: int) -> None:
-    """A matrix, or one row for all rows; it stays as it is."""
+def test_a_separate_addend_is_read_in_place(shape: tuple[int, int, int], rows: int) -> None:
+    """The addend is a matrix, or one broadcast row; it stays as it is."""
     m, k, n = shape
     a, b, added = normal((m, k)), normal((k, n), 1), normal((m if rows else 1, n), 2)
     before, out = added.copy(), cupy.full((m, n), cupy.nan, np.float32)

@@ -1,4 +1,4 @@
-"""Tiles on and below the diagonal on a device, every array allocated by itself: for the sanitizers too."""
+"""Tiles on and below the diagonal on a device, each array allocated separately: for the sanitizers too."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fmm.problem import Fill, Layout, Problem
 pytest.importorskip("cupy")
 
 import cupy
+
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 pytestmark = pytest.mark.gpu
@@ -22,13 +23,13 @@ ROUNDOFF = {"float16": 2.0**-10, "float32": 2.0**-20, "float64": 2.0**-48}
 
 
 def half_problem(n: int, k: int, dtype: str, rows: bool, fill: Fill, beta: float) -> Problem:
-    """X X^T, of an X that lies row by row or column by column."""
+    """Return X X^T, for a row-major or column-major X."""
     layouts = (Layout("C", k), Layout("F", k)) if rows else (Layout("F", n), Layout("C", n))
     return Problem(n, k, n, dtype, (*layouts, Layout("C", n)), 1, beta, "gram", 1, fill)
 
 
 def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
-    """C, for the numbers of X as they lie in memory."""
+    """Return C, for the numbers of X in memory order."""
     a, c = cupy.asarray(x), cupy.asarray(old)
     found = record_for_device(Plan.parse(plan), problem)
     workspace = cupy.zeros(max(found.workspace, 1), cupy.uint8)
@@ -41,8 +42,8 @@ BY_PLANES = ("f16x3", "gram > f16x3", "gram > strassen.batched.pad16 > f16x3")
 
 
 @pytest.mark.parametrize(("dtype", "plan"), [*product(ROUNDOFF, BY_ALL), *(("float32", plan) for plan in BY_PLANES)])
-def test_few_launches_of_halves(dtype: str, plan: str) -> None:
-    """More tiles than one, edges of tiles, the mirror, updates; rows that are aligned and others."""
+def test_few_launches_of_triangles(dtype: str, plan: str) -> None:
+    """Several tiles, edges of tiles, the mirror, updates; aligned rows and others."""
     asked: tuple[tuple[Fill, float], ...] = ("full", 0), ("lower", 2), ("full", -1)
     for (n, k), rows, (fill, beta) in product(((264, 72), (137, 19)), (True, False), asked):
         rng = np.random.default_rng(n + k)

@@ -17,17 +17,18 @@ from fmm.problem import Layout, Problem
 pytest.importorskip("cupy")
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 pytestmark = pytest.mark.gpu
 ONE = "residues(14) > bytes"
 FAST = "residues(14) > strassen > bytes"
 FASTER = "residues(14) > strassen^2 > bytes"
 
-# |error| of an entry beside the norms of its row of A and its column of B: either loses half a unit of each of k
-# numbers, where the norm has at least 2^52.5 units (14 moduli); what DGEMM loses grows as fast with k.
+# |error| of an entry relative to the norms of its row of A and its column of B. Each of these loses half a unit for
+# each
+# of k numbers, and a norm has at least 2^52.5 units (14 moduli); DGEMM's error grows as fast with k.
 PROMISED = {13: 2.0**-49, 14: 2.0**-52.5, 15: 2.0**-53, 16: 2.0**-53}
 
 
@@ -42,7 +43,7 @@ def promised(leaf: str, k: int) -> float:
 
 
 def worst(a: Any, b: Any, c: Any) -> float:
-    """The largest error beside the norms; in extended precision, on the host."""
+    """Return the largest error relative to the norms, computed on the host in extended precision."""
     a, b, c = (x.get().astype(np.longdouble) for x in (a, b, c))
     norms = np.sqrt((a * a).sum(axis=1))[:, None] * np.sqrt((b * b).sum(axis=0))[None]
     off = np.abs(c - a @ b)
@@ -91,7 +92,7 @@ def test_every_leaf(leaf: str) -> None:
     ["residues(7) > bytes", "residues(8) > bytes", "residues(8) > strassen > bytes", "residues(9) > strassen > bytes"],
 )
 def test_float32(leaf: str) -> None:
-    """Every order; graded rows and columns; inf and nan stand where the vendor's do."""
+    """Every order; graded rows and columns; inf and nan are where the vendor's are."""
     bits = {7: 26, 8: 30, 9: 34}[residue_endings()[leaf].level.moduli]
     rng = np.random.default_rng(23)
     for (m, k, n), orders in product(((1, 1, 1), (129, 65, 131), (300, 700, 200), (9, 131072, 11)), ("CC", "FC", "CF")):
@@ -110,7 +111,7 @@ def test_float32(leaf: str) -> None:
 
 @pytest.mark.parametrize("n", [2048, 4096])
 def test_float32_has_a_fiftieth_of_sgemms_error(n: int) -> None:
-    """About: in the Frobenius norm, of some rows and columns; with 7 moduli less than half of it."""
+    """In the Frobenius norm of some rows and columns; with 7 moduli less than half of SGEMM's error."""
     rng = cupy.random.default_rng(n)
     a, b = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
     exact = a[:64].get().astype(np.float64) @ b[:, :64].get().astype(np.float64)
@@ -131,7 +132,7 @@ def test_float32_has_a_fiftieth_of_sgemms_error(n: int) -> None:
 @pytest.mark.parametrize("leaf", [ONE, FAST, FASTER])
 @pytest.mark.parametrize("k", [1, 1000, 131071, 140000])
 def test_integers_are_exact(leaf: str, k: int) -> None:
-    """All of the largest magnitude that is exact, so that sums of bytes are as large as they can be."""
+    """All numbers have the largest exact magnitude, so that sums of bytes are as large as possible."""
     rng = np.random.default_rng(k)
     for low, high in ((-8000, 8000), (8190, 8191)):
         a, b = (cupy.asarray(rng.integers(low, high + 1, s).astype(float)) for s in ((20, k), (k, 24)))
@@ -139,7 +140,7 @@ def test_integers_are_exact(leaf: str, k: int) -> None:
 
 
 def test_poisoned_memory_strides_and_gaps() -> None:
-    """Neither what stood in the workspace nor what lies between lines has any part in C; gaps of C stay as they are."""
+    """Neither old numbers in the workspace nor gaps between lines affect C; gaps of C stay as they are."""
     m, k, n = 300, 200, 100
     memory = [cupy.full((rows + 3) * (cols + 5), cupy.nan) for rows, cols in ((m, k), (k, n), (m, n))]
     a, b, c = (
@@ -204,7 +205,7 @@ def test_no_less_accurate_than_dgemm(kind: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("plan", [ONE, FAST, "strassen.batched.pad16 > residues(14) > bytes"])
-def test_inf_and_nan_stand_where_the_vendors_do(plan: str) -> None:
+def test_inf_and_nan_are_where_the_vendors_are(plan: str) -> None:
     for a_value, b_value in ((cupy.inf, 1), (cupy.nan, 1), (cupy.inf, -cupy.inf), (1e308, 1e308)):
         a, b = normal((215, 300)), normal((300, 401), 1)
         a[3, 4], b[7, 9] = a_value, b_value
@@ -222,7 +223,7 @@ def test_the_same_bits_every_time(plan: str) -> None:
 
 
 def test_levels_below_change_no_bit() -> None:
-    """The sums of residues are exact, so that C is the same whole numbers, rounded."""
+    """Sums of residues are exact, so C is the same integers, rounded."""
     a, b = normal((500, 1000)), normal((1000, 700), 1)
     first = fmm.matmul(a, b, plan=ONE)
     for leaf in (FAST, FASTER):
@@ -242,7 +243,7 @@ def test_stacks_and_updates() -> None:
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
-    """Of what is kept of a matrix that is written over later."""
+    """The prepared planes are of a matrix that is overwritten later."""
     a, b = normal((300, 700)), normal((700, 264), 1)
     x = a if side == "left" else b
     held = cupy.array(x, order=order)
@@ -261,7 +262,7 @@ def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
 
 
 def wrapped_product(a: Any, b: Any) -> Any:
-    """As NumPy has it: of bool, whether any term is true; of all others, the lowest bits of the sum."""
+    """Return NumPy's product: for bool, whether any term is true; for others, the lowest bits of the sum."""
     x, y = a.get(), b.get()
     if x.dtype == bool:
         return cupy.asarray((x.astype(np.float64) @ y.astype(np.float64)) != 0)
@@ -299,7 +300,7 @@ def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> An
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers_equal_numpys(dtype: str) -> None:
+def test_integers_equal_those_of_numpy(dtype: str) -> None:
     rng = np.random.default_rng(20)
     for trial in range(40):
         m, k, n = (int(x) for x in rng.integers(1, (130, 700, 130)))
@@ -321,9 +322,10 @@ def test_levels_below_integers(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_bytes_as_they_lie(dtype: str) -> None:
-    """Read by the copy engine where lines begin at multiples of 16, turned where they lie the other way, and C written
-    at once; sides that are no multiples of a tile, and one whose sums would be too long for 32 bits."""
+def test_bytes_multiplied_in_place(dtype: str) -> None:
+    """The copy engine reads lines that begin at multiples of 16; others are transposed, and C is written at once. Sizes
+    that
+    are no multiples of a tile, and one whose sums would exceed 32 bits."""
     rng, info = np.random.default_rng(22), np.iinfo(dtype)
     sides = ((16, 16, 16), (256, 512, 384), (144, 1040, 272), (1008, 64, 80), (16, 140000, 16), (160, 100, 176))
     for (m, k, n), orders in product(sides, product("CF", repeat=3)):

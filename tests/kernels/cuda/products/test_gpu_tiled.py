@@ -1,4 +1,4 @@
-"""The tiled kernel on a CUDA device: right at any size and layout, alone, in batches and with sums inside."""
+"""The tiled kernel on a CUDA device: correct at any size and layout, alone, in batches and with fused sums."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fmm.problem import Problem
 pytest.importorskip("cupy")
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 pytestmark = pytest.mark.gpu
 LEAVES = (
@@ -34,7 +34,7 @@ LARGEST = 130
 
 
 def matrix(rng: Any, rows: int, cols: int, order: str, gap: int, dtype: Any) -> Any:
-    """Random numbers in a part of a larger array of NaN, whose first element need not be aligned."""
+    """Return random numbers in a part of a larger array of NaN; its first element need not be aligned."""
     shape = (rows, cols + gap) if order == "C" else (rows + gap, cols)
     whole = cupy.full(shape, cupy.nan, dtype, order=order)
     part = whole[:, gap:] if order == "C" else whole[gap:]
@@ -69,8 +69,8 @@ def test_products_of_any_size(leaf: str, dtype: str) -> None:
         check(leaf, size, orders, pick.choice([0, 1, 4]), *scalars, np.dtype(dtype).type)
 
 
-def test_the_driver_says_what_the_model_wants() -> None:
-    """Rates within what datasheets and drivers differ by, of a device that the tables have."""
+def test_the_driver_agrees_with_the_datasheet() -> None:
+    """The rates agree within the usual difference of datasheets and drivers, for a device in the tables."""
     found = chip_of(0)
     same = found.limits.capability, found.multiprocessors
     known = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
@@ -122,7 +122,7 @@ def test_the_recursive_codes_of_li_ranka_sahni(scheme: str, leaf: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2050, 700, 1030)])
 def test_overlapping_launches_add_in_order(size: tuple[int, int, int], dtype: Any) -> None:
-    """Run to run the same bits: launches that overlap write one after the other."""
+    """The same bits in every run: launches that overlap write one after the other."""
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), dtype), rng.standard_normal((k, n), dtype)
     found = [DeviceBackend().multiply("strassen.fused > tile", a, b) for _ in range(5)]
@@ -147,7 +147,7 @@ SIDE_BY_SIDE = [  # plans, and how many of the odd sizes: every order of the ope
 
 
 @pytest.mark.parametrize(("plan", "sizes"), [(plan, sizes) for plans, sizes in SIDE_BY_SIDE for plan in plans])
-def test_products_side_by_side(plan: str, sizes: int) -> None:
+def test_concurrent_products(plan: str, sizes: int) -> None:
     """Section 3.3's schemes and the hybrids, at odd sizes, unaligned, with alpha and beta."""
     for i, (size, orders) in enumerate(ODD[-sizes:]):
         for scalars in ((1.0, 0.0), (0.5, 2.0), (1.0, 1.0)):
@@ -163,8 +163,8 @@ def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None
 
 
 @pytest.mark.parametrize("tasks", TASKS)
-def test_lanes_in_a_graph(tasks: str) -> None:
-    """Captured with its forks and joins, and replayed on a result that holds something else by then."""
+def test_streams_in_a_graph(tasks: str) -> None:
+    """Captured with its forks and joins, and replayed on a C that holds other numbers by then."""
     rng = cupy.random.default_rng(5)
     a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)
     c = cupy.full((514, 258), cupy.nan, np.float32)

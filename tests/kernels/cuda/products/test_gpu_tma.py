@@ -14,9 +14,9 @@ from fmm.problem import Layout, Problem
 pytest.importorskip("cupy")
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def _engine() -> None:
 
 
 def made(shape: tuple[int, int], order: str, rng: Any) -> Any:
-    """Random, lines at multiples of 16 bytes, NaN between them."""
+    """Return random numbers in lines at multiples of 16 bytes, with NaN between the lines."""
     lines, length = shape if order == "C" else shape[::-1]
     whole = cupy.full((lines, -(-length // 4) * 4 + 4), cupy.nan, cupy.float32)
     whole[:, :length] = rng.standard_normal((lines, length), cupy.float32)
@@ -63,7 +63,7 @@ def test_products_of_any_size(plan: str, orders: str) -> None:
         check(plan, (130, 9000, 260), orders, *scalars)  # in parts
 
 
-def test_the_engine_is_used() -> None:
+def test_the_copy_engine_is_used() -> None:
     plan, problem = Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")
     (launch,) = record_for_device(plan, problem).launches
     assert "gemm_tma" in launch.label and "7 products in one launch" in launch.label
@@ -81,7 +81,7 @@ def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
 
 
 def test_streams_and_graphs_do_not_disturb_each_other() -> None:
-    """Each stream and each graph has counts of its own, zero again after every launch."""
+    """Each stream and each graph has its own counters, which are zero again after every launch."""
     n, rng, backend = 1024, cupy.random.default_rng(2), DeviceBackend()
     tape = record_for_device(Plan.parse(FUSED), Problem(n, n, n, "float32"))
     a, b = (rng.standard_normal((n, n), cupy.float32) for _ in "AB")
@@ -105,7 +105,7 @@ def test_streams_and_graphs_do_not_disturb_each_other() -> None:
 
 
 def test_layouts_of_one_problem_agree() -> None:
-    """However operands lie, within rounding."""
+    """All memory orders agree within rounding."""
     rng = cupy.random.default_rng(9)
     a, b = rng.standard_normal((640, 512), cupy.float32), rng.standard_normal((512, 768), cupy.float32)
     expected = a.astype(cupy.float64) @ b.astype(cupy.float64)
@@ -114,7 +114,7 @@ def test_layouts_of_one_problem_agree() -> None:
         assert float(abs(found - expected).max()) < 1e-3
 
 
-def test_a_problem_that_is_not_aligned_is_done_by_the_other_kernel() -> None:
+def test_unaligned_problems_use_the_other_kernel() -> None:
     layouts = Layout("C", 257), Layout("C", 301), Layout("C", 301)
     assert record_for_device(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
     rng = cupy.random.default_rng(9)

@@ -1,4 +1,4 @@
-"""Products by Hopper's warpgroups, on a device that has them: types, memory orders, edges, batches, C that is kept."""
+"""Products by Hopper's warpgroups, on a device that has them: types, memory orders, edges, batches, beta."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fmm.problem import Layout, Problem
 pytest.importorskip("cupy")
 
 import cupy
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 pytestmark = pytest.mark.gpu
 
-# What a result is off by, relative to the product of absolute values: what is stored is rounded, TF32 before.
+# Error relative to the product of absolute values: results are rounded when stored, TF32 operands before.
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-9}
 POISON = 0xFF
 
@@ -35,7 +35,7 @@ def _groups() -> None:
 
 
 def stored(x: Any, dtype: str) -> Any:
-    """On the device, bfloat16 as its bits."""
+    """Return the matrix on the device, bfloat16 as its bits."""
     if dtype == "bfloat16":
         bits = x.astype(cupy.float32).view(cupy.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
@@ -49,7 +49,8 @@ def wide(x: Any, dtype: str) -> Any:
 
 
 class Operand:
-    """A random matrix with gaps between its lines, which nobody may touch; lines at multiples of 16 bytes, or not."""
+    """A random matrix with gaps between its lines, which must stay as they are; lines at multiples of 16 bytes, or
+    not."""
 
     def __init__(self, shape: tuple[int, int], order: str, dtype: str, rng: Any, odd: int = 0) -> None:
         lines, length = shape if order == "C" else shape[::-1]
@@ -63,7 +64,7 @@ class Operand:
         self.gaps = self.memory.size - values.nbytes
 
     def untouched(self) -> bool:
-        """The gaps, of a matrix of zeros."""
+        """Return the gaps of a matrix of zeros."""
         self.matrix[...] = 0
         return bool(int((self.memory == POISON).sum()) == self.gaps)
 
@@ -97,7 +98,7 @@ def check(
 
 
 def used(plan: str, problem: Problem, alignment: Alignment = ALIGNED) -> list[bool]:
-    """Does the kernel make the products, each of them?"""
+    """Return True if our kernel computes each of the products."""
     steps = record_for_device(Plan.parse(plan), problem, alignment=alignment).steps
     products = [step for step in steps if not isinstance(step, StreamSync) and step.does == "product"]
     assert products
@@ -105,7 +106,7 @@ def used(plan: str, problem: Problem, alignment: Alignment = ALIGNED) -> list[bo
 
 
 def picked(pick: random.Random, order: str, unit: int) -> tuple[int, int, int]:
-    """Sizes of a product, C's lines of whole accesses: others are the vendor's."""
+    """Return the sizes of a product; lines of C are multiples of 16 bytes, as others are the vendor's."""
     m, k, n = (pick.randint(1, 700) for _ in range(3))
     return (m, k, -(-n // unit) * unit) if order == "C" else (-(-m // unit) * unit, k, n)
 
@@ -121,7 +122,7 @@ def test_products_of_any_size(dtype: str, orders: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "tf32"])
-def test_what_the_kernel_cannot_do_the_vendor_does(dtype: str) -> None:
+def test_the_vendor_does_unsupported_products(dtype: str) -> None:
     check("tile", (300, 200, 100), dtype, "CCC", 0.5, 2.0)  # rows of C that end within 16 bytes
     check("tile", (301, 203, 105), dtype, "CCC", odd=1)  # lines and bases anywhere
     check("tile", (256, 128, 101), dtype, "CFC")  # rows of C that end anywhere
@@ -133,7 +134,7 @@ def test_what_the_kernel_cannot_do_the_vendor_does(dtype: str) -> None:
 
 
 def test_tf32_along_the_inner_dimension() -> None:
-    """A's rows and B's columns, as sums are written for the leaf `tile.inner`."""
+    """A by rows and B by columns, which is the layout of sums for the leaf `tile.inner`."""
     pick = random.Random(5)
     for _ in range(12):
         check("tile", picked(pick, "C", 4), "tf32", "CFC")

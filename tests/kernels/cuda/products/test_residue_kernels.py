@@ -1,4 +1,4 @@
-"""Products of planes of residues by the kernel itself, on the host: clusters, moduli, levels below, halves, edges."""
+"""Products of residue planes by the kernel itself, on the host: clusters, moduli, levels below, triangles, edges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AT_ONCE = 2  # moduli: all that there are would take long
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize(("plan", "dtype", "size"), quick_and_slow(CASES, SLOW))
 def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], lower: bool) -> None:
-    """As NumPy's, modulo each number; what lies behind the ends of planes is not touched."""
+    """Equal to NumPy's modulo each number; memory behind the planes stays as it is."""
     m, k, n = size
     n = m if lower else n
     op = replace(op_of(Problem(m, k, n, dtype), plan, ALIGNED), lower_only=lower)
@@ -64,7 +64,7 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
 
 
 def _beside(x: Any, memory: dict[str, Any]) -> Any:
-    """All that is not the result."""
+    """Return the memory outside of the result."""
     rest = {name: value.copy() for name, value in memory.items()}
     brought(x, rest)[...] = 0
     return np.concatenate([rest[name] for name in sorted(rest)])

@@ -1,5 +1,5 @@
-"""float64 by residues, without a GPU: splitting and joining run on the host against Python's integers, what NVRTC makes
-of the kernels, and what runs."""
+"""float64 by residues, without a GPU: the split and the join run on the host against Python's integers; registers by
+NVRTC, and launches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from tests.support.residue_products import (
 from tests.support.residues_on_host import exponents, play, reduced, root, turned_square
 
 ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
-# Of floating point numbers, by their texts: modulo how many numbers, and with how many levels below.
+# Leaves for floating-point numbers: moduli, and levels below.
 LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_endings().items() if x.dtype}
 SINGLE_LEAVES = [text for text, x in residue_endings().items() if x.dtype == "float32"]
 
@@ -69,7 +69,7 @@ SINGLE_LEAVES = [text for text, x in residue_endings().items() if x.dtype == "fl
 
 @pytest.mark.parametrize("p", moduli(20))
 def test_residues_of_sums_are_centred(p: int) -> None:
-    """Of every magnitude that 32 bits have, their ends included."""
+    """Numbers of every magnitude in 32 bits, including the extremes."""
     rng = np.random.default_rng(p)
     edges = np.array([0, 1, -1, 127, -128, 2**31 - 1, -(2**31), p // 2, -p // 2], np.int64)
     some = rng.integers(-(2**31), 2**31, 20000) >> rng.integers(0, 31, 20000)
@@ -81,7 +81,7 @@ def test_residues_of_sums_are_centred(p: int) -> None:
 
 @pytest.mark.parametrize("p", moduli(20))
 def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
-    """Sums of eight bytes times residues, all that there can be, in the float32 arithmetic of the device."""
+    """All possible sums of eight bytes times residues, in the device's float32 arithmetic."""
     number, inverse, low, high, *begins = struct.unpack("<if4i8x", modulus_bytes(p))
     weights = np.frombuffer(struct.pack("<2i", low, high), np.int8).astype(int)
     most, least = (int(255 * weights[s * weights > 0].sum()) for s in (1, -1))
@@ -127,7 +127,7 @@ def test_norms_are_rounded_up_a_little(scale: float) -> None:
         assert less <= 0 or not exact_norm_is_below(scaled, less)
 
 
-def test_exponents_are_the_largest_that_are_allowed() -> None:
+def test_exponents_are_the_largest_within_the_bound() -> None:
     rng, top = np.random.default_rng(2), max_norm(14, 100)
     lines = rng.standard_normal((60, 100)) * np.exp2(rng.integers(-1000, 900, (60, 1)))
     for x, e in zip(lines, exponents(lines, top), strict=True):
@@ -139,7 +139,8 @@ def test_exponents_are_the_largest_that_are_allowed() -> None:
 
 
 def test_the_bound_that_norms_are_scaled_to() -> None:
-    """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's."""
+    """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's
+    product."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
         top = Fraction(max_norm(count, k)) + Fraction(sqrt(k)) / 2
         assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))
@@ -165,7 +166,7 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
 
 
 def assert_rounded(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
-    """Each entry is the product of whole numbers, unscaled and rounded: to within a unit in the last place."""
+    """Each entry is the integer product, scaled back and rounded: within one unit in the last place."""
     exact, e, f = exact_product(a, b, moduli_count)
     known = 24 if c.dtype == np.float32 else 53  # bits
     for i, j in np.ndindex(c.shape):
@@ -198,7 +199,7 @@ def test_products_of_whole_numbers_are_exact(leaf: str) -> None:
 
 
 @pytest.mark.parametrize("layouts", ["".join(x) for x in product("CF", repeat=3)])
-def test_however_operands_lie(layouts: str) -> None:
+def test_every_memory_order(layouts: str) -> None:
     rng = np.random.default_rng(4)
     a, b = rng.standard_normal((7, 37)), rng.standard_normal((37, 11))
     c, _ = product_on_host(a, b, FAST, layouts)
@@ -210,8 +211,8 @@ def test_however_operands_lie(layouts: str) -> None:
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, -0.5)])
 @pytest.mark.parametrize("layouts", ["CFC", "FCC"])
-def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: float, beta: float) -> None:
-    """As a whole product has it, bit for bit; what is above the diagonal is neither read nor written."""
+def test_the_lower_triangle_of_a_gram_product(layouts: str, alpha: float, beta: float) -> None:
+    """Equal to the whole product bit for bit; nothing above the diagonal is read or written."""
     rng = np.random.default_rng(16)
     for n, k in ((1, 3), (18, 21), (35, 9)):
         a = rng.standard_normal((n, k))
@@ -222,8 +223,8 @@ def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: floa
         assert (c[~below] == 7).all() and op.lower_only
 
 
-def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
-    """About half of the tiles; of levels below the residues, whose blocks are no halves, all."""
+def test_triangles_by_tiles_on_and_below_the_diagonal() -> None:
+    """About half of the tiles; all tiles with levels below, because their blocks are not symmetric."""
     for leaf, share in ((ONE, 0.6), (FAST, 1.0)):
         problem = Problem(4096, 4096, 4096, "float64", op="gram", fill="lower")
         found = record_launches(Plan.parse(leaf), problem, chip_target(H200, flagged=False))
@@ -236,8 +237,8 @@ def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
 
 
 @pytest.mark.parametrize("leaf", SINGLE_LEAVES)
-def test_float32_is_within_what_the_leaf_says(leaf: str) -> None:
-    """Of rows and columns that are graded, too; and an overflow raises the flag."""
+def test_float32_is_within_the_leafs_error(leaf: str) -> None:
+    """Graded rows and columns too; an overflow raises the flag."""
     rng = np.random.default_rng(15)
     bits = {7: 26, 8: 30, 9: 34}[LEAVES[leaf][0]]
     for scale in (0, 20, 60):
@@ -260,7 +261,7 @@ def test_small_integers_are_exact(leaf: str) -> None:
 
 
 def test_large_integers_are_exact() -> None:
-    """Where the norms of rows and columns are below 2^54, on either side; hardly anything is left of these sums."""
+    """For norms of rows and columns below 2^54 on either side, with almost total cancellation in the sums."""
     large = np.array([[2.0**53 - 1, 2.0**53 - 3, 7], [2.0**53 - 5, 2.0**53 - 2, 3], [9, 2.0**53, 2.0**53 - 2]])
     signs = np.array([[1.0, 2, 0], [-1, -2, 1], [1, 5, -1]])
     exact = large.astype(np.int64) @ signs.astype(np.int64)
@@ -270,7 +271,7 @@ def test_large_integers_are_exact() -> None:
 
 
 def test_extreme_data() -> None:
-    """Signs all alike, so that sums are as large as the bound allows; powers of two; one entry that dwarfs its row."""
+    """Equal signs, so that sums are as large as the bound allows; powers of two; one entry that dwarfs its row."""
     rng = np.random.default_rng(6)
     dwarfed = np.ones((6, 40))
     dwarfed[:, 7] = 1e17
@@ -295,7 +296,7 @@ def test_alpha_and_beta() -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_rows_with_inf_and_nan_raise_the_flag(value: float) -> None:
-    """And are nan, until they are computed again."""
+    """The rows are nan, until they are recomputed."""
     rng = np.random.default_rng(8)
     a, b = rng.integers(-9, 9, (6, 30)).astype(float), rng.integers(-9, 9, (30, 5)).astype(float)
     expected = a @ b
@@ -312,13 +313,13 @@ def test_zero_rows() -> None:
     np.testing.assert_array_equal(c, a @ b)
 
 
-# ---- what is kept of an operand
+# ---- prepared operands
 
 
 @pytest.mark.parametrize("base", ["A", "B"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_products_of_kept_planes(base: Any, order: Any) -> None:
-    """Made once, behind the matrix, of which then nothing is read; with the other operand as it comes."""
+def test_products_of_prepared_planes(base: Any, order: Any) -> None:
+    """The planes are made once, behind the matrix, which is then not read; the other operand is split as usual."""
     rng = np.random.default_rng(16)
     m, k, n = 7, 40, 18
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -329,14 +330,14 @@ def test_products_of_kept_planes(base: Any, order: Any) -> None:
     held = memory[: x.nbytes].view(np.float64).reshape(lines, length)
     held[...] = x if order == "C" else x.T
     one = (m, k, 1) if base == "A" else (1, k, n)
-    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), kept=base), ONE)
+    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), prepared_side=base), ONE)
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
     (side,) = (replace(x, is_prepared=False) for x in made.sides if x.is_prepared)
     measured(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
-    problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), kept=base)
+    problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), prepared_side=base)
     op = op_of(problem, ONE)
     assert [x.is_prepared for x in op.sides] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
@@ -355,11 +356,11 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
     )
 
 
-def test_planes_are_kept_for_one_leaf_and_on_their_own_side() -> None:
-    problem = Problem(512, 512, 512, kept="B")
+def test_planes_are_prepared_for_one_leaf_and_side() -> None:
+    problem = Problem(512, 512, 512, prepared_side="B")
     assert [x.is_prepared for x in op_of(problem, ONE).sides] == [False, True]
     assert not any(x.is_prepared for x in op_of(problem, FAST).sides)
-    turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), kept="B")
+    turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), prepared_side="B")
     assert not any(x.is_prepared for x in op_of(turned, ONE).sides)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4
@@ -375,7 +376,7 @@ def test_planes_are_kept_for_one_leaf_and_on_their_own_side() -> None:
 
 
 def wrapped_product(a: Matrix, b: Matrix) -> Matrix:
-    """As NumPy has it, by Python's integers; of bool, whether any term is true."""
+    """Return NumPy's product by Python's integers; for bool, whether any term is true."""
     exact = a.astype(object) @ b.astype(object)
     if a.dtype == bool:
         return np.asarray(exact.astype(bool))
@@ -391,7 +392,7 @@ def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> Ma
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers_are_numpys(dtype: str) -> None:
+def test_integers_equal_those_of_numpy(dtype: str) -> None:
     rng = np.random.default_rng(10)
     for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC"), ((4, 33, 6), "CFC")):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
@@ -401,8 +402,8 @@ def test_integers_are_numpys(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("layouts", ["CCC", "CFC", "FCC", "FFF", "CCF"])
-def test_bytes_are_multiplied_as_they_lie(dtype: str, layouts: str) -> None:
-    """And C is written at once, where its lines are whole: not where m or n is no multiple of 16."""
+def test_bytes_are_multiplied_in_place(dtype: str, layouts: str) -> None:
+    """C is written at once if its lines are multiples of 16 bytes, not if m or n is no multiple of 16."""
     rng = np.random.default_rng(12)
     for m, k, n in ((16, 40, 32), (9, 33, 18)):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
@@ -415,13 +416,13 @@ def test_bytes_are_multiplied_as_they_lie(dtype: str, layouts: str) -> None:
         np.testing.assert_array_equal(updated, 3 * wrapped_product(a, b) + np.full((m, n), 14, dtype))
 
 
-def test_squares_of_bytes_are_turned() -> None:
+def test_squares_of_bytes_are_transposed() -> None:
     x = np.random.default_rng(13).integers(0, 256, (4, 4), np.uint8)
     np.testing.assert_array_equal(turned_square(x), x.T)
 
 
 def test_launches_of_bytes() -> None:
-    """One, or two where an operand is turned; as any integers where lines begin anywhere."""
+    """One launch, or two if an operand is transposed; as for other integers if lines begin anywhere."""
     for order, size, expected in (("C", 512, 2), ("F", 512, 1), ("C", 500, 4), ("F", 500, 3)):
         layouts = Layout("C", size), Layout(order, size), Layout("C", size)  # type: ignore[arg-type]
         found = record_launches(
@@ -433,7 +434,7 @@ def test_launches_of_bytes() -> None:
 
 @pytest.mark.parametrize("dtype", RINGS)
 def test_extreme_integers(dtype: str) -> None:
-    """The least and the largest, alike and with signs in turns."""
+    """The smallest and the largest integers, with equal and with alternating signs."""
     info = np.iinfo(dtype)
     for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max), (0, info.min)):
         a, b = np.full((3, 64), x, dtype), np.full((64, 4), y, dtype)
@@ -444,7 +445,7 @@ def test_extreme_integers(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", SUMMED)
 def test_levels_below_integers(dtype: str) -> None:
-    """Of any numbers, and of those whose sums are the largest."""
+    """Random numbers, and numbers with the largest sums."""
     rng, info = np.random.default_rng(17), np.iinfo(dtype)
     for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC")):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
@@ -462,7 +463,7 @@ def test_levels_below_integers(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("aligned", [False, True])
 def test_blocks_of_integers(dtype: str, aligned: bool) -> None:
-    """Products of views: nothing beside the blocks of C is written, and all of these are."""
+    """Products of views: all of the blocks of C are written, and nothing around them."""
     rng = np.random.default_rng(13)
     for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((35, 21, 66), "FCC"), ((64, 48, 96), "CFC")):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
@@ -474,7 +475,7 @@ def test_blocks_of_integers(dtype: str, aligned: bool) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
 @pytest.mark.parametrize("layouts", ["CCC", "FCF"])
 def test_blocks_of_integers_are_scaled_and_added_to(dtype: str, layouts: str) -> None:
-    """By the kernel that puts a block together; C held 7."""
+    """The join scales a block and adds to it; C holds 7 before."""
     rng = np.random.default_rng(14)
     for m, k, n in ((1, 1, 1), (9, 40, 7), (34, 21, 33)):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
@@ -487,7 +488,7 @@ def test_blocks_of_integers_are_scaled_and_added_to(dtype: str, layouts: str) ->
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (3, 0), (3, 2), (1, 1)])
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_blocks_need_no_other_kernels(dtype: str, alpha: int, beta: int) -> None:
-    """And each begins where its rows of A, its columns of B and its part of C do. (A GPU has no sums of integers.)"""
+    """Each block begins at its rows of A, its columns of B and its part of C. (A GPU has no integer sums.)"""
     size, item = (4096, 1024, 8192), DTYPES[dtype].itemsize
     problem = replace(Problem(*size, dtype), alpha=alpha, beta=beta)
     whole, blocks = (
@@ -509,7 +510,7 @@ def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
         record_launches(Plan.parse("residues > strassen > bytes"), Problem(64, 64, 64, dtype), chip_target(H200))
 
 
-def test_how_many_numbers_integers_need() -> None:
+def test_moduli_that_integers_need() -> None:
     assert [whole_moduli(x, 8192) for x in ("int8", "int16", "int32", "int64")] == [1, 6, 10, 18]
     assert whole_moduli("uint32", 131072) == 11 and whole_moduli("int64", 131072) == 19
     for dtype, k in product(INTEGERS, (1, 1000, 131072, 10**6)):
@@ -522,8 +523,8 @@ def test_how_many_numbers_integers_need() -> None:
 # ---- NVRTC
 
 
-def test_no_number_leaves_the_registers() -> None:
-    """Only sm_90a has the products' instructions. Of three warpgroups two take registers from the third: 168 each."""
+def test_products_stay_in_registers() -> None:
+    """Only sm_90a has wgmma. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
     told = len(residue_product_launch(made, 0, moduli(14)).parameters)
@@ -537,11 +538,11 @@ def test_no_number_leaves_the_registers() -> None:
         assert ResidueKernel(s).shared <= SM90_SHARED_BYTES
 
 
-def test_measuring_and_turning_compile() -> None:
+def test_measuring_and_transposing_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
     parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
-    size = f"static_assert(sizeof(fmm::residues::Both<double>) == {len(parameters)});"
+    size = f"static_assert(sizeof(fmm::residues::Operands<double>) == {len(parameters)});"
     given = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
@@ -554,7 +555,7 @@ def test_measuring_and_turning_compile() -> None:
 
 @pytest.mark.parametrize(("levels", "registers"), [(0, 64), (1, 112), (2, 128)])
 def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
-    """For the one architecture that they are launched on."""
+    """For the one architecture on which they run."""
     nvrtc()
     jobs = [
         ("split", residue_split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
@@ -582,7 +583,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way
 
 
-# ---- what runs
+# ---- launches
 
 
 def test_launches() -> None:
@@ -597,7 +598,7 @@ def test_launches() -> None:
     ]
     assert "float64 by 14 products of 8-bit integers" in labels[3]
     assert f"{14 * 7} products of bytes" in labels[2]
-    # What joins raises the flag itself: C is not looked through.
+    # The join raises the flag itself, so that C is not scanned.
     assert [launch.does for launch in found.launches] == ["sums", "sums", "sums", "product", "recompute"]
 
 
@@ -609,7 +610,7 @@ def test_other_chips_leave_it_to_the_vendor() -> None:
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_launches_of_integers(dtype: str) -> None:
-    """What lies along the inner dimension is not touched before it is split."""
+    """K-major operands are not touched before the split."""
     for order, turns in (("C", True), ("F", False)):
         layouts = Layout("C", 512), Layout(order, 512), Layout("C", 512)  # type: ignore[arg-type]
         found = record_launches(
@@ -642,7 +643,7 @@ def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
 
 
 def test_large_products_are_split_in_groups_of_planes() -> None:
-    """32768 x 32768 with two levels: a group of planes at a time, and C's all."""
+    """32768 x 32768 with two levels: one group of planes of A and B at a time, and all planes of C."""
     g = ResidueRoom(32768, 32768, 32768, 1, 14, 2)
     assert 1 <= g.together < 14 and g.scratch < 75 << 30
     assert ResidueRoom(16384, 16384, 16384, 1, 14, 1).together == 14

@@ -19,7 +19,7 @@ from fmm.kernels.plans.levels.residues import residue_endings
 from tests.support.residue_products import Matrix, exact_product, product_on_host
 
 SIDES = 1, 2, 5, 16, 17, 33
-# What is promised beside the norms of a row and a column, in units of sqrt(k): the powers of two of BOUNDS.
+# The bound relative to the norms of a row and a column, in units of sqrt(k): powers of two of BOUNDS.
 PROMISED = {13: Fraction(1, 2**48), 14: Fraction(1, 2**52), 15: Fraction(1, 2**52), 16: Fraction(1, 2**52)}
 PLANS = (
     "residues(13) > bytes",
@@ -53,7 +53,7 @@ def hostile_lines(rng: np.random.Generator, lines: int, length: int) -> Matrix:
 
 
 def judged(rng: np.random.Generator) -> bool:
-    """Is every entry as it is said? Where one is inf or NaN, nothing is: the flag is up, and all is computed again."""
+    """Check that every entry is within the bound. With an inf or NaN the flag is up, and everything is recomputed."""
     m, k, n = (int(x) for x in rng.choice(SIDES, 3))
     a, b = hostile_lines(rng, m, k), hostile_lines(rng, n, k).T.copy()
     plan, layouts = str(rng.choice(PLANS)), "".join(rng.choice(list("CF"), 3))

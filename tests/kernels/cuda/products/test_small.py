@@ -1,4 +1,4 @@
-"""The kernel for small products: run on the host, whose threads take turns, and compiled for every architecture."""
+"""The kernel for small products: run on the host by emulated threads, and compiled for every architecture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, TriangleOutput, View, gemm_op
 
+from fmm.kernels.cuda.ops import GemmOp, TriangleOutput, View, gemm_op
 from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_launch, small_source
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -32,18 +32,18 @@ Matrix = np.ndarray[Any, Any]
 
 @cache
 def on_host(*given: Any) -> Any:
-    """The kernel of such a launch, compiled for the host."""
+    """Return the kernel of a launch, compiled for the host."""
     return kernel_in_turns(small_source(*given), DRIVER, MORE)
 
 
 def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:
     launch = small_launch(op, dtype)
     words = told_words(launch.parameters, launch.slots, bases)
-    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0], launch.grid[2])
+    launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0], launch.grid[2])
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
-    """Small whole numbers in memory full of NaN, its lines not contiguous."""
+    """Return small integers in memory filled with NaN; lines are not contiguous."""
     memory = np.full((rows, cols + 3) if order == "C" else (cols, rows + 3), np.nan, dtype)
     inside = memory[:, :cols] if order == "C" else memory[:, :rows].T
     inside[...] = rng.integers(-9, 9, (rows, cols))
@@ -52,8 +52,8 @@ def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("half", [None, "lower", "full"])
 @pytest.mark.parametrize(("dtype", "orders"), [("float32", "CF"), ("float64", "FC"), ("float32", "FF")])
-def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
-    """Sides around those of a tile, and sums of whole numbers, which are exact; what is not asked stays as it is."""
+def test_exactly_the_requested_part(dtype: str, orders: str, half: Any) -> None:
+    """Sizes around those of a tile, and exact sums of integers; everything else stays as it is."""
     rng = np.random.default_rng(3)
     for n, k in ((1, 1), (31, 33), (32, 32), (33, 7), (70, 65)):
         a, b = matrix(n, k, dtype, orders[0], rng), matrix(k, n, dtype, orders[1], rng)
@@ -64,7 +64,7 @@ def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
             old, memory = c.copy(), c.base
             wanted = alpha * (a @ b) + (beta * old if beta else 0)
             op = gemm_op("small", [(view_of("A", a), view_of("B", b), view_of("C", c))], dtype, alpha, beta)
-            launched(replace(op, half=half and TriangleOutput(half)), dtype, {"A": a, "B": b, "C": c})
+            launched(replace(op, triangle=half and TriangleOutput(half)), dtype, {"A": a, "B": b, "C": c})
             below = np.tri(n, dtype=bool)
             np.testing.assert_array_equal(c[below], wanted[below])
             above = {None: wanted, "lower": old, "full": c.T}[half]
@@ -72,13 +72,13 @@ def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
             assert memory is not None and np.isnan(memory[:, n:]).all()
 
 
-def test_nothing_is_multiplied_by_what_lies_beyond_the_operands() -> None:
-    """An inf in the last column of a piece that is not full stays an inf."""
+def test_no_padding_is_multiplied() -> None:
+    """An inf in the last column of a partial piece stays an inf."""
     a = np.ones((40, 37), np.float32)
     a[3, 36] = np.inf
     c = np.zeros((40, 40), np.float32)
     op = gemm_op("small", [(view_of("A", a), view_of("B", a.T), view_of("C", c))], "float32")
-    launched(replace(op, half=TriangleOutput("full")), "float32", {"A": a, "B": a, "C": c})
+    launched(replace(op, triangle=TriangleOutput("full")), "float32", {"A": a, "B": a, "C": c})
     np.testing.assert_array_equal(c, a @ a.T)
 
 
@@ -94,11 +94,11 @@ def test_a_batch() -> None:
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
-    """Nothing is spilled."""
+def test_it_compiles_for_every_architecture(dtype: str, architecture: str) -> None:
+    """No register spills."""
     x = View("C", 0, 100, 100, 100, 1, dtype)
     op = gemm_op("small", [(x._replace(base="A"), x._replace(base="B"), x)], dtype)
     for half in (None, TriangleOutput("full")):
-        launch = small_launch(replace(op, half=half), dtype)
+        launch = small_launch(replace(op, triangle=half), dtype)
         found = report(dtype, launch.kernel.source, architecture)
         assert found.local == 0 and found.shared <= 48 << 10

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 
 from fmm.hardware.datasheets import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.fused import fused_op
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
@@ -62,10 +62,7 @@ def limits(architecture: str) -> Capability:
 @pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
-    """No local memory; registers as (16) says and not many more; about the thread blocks that the model expects.
-
-    Of the kernels of one level the one with two blocks of each has the most: (16) grows with every block.
-    """
+    """No local memory; registers close to equation (16); about the thread blocks that the model expects."""
     nvrtc()
     made = kernel(s, *operands)
     needed, summed, on = registers_needed(s, operands), operands[:2] != (1, 1), limits(architecture)
@@ -80,7 +77,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
 
 @pytest.mark.parametrize("s", quick_and_slow(TUNED[:1], TUNED[1:]), ids=lambda s: s.name)
 def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
-    """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one of the architectures."""
+    """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one architecture."""
     nvrtc()
     variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
     jobs: list[tuple[Any, ...]] = []
@@ -94,7 +91,7 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
 @pytest.mark.parametrize("s", [named_strategy("Huge"), *DOUBLE], ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
-    """Two registers a number; where no instruction multiplies for a whole warp, small tiles."""
+    """Two registers for each number; small tiles where there is no float64 mma instruction."""
     nvrtc()
     left, right, dest = operands
     made = kernel(s, left, right, dest, dtype="float64")
@@ -122,7 +119,7 @@ def test_a_strategy_that_does_not_fit_is_replaced() -> None:
     assert found(kernel(named_strategy("Broad"), 4, 4)) == ["Huge", "Broad", "Broad", "Broad"]
 
 
-# ---- on the host: the threads of a block take turns
+# ---- on the host, with emulated threads
 
 GUARD = 64  # NaN before and behind every operand
 
@@ -157,7 +154,7 @@ def whole_problem(
 
 
 def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | TileGroup]:
-    """All launches of a plan without workspace, on small integers: exact, and nothing beside C is touched."""
+    """All launches of a plan without workspace, on small integers: exact, and memory around C stays as it is."""
     rng = np.random.default_rng(5)
     dtype, wide = problem.dtype, 16 // problem.itemsize
     memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
@@ -196,7 +193,7 @@ def test_products_on_the_host(plan: str, orders: str, gap: int, shift: int, host
 
 @pytest.mark.parametrize("options", ["variants", "atomic.variants"])
 def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None:
-    """Launches of several products of unequal blocks, into blocks of their own or added to what others write too."""
+    """Launches of several products of unequal blocks, into separate blocks or added atomically."""
     ops = check(f"strassen.fused.{options} > tile.medium", whole_problem(33, 18, 37, "CCC", 4, 0.5, 1.0), host, 0)
     assert [len(op.ops) if isinstance(op, TileGroup) else 1 for op in ops] == [1, 2, 2, 2]
     assert all(op.fits_one_launch for op in ops if isinstance(op, TileGroup))
@@ -205,7 +202,7 @@ def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None
 @pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
 @pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused > tile.medium"])
 def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:
-    """A warp's instructions, every way in which operands can lie, unequal blocks."""
+    """The mma instructions, every layout of operands, unequal blocks."""
     sizes = ((68, 22, 50), (33, 18, 37), (5, 1, 7))
     for (m, k, n), (alpha, beta) in zip(sizes, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
         ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta, "float64"), host, shift)
@@ -217,7 +214,7 @@ def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host:
     ["tile.solo", "tile.trio", "tile.small", "tile.gpu8.texture", "tile.duo.plain", "strassen.fused > tile.solo"],
 )
 def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
-    """Tiles at every edge, more of them than stages, also through registers; threads that multiply alone."""
+    """Tiles at every edge, more tiles than stages, also through registers; threads that multiply alone."""
     check(plan, whole_problem(36, 85, 44, "CCC", 0, 1.0, 0.0, "float64"), host, 0)
 
 
@@ -235,7 +232,7 @@ def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
-    """The seven products of a batched level, layer by layer of the workspace."""
+    """The seven products of a batched level, each from its part of the workspace."""
     tape = record_operations(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
     made, work = tiled_product(op, "float32"), floats(1 << 16)
@@ -256,7 +253,7 @@ def test_a_batch_is_one_launch(host: Any) -> None:
 
 @pytest.mark.parametrize("update", ["keep", "atomic"])
 def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None:
-    """Two products of unequal sizes: into blocks of their own, or atomically into the same ones."""
+    """Two products of unequal sizes, into separate blocks or atomically into the same ones."""
     memory = {name: floats(64 * 64) for name in "ABC"}
     for x in memory.values():
         x[...] = np.random.default_rng(6).integers(-3, 4, x.size)
@@ -333,7 +330,7 @@ def test_other_types_are_refused(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_each_type_has_its_strategies(dtype: str) -> None:
-    """Chosen by size, and where sums are inside."""
+    """Chosen by size, and the default for fused sums."""
     plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
     ops = [op for text in plans for op in record_operations(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
     made = [tiled_product(op, dtype) for op in ops if isinstance(op, GemmOp)]

@@ -1,4 +1,4 @@
-"""Tiles on and below the diagonal, on the host: each once, what they write, and its mirror."""
+"""Tiles on and below the diagonal, on the host: each tile once, its numbers, and their mirror."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 
 from fmm.kernels.cuda.device_code.entry_source import with_headers
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.products.tiling import RASTER_ROWS, count_triangle_tiles
@@ -25,7 +25,7 @@ from tests.support.launch_lists import buffer, matrices, play
 from tests.support.tiled_on_host import compiled_for_the_host, floats, tile_words, tiled_library
 from tests.support.tiles import tiled_product
 
-# Rows and columns of a tile, and how many rows of tiles are a group: of all strategies, and of the tensor cores.
+# Rows and columns of a tile, and rows of tiles in a group: of all strategies, and of the tensor cores.
 TILES = [
     (64, 128, RASTER_ROWS),
     (128, 128, RASTER_ROWS),
@@ -44,8 +44,8 @@ extern "C" void tile(int down, int across, int group, int number, int* found) {{
 
 
 @pytest.mark.parametrize(("high", "wide", "group"), TILES)
-def test_every_tile_of_the_lower_half_is_made_once(high: int, wide: int, group: int) -> None:
-    """Those that reach the diagonal or lie below it, and no others; neighbours share rows or columns."""
+def test_every_tile_of_the_lower_triangle_is_computed_once(high: int, wide: int, group: int) -> None:
+    """Exactly the tiles that touch the lower triangle; neighbours in the order share rows or columns."""
     required_compiler()
     text = with_headers('#include "gemm_common.cuh"\n') + DRIVER.format(high=high, wide=wide)
     library, found = tiled_library(text), (ctypes.c_int * 3)()
@@ -79,8 +79,9 @@ def launched(op: TileOp, memory: dict[str, Any]) -> None:
 
 
 def played(problem: Problem, leaf: str) -> None:
-    """On small integers: exact, and nothing beside what is wanted is touched. (Two factors whose product is symmetric
-    in its lower half alone: what stands above the diagonal is that half's mirror, and not computed.)"""
+    """Exact on small integers, and everything else stays as it is. (The two factors have a product that is symmetric in
+    its
+    lower triangle only: above the diagonal is the mirror, which is not computed.)"""
     rng, dtype, n, k = np.random.default_rng(5), problem.dtype, problem.m, problem.k
     memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
     views = {}
@@ -108,15 +109,15 @@ def played(problem: Problem, leaf: str) -> None:
     ("leaf", "dtype"), [("tile.medium", "float32"), ("tile.small", "float64"), ("tile.duo", "float64")]
 )
 @pytest.mark.parametrize(("orders", "gap"), [("CF", 4), ("FC", 1)])
-def test_halves_on_the_host(leaf: str, dtype: str, orders: str, gap: int) -> None:
-    """The lower half, and all of it: tiles on the diagonal and at edges, aligned rows and others, alpha and beta."""
+def test_triangles_on_the_host(leaf: str, dtype: str, orders: str, gap: int) -> None:
+    """The lower triangle, or all of C: tiles on the diagonal and at edges, aligned rows and others, alpha and beta."""
     required_compiler()
     fills: tuple[Fill, ...] = ("lower", "full")
     for fill, (n, k, alpha, beta) in product(fills, [(68, 20, 1, 0), (33, 9, 0.5, 2), (5, 1, 1, 0)]):
         played(half_problem(n, k, orders, dtype, fill, alpha, beta, gap), leaf)
 
 
-def test_a_batch_of_halves_is_one_launch() -> None:
+def test_a_batch_of_triangles_is_one_launch() -> None:
     problem = Problem(8192, 512, 8192, "float64", op="gram")
     op = record_operations(Plan.parse("gram^2.tile > vendor"), problem).ops[-2]
     assert isinstance(op, GemmOp) and (op.extent, op.count, op.use.leaf.name) == ("loose", 4, "tile")
@@ -128,9 +129,9 @@ def test_a_batch_of_halves_is_one_launch() -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("op", ["gram", "symmetric"])
-def test_halves_of_a_turned_copy_on_the_host(order: Literal["C", "F"], op: Operation) -> None:
-    """What the plan notes, its copy done by NumPy and its blocks on the diagonal by the kernel: both factors lie along
-    the outer dimensions if A is B's transpose, whichever way they lay."""
+def test_triangles_of_a_transposed_copy_on_the_host(order: Literal["C", "F"], op: Operation) -> None:
+    """The plan's copy is done by NumPy and its diagonal blocks by the kernel: both factors are MN-major if A is B's
+    transpose, whatever their layouts were."""
     required_compiler()
     n, k, other = 45, 18, "F" if order == "C" else "C"
     lines = k + 3 if order == "C" else n + 3
@@ -148,7 +149,7 @@ def test_halves_of_a_turned_copy_on_the_host(order: Literal["C", "F"], op: Opera
             launch_words(compiled_for_the_host(made.kernel, made.access).launch, words, made.grid[0], made.grid[2])
             seen.append((made.kernel.triangle, made.count, made.kernel.along))
         else:
-            play(replace(tape, ops=(step,), lanes=(0,)), memory)
+            play(replace(tape, ops=(step,), streams=(0,)), memory)
     inner = op == "symmetric" and order == "C"
     assert {x[0] for x in seen} == {"lower"} and {x[2] for x in seen} == {("inner" if inner else "outer", "outer")}
     assert sum(x[1] for x in seen) == 4

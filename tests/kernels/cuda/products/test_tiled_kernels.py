@@ -1,4 +1,4 @@
-"""The step tables' product kernels as instances of the tiled one: each on the host, and what NVRTC makes of them."""
+"""The step tables' product kernels as instances of the tiled kernel: each on the host, and its registers by NVRTC."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, View
 
 from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import updating_op
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
@@ -41,7 +41,7 @@ WAYS: tuple[tuple[Way, Way], ...] = (("async", "async"), *LEAF_PATHS.values())
 
 
 class Host:
-    """Kernels in one library: the template is compiled once."""
+    """Kernels in one library, so that the template is compiled once."""
 
     def __init__(self, kernels: list[tuple[TileKernel, Access]]) -> None:
         required_compiler()
@@ -63,7 +63,7 @@ class Host:
 def operation(
     kernel: Kernel, size: tuple[int, int, int], gap: int, way: tuple[Way, Way] = WAYS[0], dtype: str = "float32"
 ) -> TileOp:
-    """The kernel on matrices that are bases of their own, each with a leading dimension of its own."""
+    """Return the kernel's TileOp on separate matrices, each with its own leading dimension."""
     m, k, n = size
     assert kernel.product
     left, right = kernel.product
@@ -75,7 +75,7 @@ def operation(
 
 
 def expected(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
-    """The assignments one after the other, as the table of kernels says them."""
+    """Compute the assignments one after the other, as in the table of kernels."""
     assert kernel.product
     values, (left, right) = dict(values), kernel.product
     values[PRODUCT] = values[left].astype(np.float64) @ values[right]
@@ -85,7 +85,7 @@ def expected(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(kernel: Kernel, op: TileOp, host: Host, access: Access) -> None:
-    """Exact on small integers; what is not written stays as it was, and what is only written was NaN."""
+    """Exact on small integers; unwritten numbers stay as they are, and write-only numbers were NaN."""
     rng, memory, views = np.random.default_rng(3), {}, {}
     old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.reads)
     lines = {piece.base: x.leading for piece, x in zip(op.pieces, op.lines, strict=True)}
@@ -112,7 +112,7 @@ STAGED = "mulSubInc"  # the kernel that is tried with every way to shared memory
 @pytest.fixture(scope="module")
 def host() -> Host:
     variants = [(kernel, WAYS[0]) for kernel in PRODUCTS.values()] + [(PRODUCTS[STAGED], way) for way in WAYS[1:]]
-    # Those of float64 first: only their template has all.
+    # float64 kernels first: only their template includes all headers.
     made = [operation(kernel, SIZES[0], 0, WAYS[0], "float64").kernel for kernel in PRODUCTS.values()]
     made += [operation(kernel, SIZES[0], 0, way).kernel for kernel, way in variants]
     return Host(list(product(dict.fromkeys(made), ACCESSES)))
@@ -120,7 +120,7 @@ def host() -> Host:
 
 @pytest.mark.parametrize(("name", "way"), [*((name, WAYS[0]) for name in PRODUCTS), *((STAGED, w) for w in WAYS[1:])])
 def test_every_product_kernel_on_the_host(name: str, way: tuple[Way, Way], host: Host) -> None:
-    """Whole tiles, edges, nothing to multiply; a leading dimension for every block; aligned and not."""
+    """Whole tiles, edges, empty products; a leading dimension for every block; aligned and not."""
     for size in SIZES:
         check(PRODUCTS[name], operation(PRODUCTS[name], size, 1, way), host, "scalar")
     m, k, n = SIZES[0]
@@ -133,7 +133,7 @@ def test_every_product_kernel_on_the_host(name: str, way: tuple[Way, Way], host:
 @pytest.mark.parametrize("text", ["li-fig12", "li-fig13", "li-fig16 > li-fig12", "li-fig23 > li-fig13"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, int, int], host: Host) -> None:
-    """A whole plan: the products by the kernels themselves, compiled for the host, the sums by the interpreter."""
+    """A whole plan: the products by the kernels compiled for the host, the sums by the interpreter."""
     problem = Problem(*size, dtype)
     tape = record_operations(Plan.parse(f"{text} > tile"), problem)
     rng, views = np.random.default_rng(6), {}
@@ -155,7 +155,8 @@ def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, in
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_product_kernels_stay_in_registers(architecture: str) -> None:
-    """The most demanding one: everywhere by GPU8 as in the paper's texture codes, and once by a tuned strategy."""
+    """The most demanding kernel: on each architecture by GPU8 as in the paper's texture codes, and once by a tuned
+    strategy."""
     nvrtc()
     op = operation(PRODUCTS["mulIncIncInc"], SIZES[1], 0)
     kernels = [replace(op.kernel, strategy=GPU8, paths=LEAF_PATHS["texture"])]
@@ -169,7 +170,7 @@ def test_product_kernels_stay_in_registers(architecture: str) -> None:
 
 @pytest.mark.parametrize(("way", "loads"), [("async", 0), ("plain", 0), ("texture", 1)])
 def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
-    """And only what is staged through registers is loaded there: all else is copied past them."""
+    """Only tiles that go through registers are loaded this way; all others are copied asynchronously."""
     made = TileKernel(SMALL, "float32", paths=(way, way))
     _, ptx = compile_cuda(simt_source(made, "vector"), "compute_90", *COMPILER_OPTIONS)
     assert ("ld.global.nc.v4" in ptx) == bool(loads) and ("cp.async.cg" in ptx) == (way == "async")
@@ -178,7 +179,7 @@ def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
 # ---- plans
 
 
-def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
+def test_leaves_name_the_copy_path() -> None:
     for leaf, s, paths in (
         ("tile.gpu8.texture", GPU8, ("texture", "plain")),
         ("tile.plain", None, ("plain", "plain")),
@@ -193,7 +194,7 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
         Plan.parse("strassen.fused > tile.half.texture")
 
 
-def test_an_open_strategy_is_the_devices() -> None:
+def test_an_open_strategy_is_chosen_for_the_device() -> None:
     op = next(
         x
         for x in record_operations(Plan.parse("li-fig12 > tile"), Problem(8192, 8192, 8192, "float32")).ops
@@ -218,14 +219,14 @@ def test_an_open_strategy_is_the_devices() -> None:
         ("mulSubInc", None),
     ],
 )
-def test_kernels_that_differ_by_coefficients_are_one(name: str, pairs: tuple[tuple[int, int], ...] | None) -> None:
+def test_kernels_that_differ_in_coefficients_are_one(name: str, pairs: tuple[tuple[int, int], ...] | None) -> None:
     op = operation(PRODUCTS[name], SIZES[0], 0)
     assert (op.kernel.epilogue == adding_epilogue(len(op.dest))) == (pairs is not None)
     assert pairs is None or tuple((x.factor, x.keep) for x in op.dest) == pairs
 
 
 def test_gpu8_is_the_papers_thread_block() -> None:
-    """Section 4: 16 x 8 threads make 16 x 128 numbers, each a column; and it fits on every chip."""
+    """Section 4: 16 x 8 threads compute 16 x 128 numbers, each thread a column; and it fits on every chip."""
     assert (GPU8.m_s, GPU8.n_s, GPU8.threads) == (16, 128, 16 * 8)
     assert (GPU8.m_r, GPU8.n_r, GPU8.warp_n) == (16, 1, 32)
     assert TileKernel(GPU8, "float32").shared <= 48 << 10 and GPU8 in PRESETS

@@ -1,4 +1,4 @@
-"""Tiled products by the copy engine, without one: what NVRTC makes of them, what they compute on the host, launches."""
+"""Tiled products by the copy engine, without a GPU: registers by NVRTC, results on the host, launches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
+from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
@@ -48,15 +48,15 @@ DEEPER = TileSizes("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, 
 @pytest.mark.parametrize(
     ("plan", "s"), [("strassen.fused > tile", TMA_FUSED_SIZES), ("tile", TMA_SIZES[1])], ids=["sums in it", "plain"]
 )
-def test_no_number_leaves_the_registers(plan: str, s: TileSizes, architecture: str) -> None:
-    """Where there is a copy engine; elsewhere gemm_simt.cuh does the same. Registers: Huang's Eq. 16 at least."""
+def test_products_stay_in_registers(plan: str, s: TileSizes, architecture: str) -> None:
+    """For chips with a copy engine; gemm_simt.cuh does the same on others. Registers: at least Huang's Eq. 16."""
     nvrtc()
     made = launch_of(plan, Problem(2560, 2560, 2560, "float32"), s).kernel
     stays_in_registers(made, s, architecture)
 
 
 @pytest.mark.parametrize("fill", ["lower", "full"])
-def test_no_number_of_a_half_leaves_the_registers(fill: Fill) -> None:
+def test_triangles_stay_in_registers(fill: Fill) -> None:
     nvrtc()
     layouts = Layout("C", 2560), Layout("F", 2560), Layout("C", 2560)
     problem = Problem(2560, 2560, 2560, "float32", layouts, op="gram", fill=fill)
@@ -79,7 +79,7 @@ def stays_in_registers(made: TmaKernel, s: TileSizes, architecture: str) -> None
     assert made.shared <= SM90_SHARED_BYTES
 
 
-# ---- on the host: the threads of a block take turns, and the copy engine is a loop
+# ---- on the host, with emulated threads, and a loop as the copy engine
 
 SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_turns.h
 
@@ -99,7 +99,7 @@ def host() -> Any:
     required_compiler()
 
     def launch(op: TmaOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
-        """The counts and the flag after it."""
+        """Return the counters and the flag after the launch."""
         starts = {name: x.ctypes.data for name, x in arrays.items()}
         told = np.frombuffer(op.parameters, np.int64)
         room = np.zeros(len(told) + 8, np.int64)
@@ -135,7 +135,7 @@ def test_a_level_in_one_launch_on_the_host(orders: str, host: Any) -> None:
 
 
 def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tiles, a long inner dimension: parts of it are tasks that write in turns."""
+    """Few tiles and a long inner dimension: its parts are tasks that write in turn."""
     op = check("tile", (60, 900, 30), "CCC", (1.0, 2.0), SMALL, host)
     assert len(op.parts) > 1
     assert op.kernel.order == "turns"
@@ -155,7 +155,7 @@ def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatc
 def test_parts_of_the_last_tiles_on_the_host(
     plan: str, size: tuple[int, int, int], multiprocessors: int, host: Any
 ) -> None:
-    """More tiles than fit: those left over are cut, wherever in a product that begins."""
+    """More tiles than fit: the remaining ones are split, wherever in a product they begin."""
     for scalars in ((1.0, 2.0), (-1.0, 0.0)):
         op = check(plan, size, "CCC", scalars, SMALL, host, multiprocessors)
         assert len({x.tiles for x in op.parts}) > 1
@@ -164,7 +164,7 @@ def test_parts_of_the_last_tiles_on_the_host(
 @pytest.mark.parametrize("all_", [1.0, 1e-18])
 @pytest.mark.parametrize("one", [np.inf, -np.inf, np.nan, 1e37, 1.0, 0.0])
 def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
-    """By what is not finite, by what might become so when some are added, and by what the cache would take for zero."""
+    """By numbers that are not finite, that may overflow when added, or that the L2 cache may flush to zero."""
     op = launch_of("strassen.fused > tile", Problem(16, 16, 16, "float32"), SMALL)
     a, b, c = (np.full((16, 16), all_, np.float32) for _ in "ABC")
     a[3, 5] = one * all_
@@ -174,7 +174,7 @@ def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
 
 
 def test_batches_on_the_host(host: Any) -> None:
-    """Layers of a batch, each with parts in turns."""
+    """Products of a batch, each with parts that write in turn."""
     problem = Problem(70, 640, 36, "float32")
     (gemm,) = (op for op in record_operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
     tiled = tiled_product(gemm, "float32")
@@ -207,14 +207,14 @@ def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
     assert n != 3584 or taken < 5.35 * (steps + edge)  # 5.2 rounds of whole tiles; products in parts would take 5.4
 
 
-def test_jobs_go_to_whatever_machine_is_free() -> None:
+def test_jobs_go_to_the_machine_that_is_free_first() -> None:
     assert makespan([(3, 2.0)], 2) == 4
     assert makespan([(3, 2.0), (2, 1.0)], 2) == 4
     assert makespan([(4, 1.0), (1, 5.0)], 3) == 6
     assert makespan([], 3) == 0
 
 
-def test_launches_fit_what_a_driver_passes_on() -> None:
+def test_parameters_fit_the_drivers_limit() -> None:
     for n, plan in product((1536, 2560, 8192), ("tile", "strassen.fused > tile")):
         for s in TMA_SIZES if plan == "tile" else (TMA_FUSED_SIZES,):
             op = launch_of(plan, Problem(n, n, n, "float32"), s)
@@ -223,7 +223,7 @@ def test_launches_fit_what_a_driver_passes_on() -> None:
             assert op.grid[0] == sum(part.tiles for part in op.parts)
 
 
-def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
+def test_unsupported_products_use_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | TileGroup:
         (found,) = record_operations(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
         assert isinstance(found, TileGroup | GemmOp)
@@ -247,13 +247,13 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
 
 
-# ---- one half
+# ---- one triangle
 
 
 @pytest.mark.parametrize("fill", ["lower", "full"])
 @pytest.mark.parametrize(("orders", "alpha", "beta"), [("CF", 1, 0), ("FC", 0.5, 2)])
-def test_halves_on_the_host(fill: Fill, orders: str, alpha: float, beta: float, host: Any) -> None:
-    """Tiles on and below the diagonal, edges, more tiles than a group has rows; nothing else is touched."""
+def test_triangles_on_the_host(fill: Fill, orders: str, alpha: float, beta: float, host: Any) -> None:
+    """Tiles on and below the diagonal, edges, more rows of tiles than in a group; everything else stays as it is."""
     for n, k, gap in ((196, 20, 4), (70, 12, 3), (5, 4, 1)):
         sides = [(cols if order == "C" else rows) for order, (rows, cols) in zip(orders, ((n, k), (k, n)), strict=True)]
         a, b = (Layout(order, -(-side // 4) * 4) for order, side in zip(orders, sides, strict=True))  # type: ignore[arg-type]

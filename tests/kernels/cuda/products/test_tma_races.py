@@ -1,8 +1,4 @@
-"""Who orders what in tiled products by the copy engine: their source on the host, watched by ThreadSanitizer.
-
-Tools that watch a GPU know barriers, not gates, and report sums that a gate orders. Here every thread is a thread,
-every copy is one too, and a gate orders what was done before an arrival and what is done after passing it: no more.
-"""
+"""Memory order in tiled products by the copy engine: their source on the host, checked by ThreadSanitizer."""
 
 from __future__ import annotations
 
@@ -25,10 +21,10 @@ from tests.support.host_compiler import COMPILER, compiled_file, header
 from tests.support.tma_on_host import SMALL, check, described, for_the_host
 
 FLAGS = ("-std=c++20", "-O1", "-g", "-w", "-Wno-psabi", "-pthread", "-fsanitize=thread")
-# What may be left out: the order that gates of copies or of sums make, a warp's meeting before it arrives, turns.
+# Order that a test can leave out: of the barriers of copies or of sums, of a warp before it arrives, of turns.
 LEFT_OUT = ("nothing", "copies", "sums", "warps", "turns")
 RACE = "WARNING: ThreadSanitizer: data race"
-# Two thread blocks at a time, so that turns are taken. Reads a launch and its arrays, writes C and the counts.
+# Two thread blocks at a time, so that tasks wait for turns. Reads a launch and its arrays, writes C and the counters.
 DRIVER = r"""
 static std::vector<char> taken(size_t size) {{
     std::vector<char> bytes(size);
@@ -86,13 +82,13 @@ int main() {{
     fwrite(counts.data(), 4, turns, stdout);
 }}
 """
-# Filling a stage again, as the kernel has it and as a test may have it do.
+# The kernel's code that fills a stage again, which a test may change to fill it too early.
 REFILL = "if (t > 2 && t - 3 + S::STAGES < steps + AHEAD) fill(t - 3 + S::STAGES, free);"
 FREE = "free = S::STAGES - 3;"
 
 
 def run(command: list[str], given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """With addresses as ThreadSanitizer wants them, where the machine chooses others at random."""
+    """Return the command with the address layout that ThreadSanitizer needs, where the machine randomizes addresses."""
     where = ["setarch", "-R"] if shutil.which("setarch") else []
     env = {"TSAN_OPTIONS": "halt_on_error=1"}
     return subprocess.run([*where, *command], input=given, capture_output=True, env=env, timeout=120)
@@ -100,7 +96,7 @@ def run(command: list[str], given: bytes = b"") -> subprocess.CompletedProcess[b
 
 @cache
 def sanitizer() -> str | None:
-    """Why no race would be seen here, or None: then one is."""
+    """Return why no race would be seen here; None if one is seen."""
     if COMPILER is None:
         return "no C++ compiler (g++ or clang++) for the kernel's source on the host"
     racy = "#include <thread>\nint x; int main() { std::thread t([] { x = 1; }); x = 2; t.join(); }\n"
@@ -116,7 +112,7 @@ Watched = Callable[..., tuple[np.ndarray[Any, Any], int]]
 
 
 class RaceError(Exception):
-    """What ThreadSanitizer reports."""
+    """Return ThreadSanitizer's report."""
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +165,7 @@ def host() -> Watched:
 TILE, LEVEL = "tile", "strassen.fused.pad8 > tile"  # the level: sums of A alone, of B alone, of both, in turns
 
 
-# Of 6 stages: one step, as many steps, more; of a level 3 and 10.
+# For 6 stages: one step, six steps, more; for a level 3 and 10.
 @pytest.mark.parametrize(
     ("plan", "orders", "inner"),
     [
@@ -181,7 +177,7 @@ TILE, LEVEL = "tile", "strassen.fused.pad8 > tile"  # the level: sums of A alone
         (LEVEL, "CCC", 150),
     ],
 )
-def test_gates_order_whatever_threads_share(plan: str, orders: str, inner: int, host: Watched) -> None:
+def test_barriers_order_all_shared_data(plan: str, orders: str, inner: int, host: Watched) -> None:
     op = check(plan, (72, inner, 40), orders, (1.0, 0.0), SMALL, host)
     if plan == LEVEL:
         assert op.kernel.shapes == {(True, True), (True, False), (False, True)}
@@ -196,10 +192,7 @@ def test_gates_order_whatever_threads_share(plan: str, orders: str, inner: int, 
         *product((TILE, LEVEL), ["nothing"], [2]),
     ],
 )
-def test_what_is_not_ordered_is_found(plan: str, left_out: str, early: int, host: Watched) -> None:
-    """Each gate without its order, and stages that are filled again too early.
-
-    One tile earlier than they are would do: who arrives at a tile's sums has read the tile AHEAD before it too.
-    """
+def test_missing_order_is_found(plan: str, left_out: str, early: int, host: Watched) -> None:
+    """Each barrier without its memory order, and stages that are filled again too early."""
     with pytest.raises(RaceError, match="data race"):
         check(plan, (72, 150, 40), "CCC", (1.0, 0.0), SMALL, partial(host, left_out=left_out, early=early))

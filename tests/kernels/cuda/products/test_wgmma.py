@@ -1,14 +1,14 @@
-"""Products by Hopper's warpgroups, without a GPU: what NVRTC makes of the kernels, and what launches are told."""
+"""Products by Hopper's warpgroups, without a GPU: registers by NVRTC, and parameters of launches."""
 
 from __future__ import annotations
 
 from itertools import product
 
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.tiling import Along
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
@@ -62,7 +62,7 @@ def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
 # ---- NVRTC
 
 
-def test_no_number_leaves_the_registers() -> None:
+def test_products_stay_in_registers() -> None:
     """Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     told = len(launch(Problem(512, 512, 512, "float16")).parameters)
@@ -81,7 +81,7 @@ def test_the_instruction_names_every_register_once() -> None:
 
 
 def test_maps_of_rows() -> None:
-    """A row by row is along the inner dimension, B row by row along the outer one: 64 numbers of 16 bits are a line."""
+    """A by rows is K-major, B by rows is MN-major: 64 numbers of 16 bits are a line."""
     made = launch(Problem(1000, 520, 776, "bfloat16"))
     a, b, c = made.maps
     assert (a.length, a.lines, a.leading, a.box) == (520, 1000, 520, (64, 128))
@@ -106,7 +106,7 @@ def test_maps_of_columns() -> None:
     assert made.kernel.along == ("outer", "inner")
 
 
-def test_a_result_in_columns_is_the_transposed_problem() -> None:
+def test_a_column_major_result_is_the_transposed_problem() -> None:
     layouts = Layout("C", 520), Layout("C", 776), Layout("F", 1000)
     made = launch(Problem(1000, 520, 776, "float16", layouts))
     a, b, c = made.maps
@@ -116,7 +116,7 @@ def test_a_result_in_columns_is_the_transposed_problem() -> None:
     assert (a.piece.rows, b.piece.cols) == (776, 1000)
 
 
-def test_batches_are_layers() -> None:
+def test_batches_are_layers_of_the_maps() -> None:
     made = launch(Problem(1024, 1024, 1024, "bfloat16"), "strassen.batched.pad16 > tile")
     assert {x.layers for x in made.maps} == {7}
     assert {x.layer for x in made.maps} == {512 * 512}
@@ -143,12 +143,12 @@ def test_scalars() -> None:
         ("tf32", (Layout("F", 512), Layout("C", 512), Layout("C", 512))),
     ],
 )
-def test_what_the_kernel_cannot_read(dtype: str, layouts: tuple[Layout, Layout, Layout]) -> None:
-    """Rows that are not at multiples of 16 bytes; float32 that would have to be turned."""
+def test_operands_that_the_kernel_cannot_read(dtype: str, layouts: tuple[Layout, Layout, Layout]) -> None:
+    """Rows that are not at multiples of 16 bytes; float32 that would have to be transposed."""
     assert wgmma_op(gemm(Problem(512, 512, 512, dtype, layouts)), dtype, SMS) is None
 
 
-def test_rows_of_c_that_the_engine_would_write_beyond() -> None:
+def test_rows_of_c_that_the_copy_engine_would_overrun() -> None:
     layouts = Layout("C", 64), Layout("C", 128), Layout("C", 128)
     assert wgmma_op(gemm(Problem(128, 64, 104, "float16", layouts)), "float16", SMS)
     assert wgmma_op(gemm(Problem(128, 64, 100, "float16", layouts)), "float16", SMS) is None
@@ -164,7 +164,7 @@ def test_tf32_along_the_inner_dimension() -> None:
 
 
 def test_sizes() -> None:
-    """The last round of clusters is to end early."""
+    """The chosen sizes let the last round of clusters end early."""
     assert best_wgmma_sizes(8192, 8192, 1, SMS) == WGMMA_SIZES[0]
     for n, count in ((1024, 1), (2048, 7), (3072, 1), (4096, 1)):
         ends = {}
@@ -184,7 +184,7 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 
 
 @pytest.mark.parametrize("dtype", WARPGROUPS)
-def test_where_the_leaf_does_these_types(dtype: str) -> None:
+def test_chips_on_which_the_leaf_does_these_types(dtype: str) -> None:
     problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
         assert gemm(problem, plan).use.leaf.name == "tile"
@@ -193,8 +193,8 @@ def test_where_the_leaf_does_these_types(dtype: str) -> None:
             record_operations(Plan.parse(plan), problem)
 
 
-def test_what_it_writes_raises_no_flag() -> None:
-    """So C is looked at, where a plan needs that; a float32 tile raises its own."""
+def test_it_raises_no_flag() -> None:
+    """C is scanned if a plan needs the flag; a float32 tile raises the flag itself."""
     plan, on = Plan.parse("balanced > tile"), chip_target(H200, flagged=True)
     for dtype, scans in (("float16", 1), ("float32", 0)):
         labels = [
@@ -207,11 +207,11 @@ def test_the_entry_point() -> None:
     assert f"{ENTRY}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])
 
 
-# ---- the lower half
+# ---- the lower triangle
 
 
-def test_one_half_of_a_product() -> None:
-    """Of a result that lies row by row, with its mirror in the same launch; of one in columns all is multiplied."""
+def test_one_triangle_of_a_product() -> None:
+    """A row-major result with its mirror in the same launch; of a column-major one all is multiplied."""
     rows = Problem(2048, 512, 2048, "bfloat16", op="symmetric")
     columns = Layout("C", 512), Layout("C", 2048), Layout("F", 2048)
     (label,) = launch_labels(rows)
@@ -226,8 +226,8 @@ def launch_labels(problem: Problem) -> list[str]:
     return [x.label for x in record_launches(Plan.parse("tile"), problem, chip_target(H200)).launches]
 
 
-def test_what_cannot_be_mirrored_at_once() -> None:
-    """TF32, whose numbers no instruction turns; rows that end within 16 bytes, which are the vendor's."""
+def test_products_that_cannot_be_mirrored_at_once() -> None:
+    """TF32, which no instruction transposes; rows that end within 16 bytes, which are the vendor's."""
     rows = Layout("C", 512), Layout("F", 512), Layout("C", 2048)
     labels = launch_labels(Problem(2048, 512, 2048, "tf32", rows, op="gram"))
     assert "on and below the diagonal" in labels[0] and labels[1].startswith("mirror_half")
@@ -235,8 +235,8 @@ def test_what_cannot_be_mirrored_at_once() -> None:
     assert mirror.startswith("mirror_half")
 
 
-def test_an_update_of_a_half_keeps_the_old_numbers() -> None:
-    """In the same launch: what is sent twice is known before, so nothing is added by the copy engine."""
+def test_an_update_of_a_triangle_reads_the_old_numbers() -> None:
+    """In the same launch: numbers are complete before they are mirrored, so the copy engine does not add."""
     asked = Problem(2048, 512, 2048, "bfloat16", alpha=2, beta=1, op="symmetric")
     (op,) = record_operations(Plan.parse("tile"), asked).ops
     assert isinstance(op, MirroredOp)
@@ -246,7 +246,7 @@ def test_an_update_of_a_half_keeps_the_old_numbers() -> None:
     assert [slot.base for slot in found.slots] == ["A", "B", "C", "C"]
 
 
-def test_blocks_on_the_diagonal_are_a_batch_of_halves() -> None:
+def test_diagonal_blocks_are_a_batch_of_triangles() -> None:
     found = record_launches(
         Plan.parse("gram^2 > tile"), Problem(8192, 512, 8192, "bfloat16", op="gram"), chip_target(H200)
     )

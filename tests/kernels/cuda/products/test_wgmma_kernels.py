@@ -1,5 +1,6 @@
-"""Products by Hopper's warpgroups, kernel by kernel on the host: every type and order, clusters, halves with and
-without their mirror, what is added, batches, edges."""
+"""Products by Hopper's warpgroups, kernel by kernel on the host: every type and memory order, clusters, triangles with
+and
+without their mirror, addends, batches, edges."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
 
+from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
 from fmm.kernels.cuda.products import wgmma_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
@@ -37,7 +38,7 @@ POISON = {"float16": 0x7E01, "bfloat16": 0x7FC1, "tf32": 0x7FC00001}
 
 
 def bits_of(x: Array, dtype: str) -> Array:
-    """Small whole numbers as they are stored."""
+    """Return small integers in the stored type."""
     if dtype == "float16":
         return x.astype(np.float16).view(np.uint16)
     single = np.ascontiguousarray(x, np.float32).view(np.uint32)
@@ -52,7 +53,7 @@ def numbers_of(x: Array, dtype: str) -> Array:
 
 
 def placed(x: Array, order: str, dtype: str, gap: int = 16) -> tuple[Array, Array, Layout]:
-    """Memory with NaN around a matrix that lies so in it, the matrix there, and its layout; 16 bytes at a time."""
+    """Return memory with NaN around a matrix of this layout, the matrix in it, and the layout; 16 bytes at a time."""
     poison = POISON[dtype]
     stored = np.uint32 if dtype == "tf32" else np.uint16
     lies = x if order == "C" else x.T
@@ -67,7 +68,10 @@ def made_op(problem: Problem, sizes: WgmmaSizes, plan: str = "tile", **changed: 
     found = [op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp | MirroredOp)]
     op = found[0].whole if isinstance(found[0], MirroredOp) else found[0]
     wgmma_op.cache_clear()
-    with mock.patch.object(wgmma_tiles, "SIZES", (sizes,)), mock.patch.object(wgmma_tiles, "HALF_SIZES", (sizes,)):
+    with (
+        mock.patch.object(wgmma_tiles, "WGMMA_SIZES", (sizes,)),
+        mock.patch.object(wgmma_tiles, "TRIANGLE_SIZES", (sizes,)),
+    ):
         made = wgmma_op(replace(op, **changed), problem.dtype, MULTIPROCESSORS)
     wgmma_op.cache_clear()
     assert made is not None
@@ -82,7 +86,7 @@ def check(
     sizes: WgmmaSizes = TOGETHER,
     seed: int = 0,
 ) -> None:
-    """Small whole numbers, so that all is exact but for the last rounding, which cuts none of them."""
+    """Small integers, so that everything is exact except the last rounding, which cuts no digit of them."""
     m, k, n = size
     rng = np.random.default_rng(seed)
     a, b = (rng.integers(-2, 3, shape) for shape in ((m, k), (k, n)))
@@ -112,21 +116,21 @@ ORDERS = ["CCC", "FCC", "CFC", "FFC", "CCF", "FFF"]
     ),
 )
 def test_every_order(dtype: str, orders: str, sizes: WgmmaSizes) -> None:
-    """Edges within a tile, tiles of two clusters below each other, more steps than there are stages."""
+    """Edges within a tile, tiles of two clusters below each other, more steps than stages."""
     for size in ((8, 8, 8), (264, 296, 136), (1, 64, 8)):
-        # (The copy engine writes whole 16 bytes of a row of C.)
+        # The copy engine writes rows of C in multiples of 16 bytes.
         m, k, n = size if orders[2] == "C" else size[::-1]
         check((m, k, n), dtype, orders, sizes=sizes)
 
 
 @pytest.mark.parametrize("scalars", [(1, 1), (2, -3), (0.5, 1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
-def test_what_stands_in_c_is_added(dtype: str, scalars: tuple[float, float]) -> None:
+def test_old_numbers_of_c_are_added(dtype: str, scalars: tuple[float, float]) -> None:
     check((40, 72, 136), dtype, "CFC", scalars)
 
 
-def test_what_is_added_stays_where_it_lies() -> None:
-    """One line for all lines, or a matrix; C was NaN."""
+def test_a_separate_addend() -> None:
+    """The addend is one broadcast line, or a matrix; C is NaN before."""
     rng = np.random.default_rng(1)
     m, k, n = 72, 40, 24
     a, b = (rng.integers(-2, 3, shape) for shape in ((m, k), (k, n)))
@@ -137,7 +141,7 @@ def test_what_is_added_stays_where_it_lies() -> None:
         places = [placed(x, "C", "bfloat16") for x in (a, b, np.zeros((m, n)))]
         places[2][1][...] = POISON["bfloat16"]
         layouts: Any = tuple(x[2] for x in places)
-        problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, added=(0 if broadcast else n, 1))
+        problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, addend_strides=(0 if broadcast else n, 1))
         memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), APART: there}
         play(wgmma_launch(made_op(problem, TOGETHER)), memory)
         np.testing.assert_array_equal(numbers_of(places[2][1], "bfloat16"), 2 * (a @ b) + 3 * added)
@@ -146,13 +150,13 @@ def test_what_is_added_stays_where_it_lies() -> None:
 def made_half(
     x: Array, old: Array, dtype: str, sizes: WgmmaSizes, half: TriangleExtent, scalars: tuple[float, float], rows: bool
 ) -> tuple[Array, int]:
-    """x times its transpose into a C that lies row by row, and how many numbers beside C are as they were."""
+    """Return x times its transpose in a row-major C, and how many numbers around C are unchanged."""
     n, k = x.shape
     orders = "CF" if rows else "FC"
     left, right = (placed(y, order, dtype) for y, order in zip((x, x.T), orders, strict=True))
     to = placed(old, "C", dtype)
     problem = Problem(n, k, n, dtype, (left[2], right[2], to[2]), *scalars, op="gram")
-    made = made_op(problem, sizes, half=TriangleOutput(half, gram=True))
+    made = made_op(problem, sizes, triangle=TriangleOutput(half, gram=True))
     play(wgmma_launch(made), {"A": left[0], "B": right[0], "C": to[0]})
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
@@ -173,8 +177,9 @@ def made_half(
         ],
     ),
 )
-def test_halves(dtype: str, sizes: WgmmaSizes, half: TriangleExtent) -> None:
-    """On and below the diagonal as of the whole product, above it their mirror, or anything; nothing beside C."""
+def test_triangles(dtype: str, sizes: WgmmaSizes, half: TriangleExtent) -> None:
+    """On and below the diagonal as in the whole product; above it the mirror, or anything; memory around C
+    unchanged."""
     rng = np.random.default_rng(2)
     for n, k, scalars, rows in ((8, 8, (1, 0), True), (136, 72, (2, -1), True), (520, 40, (1, 1), dtype == "tf32")):
         x, old = rng.integers(-2, 3, (n, k)), rng.integers(-8, 9, (n, n))
@@ -190,7 +195,7 @@ def test_halves(dtype: str, sizes: WgmmaSizes, half: TriangleExtent) -> None:
 
 
 def test_a_batch() -> None:
-    """Products at distances of their own."""
+    """Products at irregular distances."""
     rng = np.random.default_rng(3)
     count, m, k, n = 3, 72, 40, 136
     a, b = (rng.integers(-2, 3, (count, *shape)) for shape in ((m, k), (k, n)))

@@ -130,6 +130,6 @@ def test_tests_can_begin_anew(flags: Any) -> None:
     chunk.counts[number] = 5
     flag.prepared[1] = "a call"
     assert not flag.trusted()
-    flags.forget_flags()
+    flags.reset_flags()
     found = flags.stream_flag(0, 7)
     assert found.trusted() and not found.prepared

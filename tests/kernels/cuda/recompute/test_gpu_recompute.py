@@ -119,10 +119,9 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 
 
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
-    from fmm.runtime.device_backend import DeviceBackend, record_for_device
-
     from benchmarks.guard import only_recomputing
     from benchmarks.harness import gpu_seconds
+    from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
     side, backend = 4096, DeviceBackend()
     launches = only_recomputing(

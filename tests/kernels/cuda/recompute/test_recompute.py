@@ -92,7 +92,7 @@ def rescued(of: Problem, arrays: Arrays, slot: Slot | None, host: Any, shift: in
     known = {**dict(zip("ABC", arrays.bases, strict=True)), FLAG: flag, HOST_COUNT: count}
     for x in launch.slots:
         words[x.word] = known[x.base] + x.offset
-    kernel, access = launch.kernel.given
+    kernel, access = launch.kernel.source_arguments
     host(kernel, "scalar" if shift % 4 else access, words, min(BLOCKS, launch.grid[0]))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import MirrorOp, View
-from fmm.kernels.cuda.sums.mirror_rescale import MIRROR_ENTRY, MIRROR_THREADS, mirror_launch, mirror_source
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import FLAG, Launch
+from fmm.kernels.cuda.ops import MirrorOp, View
+from fmm.kernels.cuda.sums.mirror_rescale import MIRROR_ENTRY, MIRROR_THREADS, mirror_launch, mirror_source
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
@@ -23,8 +23,8 @@ extern "C" double sqrt(double);
 """
 DRIVER = f"""
 extern "C" int launch(const void* parameters, int blocks) {{
-    auto entry = [](const void* p) {{ {ENTRY}(*static_cast<const fmm::HalfMirror*>(p)); }};
-    run(entry, parameters, blocks, 1, {THREADS});
+    auto entry = [](const void* p) {{ {MIRROR_ENTRY}(*static_cast<const fmm::HalfMirror*>(p)); }};
+    run(entry, parameters, blocks, 1, {MIRROR_THREADS});
     return sizeof(fmm::HalfMirror);
 }}
 """
@@ -40,7 +40,7 @@ def on_host(*given: Any) -> Any:
 def launched(op: MirrorOp, bases: dict[str, Matrix]) -> Launch:
     launch = mirror_launch(op, FLAG in bases)
     words = told_words(launch.parameters, launch.slots, bases)
-    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0])
+    launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0])
     return launch
 
 

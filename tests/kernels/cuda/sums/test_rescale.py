@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from fmm.kernels.cpu.numpy_backend import rescale_arrays
+from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.sums.mirror_rescale import (
     RESCALE_ENTRY,
     RESCALE_THREADS,
@@ -18,9 +21,6 @@ from fmm.kernels.cuda.sums.mirror_rescale import (
     rescale_launch,
     rescale_source,
 )
-
-from fmm.kernels.cpu.numpy_backend import rescale_arrays
-from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.plans.steps.rescaling import find_exponents, rescale
 from fmm.kernels.plans.steps.sums import whole_matrix
 from tests.support.host_launch import launch_words, told_words, view_of
@@ -30,13 +30,13 @@ from tests.support.sums_on_host import kernel_in_turns
 
 DRIVER = f"""
 template <class Told> int told_bytes(void (*)(Told)) {{ return sizeof(Told); }}
-template <class Told> void enter(const void* p) {{ {ENTRY}(*static_cast<const Told*>(p)); }}
+template <class Told> void enter(const void* p) {{ {RESCALE_ENTRY}(*static_cast<const Told*>(p)); }}
 template <class Told> void start(void (*)(Told), const void* p, int blocks) {{
-    run(enter<Told>, p, blocks, 1, {THREADS});
+    run(enter<Told>, p, blocks, 1, {RESCALE_THREADS});
 }}
 extern "C" int launch(const void* parameters, int blocks) {{
-    start({ENTRY}, parameters, blocks);
-    return told_bytes({ENTRY});
+    start({RESCALE_ENTRY}, parameters, blocks);
+    return told_bytes({RESCALE_ENTRY});
 }}
 """
 Matrix = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ def on_host(*given: Any) -> Any:
 
 def play(launch: Launch, bases: dict[str, Matrix]) -> None:
     words = told_words(launch.parameters, launch.slots, bases)
-    launch_words(on_host(*launch.kernel.given).launch, words, launch.grid[0])
+    launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0])
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:

@@ -153,7 +153,7 @@ def test_sums_that_read_a_row_for_all_rows(text: str, dtype: str, host: Any) -> 
     for (m, k, n), shift, across in product(SHAPES, (0, 1), (1, 0)):
         for down in (0, n + 8):
             layouts = tuple(Layout("C", cols + 8) for cols in (k, n, n))
-            problem = Problem(m, k, n, dtype, layouts, 1, 1, added=(down, across))  # type: ignore[arg-type]
+            problem = Problem(m, k, n, dtype, layouts, 1, 1, addend_strides=(down, across))  # type: ignore[arg-type]
             plan = Plan.parse(text if text == "vendor" else f"{text} > vendor")
             ops = [op for op in record_operations(plan, problem).ops if isinstance(op, SumOp)]
             found = [op for op in ops if any(x.base == APART for x in op.arrays)]
@@ -168,7 +168,7 @@ def _check_on_host(op: SumOp, problem: Problem, kind: Any, shift: int, host: Any
     operands = {name: operand(*shape, layout, kind, shift) for name, (shape, layout) in shapes.items()}
     size = record_workspace(op, kind)
     operands["W"] = operand(1, size, Layout("C", size), kind)
-    if problem.added:
+    if problem.addend_strides:
         operands[APART] = operand(problem.m, problem.n, Layout("C", problem.n + 8), kind, shift)
     for x in operands.values():
         x.matrix[...] = narrow(rng.integers(-3, 4, x.matrix.shape), kind)

@@ -107,7 +107,7 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
     ],
 )
 def test_lanes_fill_an_access_while_registers_last(text: str, dtype: str, lanes: list[int]) -> None:
-    assert [kernel.lanes for kernel in kernels(text, dtype, 512)] == lanes
+    assert [kernel.vector_width for kernel in kernels(text, dtype, 512)] == lanes
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
@@ -226,7 +226,7 @@ def sources(case: Case, architecture: str) -> Iterator[tuple[str, str]]:
             # A multiple of every grid and of 16 bytes below it, so that whole layers and wide accesses are met.
             size = 512 if "^" in plan else 576
             for op, access in product(launches(plan, dtype, size, *case.scalars), ("vector", "scalar")):
-                if (access == "scalar" or op.kernel.lanes > 1) and case.only in ("", op.label):
+                if (access == "scalar" or op.kernel.vector_width > 1) and case.only in ("", op.label):
                     text = sum_source(op.kernel, access, case.flag and op.writes_result)
                     if text not in seen:
                         seen.add(text)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -99,7 +99,7 @@ def test_launch_lists_add_what_lies_elsewhere(text: str, dtype: str, rng: np.ran
         c_layout = Layout("C", n + 3) if order == "C" else Layout("F", m + 3)
         layouts = Layout("C", k), Layout("C", n), c_layout
         steps = n * kind[0], kind[1]
-        problem = Problem(m, k, n, dtype, layouts, alpha, beta, added=steps)
+        problem = Problem(m, k, n, dtype, layouts, alpha, beta, addend_strides=steps)
         memory, (a, b, c) = matrices(problem, rng)
         memory["C"][...] = 0xFF
         added = drawn_added(rng, m, n, kind, dtype)
@@ -125,7 +125,7 @@ def writes_of_c(problem: Problem, text: str) -> int:
 def test_a_row_for_all_rows_costs_no_pass(text: str) -> None:
     """As many operations as without it, one of which writes C. (Which leaf begins with a copy is a chip's matter.)"""
     plain = Problem(256, 256, 256, "float32")
-    biased = Problem(256, 256, 256, "float32", beta=1, added=(0, 1))
+    biased = Problem(256, 256, 256, "float32", beta=1, addend_strides=(0, 1))
     counts = [len(record_operations(Plan.parse(text), p).ops) for p in (plain, biased)]
     assert counts[0] == counts[1]
     assert writes_of_c(biased, text) == 1
@@ -161,4 +161,4 @@ def test_old_and_new_numbers_at_once_are_refused() -> None:
 def test_only_whole_products_with_beta_are_added_to_something() -> None:
     for wrong in ({"beta": 0}, {"beta": 1, "op": "gram"}):
         with pytest.raises(ValueError, match="only what a whole product is added to"):
-            Problem(8, 8, 8, added=(0, 1), **wrong)
+            Problem(8, 8, 8, addend_strides=(0, 1), **wrong)

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.sum_schedule import schedule_calls
-from fmm.kernels.cpu.thread_pool import Threads
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.sum_schedule import schedule_calls
+from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.levels.scheme_level import Level
 from fmm.kernels.plans.lower import BAND_ELEMENTS, LEAST_BAND_ROWS, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes

@@ -1,1 +1,0 @@
-"""The devices that experiments run on: what one is, this processor, a CUDA device, and how calls are timed on any."""

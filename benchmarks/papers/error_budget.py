@@ -1,0 +1,179 @@
+"""Is max_error_growth kept? Random problems, each with a limit, against the vendor's own error.
+
+fmm.matmul and fmm.gram get the limit as a user gives it. Where no plan pays, as for small products, the vendor answers
+and shows nothing; there, and in every other problem, one of the deepest candidates that the limit admits runs instead.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import fmm
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.error_growth import OF_REFERENCE, error_of, rounded
+from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
+from benchmarks.papers.figure import Figure
+from benchmarks.papers.matrices import Array, reference
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.stability import expected_error_growth
+from fmm.problem import Problem
+
+SIDE: Final = 8192
+PROBLEMS: Final = 200
+LARGEST: Final = 12.0  # of the budgets, the smallest of which is 1
+TYPES: Final = ("float32", "float64", "complex64", "complex128")
+DATA: Final = ("normal", "uniform [-1,1]", "uniform [0,1]")
+HUGE: Final = 1 << 50
+
+
+def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.Random) -> Plan:
+    """One of the candidates that the budget admits and that leave leaf products of 32 and more; the vendor if none."""
+    limits, dtype = Limits(HUGE, budget), problem.dtype
+    found = [
+        plan
+        for plan in compared_plans(not on_host, problem.writes_triangle)
+        if plan.considered_for(dtype)
+        and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
+        and _large(plan, problem.size)
+    ]
+    found.sort(key=lambda plan: expected_error_growth(plan, dtype, on_host))
+    return found[-1 - pick.randrange(min(3, len(found)))] if found else VENDOR
+
+
+def _large(plan: Plan, size: tuple[int, int, int]) -> bool:
+    return bool(min(size) >= 32 * 2**plan.depth)
+
+
+def _drawn(bench: Bench, data: str, dtype: str, shape: tuple[int, int], seed: int) -> Array:
+    rng = bench.generator(seed)
+
+    def real() -> Array:
+        if data == DATA[0]:
+            return rng.standard_normal(shape)
+        return rng.random(shape) if data == DATA[2] else 2 * rng.random(shape) - 1
+
+    found = real() + 1j * real() if DTYPES[dtype].is_complex else real()
+    return bench.stored(found, dtype)
+
+
+class Asked(NamedTuple):
+    """A random problem, what fmm chooses for it, and what is run."""
+
+    number: int
+    problem: Problem
+    data: str
+    budget: float
+    chosen: Plan
+    plan: Plan
+
+    @property
+    def by_name(self) -> bool:
+        return self.plan != self.chosen
+
+
+def asked_problems(bench: Bench, side: int, count: int) -> list[Asked]:
+    """The same ones every time; every fourth is a matrix times its own adjoint."""
+    found = []
+    for number in range(count):
+        pick = random.Random(number)  # of its own, so that what one device chooses changes no other problem
+        m, k, n = (pick.randint(max(side // 8, 8), side) for _ in range(3))
+        dtype, data, budget = pick.choice(TYPES), pick.choice(DATA), round(pick.uniform(1, LARGEST), 1)
+        gram = number % 4 == 3
+        problem = Problem(n, k, n, dtype, op="gram") if gram else Problem(m, k, n, dtype)
+        chosen = bench.chosen(problem, budget)
+        asked = number % 2 == 0 and chosen != VENDOR
+        plan = chosen if asked else deepest_within(budget, problem, bench.on_host, pick)
+        found.append(Asked(number, problem, data, budget, chosen, plan))
+    return found
+
+
+def budget_row(bench: Bench, x: Asked) -> Row:
+    """What was asked, what ran, and the error over the vendor's."""
+    (m, k, n), dtype = x.problem.size, x.problem.dtype
+    key = [x.number, x.problem.op, f"{m} x {k} x {n}", dtype, x.data, x.budget, str(x.plan)]
+    b = _drawn(bench, x.data, dtype, (k, n), 2 * x.number + 1)
+    a = b.conj().T if x.problem.op == "gram" else _drawn(bench, x.data, dtype, (m, k), 2 * x.number)
+    left, right = (bench.widened(y, dtype) for y in (a, b))
+    exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
+    try:
+        own, vendor = (error_of(bench, exact, c, dtype) for c in _computed(bench, x, a, b))
+    except PlanError as error:
+        return {"key": key, "failed": str(error)}
+    growth = rounded(own / vendor)
+    return {"key": key, "growth": growth, "share": rounded(growth / x.budget), "chosen": not x.by_name}
+
+
+def _computed(bench: Bench, x: Asked, a: Array, b: Array) -> tuple[Array, Array]:
+    """By the plan, or as a user asks for it; and by the vendor's product."""
+    wish: dict[str, Any] = {"plan": x.plan} if x.by_name else {"max_error_growth": x.budget}
+    if x.problem.op == "gram":
+        return fmm.gram(b, **wish), fmm.gram(b, plan=VENDOR)
+    vendor = bench.multiply(VENDOR, a, b)
+    return bench.multiply(x.plan, a, b) if x.by_name else fmm.matmul(a, b, **wish), vendor
+
+
+def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
+    """A row for each problem."""
+    return (budget_row(bench, x) for x in asked_problems(bench, side, count))
+
+
+def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+    """A part for each problem."""
+    side = max(int(SIDE * scale), 64)
+    for x in asked_problems(bench, min(side, 1024) if bench.on_host else side, PROBLEMS):
+        products = ((x.plan, x.problem),) if x.by_name and x.problem.op == "product" else ()
+        yield Part((x.number,), partial(_rows, bench, x), products, 2.0 * prod(x.problem.size) * OF_REFERENCE)
+
+
+def _rows(bench: Bench, x: Asked) -> Iterator[Row]:
+    yield budget_row(bench, x)
+
+
+EXPERIMENT: Final = Experiment(
+    "error-budget", ("number", "operation", "size", "type", "data", "budget", "plan"), SIDE, _parts, ("number",)
+)
+
+
+def _share(results: Results) -> Numbers:
+    return results.numbers("share")
+
+
+def _growth(results: Results) -> Numbers:
+    return results.numbers("growth")
+
+
+def draw_shares(axes: Any, results: Results) -> None:
+    """The problems by the share of the budget that their error takes."""
+    shares = sorted(_share(results).values())
+    axes.plot(range(1, len(shares) + 1), shares, "o", ms=3, color="#0072B2")
+    axes.axhline(1, color="#222222", lw=0.8)
+    axes.set(xlabel="problems", ylabel="error as a share of the budget", ylim=(0, None))
+
+
+FIGURES: Final[tuple[Figure, ...]] = (
+    Figure(
+        "error-budget",
+        "max_error_growth on random problems: the error over the vendor's, and as a share of the budget",
+        EXPERIMENT,
+        {"measured": _growth, "share of the budget": _share},
+        "The budget is kept in all of them: no share is above 1.",
+        x="number",
+        unit="error over the vendor's",
+        draw=draw_shares,
+    ),
+)
+
+
+def broken(results: Results) -> list[Any]:
+    """The problems whose error was above the budget, beyond the noise of comparing two roundings."""
+    return [key for key, share in _share(results).items() if share > 1 + NOISE]
+
+
+NOISE: Final = 0.02

@@ -1,0 +1,286 @@
+"""The error contract: expected beside measured error growth, for plans, types and families of data.
+
+The growth of a plan is its error over that of the vendor's product of the same matrices, in the Frobenius norm. fmm
+promises the expected growth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import product
+from math import prod, sqrt
+from typing import Any, Final
+
+from benchmarks.papers.bench import Bench
+from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
+from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.matrices import FAMILIES, Precise, pair_of, reference
+from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.data_growth import growth_on_data, plan_stages
+from fmm.perfmodel.stability import expected_error_growth
+
+# ---- the plans that are measured
+
+DEEPEST: Final = 4
+LEAST: Final = 8  # the shortest side of a leaf product
+MOST: Final = 20_000  # products
+
+
+def scheme_depths(name: str, side: int) -> Iterator[int]:
+    """The depths that leave leaf products of a fair size; four levels of squares of two, else three."""
+    found = scheme(name)
+    deepest = DEEPEST if found.size == (2, 2, 2) else DEEPEST - 1
+    for depth in range(1, deepest + 1):
+        if max(found.size) ** depth * LEAST <= side and found.rank**depth <= MOST:
+            yield depth
+
+
+def host_plans(side: int) -> tuple[str, ...]:
+    """Every scheme, stacked and one product at a time, and every step table, by one to three or four levels, as far as
+    leaf products are of a fair size and not too many."""
+    found = []
+    for name in scheme_names():
+        for depth, order in product(scheme_depths(name, side), ("", ".sequential")):
+            found.append(" > ".join([f"{name}{order}"] * depth + ["vendor"]))
+    for name in step_table_names():
+        found += [" > ".join([name] * depth + ["vendor"]) for depth in range(1, DEEPEST) if 2**depth * LEAST <= side]
+    return tuple(dict.fromkeys(found))
+
+
+# Other traversals, fringes, compositions in one pass, levels that cut. (What scales has an experiment of its own.)
+OTHER_WAYS: Final = (
+    "strassen.overlapped > vendor",
+    "winograd.overlapped > winograd.sequential > vendor",
+    "winograd.batched.pad16 > vendor",
+    "strassen^2.batched.pad16 > vendor",
+    "strassen.pad > strassen.pad > vendor",
+    "winograd.peel > winograd.peel > vendor",
+    "strassen^2 > vendor",
+    "strassen*hk223 > vendor",
+    "balanced(2) > winograd > vendor",
+)
+OF_COMPLEX: Final = (
+    "3m > vendor",
+    "3m > winograd > vendor",
+    "3m > strassen > strassen > vendor",
+    "3m(strassen) > vendor",
+)
+DEVICE_PLANS: Final = (
+    *(f"strassen{power}.batched.pad16 > vendor" for power in ("", "^2", "^3")),
+    *(f"winograd{power}.batched.pad16 > vendor" for power in ("", "^2")),
+    "winograd.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
+    "dps.batched.pad16 > vendor",
+    "dps^2.batched.pad16 > vendor",
+    "hk223.batched.pad16 > vendor",
+    "laderman.batched.pad16 > vendor",
+    "winograd.sequential > vendor",
+    "li-fig12 > vendor",
+    "li-fig23 > li-fig13 > vendor",
+    "hasa > vendor",
+    "strassen.batched.pad16 > vendor.inner",
+    "tile",
+    "strassen.fused.pad4 > tile",
+    "strassen.batched.pad16 > tile",
+    "lt0",
+    "f16x3",
+    "strassen^2.batched.pad16 > f16x3",
+    "vendor3m",
+    "3m > strassen.batched.pad16 > vendor",
+    "3m(strassen.pad16) > vendor",
+)
+
+
+@lru_cache(maxsize=64)
+def plans_on(on_host: bool, dtype: str, side: int) -> tuple[Plan, ...]:
+    """Those that take the type."""
+    names = (*host_plans(side), *OTHER_WAYS, *OF_COMPLEX) if on_host else DEVICE_PLANS
+    return tuple(plan for plan in map(Plan.parse, names) if plan.takes_type(dtype))
+
+
+# ---- measured growth
+
+SIDE: Final = 2048
+SEEDS: Final = (1, 2, 3)
+MANY: Final = 2500  # products of a plan, from which on one seed is enough: they take seconds
+OF_REFERENCE: Final = 8  # about so many plain products take as long as a reference
+RowsOf = Callable[[str, str], Iterator[Row]]  # of a type and a family
+PlansOf = Callable[[str], Sequence[Plan]]
+
+
+def frobenius(x: Any) -> float:
+    return sqrt(float((abs(x) ** 2).sum()))
+
+
+def error_of(bench: Bench, exact: Precise, c: Any, dtype: str) -> float:
+    return frobenius(exact.distance(bench.widened(c, dtype)))
+
+
+def growth_rows(
+    bench: Bench,
+    side: int,
+    types: Sequence[str],
+    seeds: Sequence[int] = SEEDS,
+    plans: Sequence[Plan] | None = None,
+    families: Sequence[str] = tuple(FAMILIES),
+) -> Iterator[Row]:
+    """A row for each plan, type and family: growths by seed, and what was expected."""
+    for dtype, family in product(types, families):
+        found: dict[Plan, list[float]] = {}
+        on_data: dict[Plan, float] = {}
+        for seed in seeds:
+            rng = bench.generator(seed)
+            pair = pair_of(bench.xp, rng, FAMILIES[family], side, DTYPES[dtype].is_complex)
+            a, b = (bench.stored(x, dtype) for x in pair)
+            wide = [bench.widened(x, dtype) for x in (a, b)]
+            exact = reference(bench.xp, wide[0], wide[1], DTYPES[dtype].unit_roundoff)
+            vendor = error_of(bench, exact, bench.multiply(VENDOR, a, b, dtype), dtype)
+            for plan in plans or plans_on(bench.on_host, dtype, side):
+                if seed != seeds[0] and prod(level.products for level in plan.levels) > MANY:
+                    continue
+                try:
+                    error = error_of(bench, exact, bench.multiply(plan, a, b, dtype), dtype)
+                except PlanError:
+                    continue
+                found.setdefault(plan, []).append(error / vendor)
+                if plan not in on_data and bench.on_host:
+                    on_data[plan] = _kept_growth(plan, dtype, family, seed, wide)
+        for plan, growths in found.items():
+            found_on_data = on_data.get(plan)
+            yield {
+                "key": [str(plan), dtype, family],
+                "growth": [rounded(x) for x in growths],
+                "on data": None if found_on_data is None else rounded(found_on_data),
+                "expected": rounded(expected_error_growth(plan, dtype, bench.on_host)),
+            }
+
+
+def rounded(x: float) -> float:
+    """To the digits that an estimate of an error has."""
+    return float(f"{x:.5g}")
+
+
+def _kept_growth(plan: Plan, dtype: str, family: str, seed: int, wide: Sequence[Any]) -> float:
+    """The same for all plans of the same schemes."""
+    key = tuple(s and s.name for s in plan_stages(plan)), len(wide[0]), dtype, family, seed
+    if key not in _KEPT:
+        _KEPT[key] = growth_on_data(plan, *wide)
+    return _KEPT[key]
+
+
+_KEPT: Final[dict[Any, float]] = {}
+
+
+def type_parts(bench: Bench, side: int, types: Sequence[str], rows: RowsOf, plans: PlansOf) -> Iterator[Part]:
+    """A part for each type and family of data."""
+    for dtype, family in product(types, FAMILIES):
+        some = plans(dtype)
+        work = 2.0 * side**3 * (len(some) + OF_REFERENCE) * len(SEEDS)
+        yield Part((dtype, family), partial(rows, dtype, family), products_of(some, side, dtype), work)
+
+
+# ---- the figures
+
+HOST_TYPES: Final = ("float32", "float64", "complex64", "complex128")
+DEVICE_TYPES: Final = tuple(DTYPES)
+# Rounding errors of one product are not independent where its partial sums grow alike, which the variance does not
+# know: with this factor what is expected on the data is above what is measured, in all of the experiment's rows.
+MARGIN: Final = 2.0
+
+
+def promised(on_data: float) -> float:
+    """The growth that is not exceeded; no plan is promised to err less than the vendor."""
+    return max(1.0, MARGIN * on_data)
+
+
+def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+    side = max(int(SIDE * scale), 2 * LEAST)
+
+    def rows(dtype: str, family: str) -> Iterator[Row]:
+        return growth_rows(bench, side, [dtype], families=[family])
+
+    types = HOST_TYPES if bench.on_host else DEVICE_TYPES
+    return type_parts(bench, side, types, rows, lambda dtype: plans_on(bench.on_host, dtype, side))
+
+
+EXPERIMENT: Final = Experiment("error-growth", ("plan", "type", "family"), SIDE, _parts, ("type", "family"))
+
+
+def _worst(results: Results) -> Numbers:
+    """By plan and type: the largest median over the families."""
+    return _over_families(results, max)
+
+
+def _least(results: Results) -> Numbers:
+    return _over_families(results, min)
+
+
+def _over_families(results: Results, pick: Any) -> Numbers:
+    found: dict[Key, list[float]] = {}
+    for key, growth in results.numbers("growth").items():
+        found.setdefault(key[:2], []).append(growth)
+    return {key: float(pick(values)) for key, values in found.items()}
+
+
+COLOURS: Final = ("#0072B2", "#009E73", "#56B4E9", "#D55E00", "#CC79A7", "#E69F00")
+
+
+def draw_contract(axes: Any, results: Results) -> None:
+    """Measured over expected growth, a dot a row: dots without data's expectation are rings at the expected one."""
+    measured, on_data, expected = (results.numbers(name) for name in ("growth", "on data", "expected"))
+    for family, colour in zip(FAMILIES, COLOURS, strict=True):
+        keys = [key for key in measured if key[2] == family]
+        for name, numbers, face in (("on data", on_data, colour), ("expected", expected, "none")):
+            found = [(numbers[key], measured[key]) for key in keys if key in numbers]
+            x, y = zip(*found, strict=True) if found else ((), ())
+            axes.plot(x, y, "o", ms=3, mec=colour, mfc=face, mew=0.5, alpha=0.7, label=f"{family}, {name}")
+    top = max(measured.values(), default=1.0)
+    axes.plot((0.1, top), (0.1, top), color="#222222", lw=0.8)
+    axes.plot((0.1 / MARGIN, top / MARGIN), (0.1, top), color="#222222", lw=0.8, ls="--")
+    axes.set(xscale="log", yscale="log", xlabel="expected error over the vendor's", ylabel="measured")
+    axes.legend(fontsize=6, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+SAYS_GROWTH: Final = (
+    "What is expected of independent random numbers, or of ones of one sign if that is more (column expected), is not "
+    "exceeded by more than 3 percent on normal and uniform numbers and on low rank; on graded matrices it is by half, "
+    "on Kaporin's up to ten times. On positive numbers Winograd's levels err much less. "
+    f"{MARGIN:g} times what is expected on the data, and at least the vendor's error (column promised), is never below "
+    "what is measured, and at most eight times above."
+)
+
+
+FIGURES: Final = (
+    Figure(
+        "error-growth",
+        "The error contract: growth over the vendor's error, by plan, type and family of data",
+        EXPERIMENT,
+        {
+            "expected": quantity("expected"),
+            "on data": quantity("on data"),
+            "promised": lambda results: {key: promised(x) for key, x in results.numbers("on data").items()},
+            "measured": quantity("growth"),
+        },
+        SAYS_GROWTH,
+        x="plan",
+        unit="error over the vendor's",
+        draw=draw_contract,
+    ),
+    Figure(
+        "error-growth-worst",
+        "The error contract by plan and type: expected, and the least and the largest median of six families",
+        EXPERIMENT,
+        {
+            "expected": lambda results: {key[:2]: x for key, x in results.numbers("expected").items()},
+            "least": _least,
+            "measured": _worst,
+        },
+        SAYS_GROWTH,
+        keys=("plan", "type"),
+        x="plan",
+        unit="error over the vendor's",
+    ),
+)

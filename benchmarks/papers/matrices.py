@@ -1,0 +1,223 @@
+"""Test matrices of the papers and of the error contract, and precise products to judge results by.
+
+A product is "precise" to at least twice the precision of float64; Priest's doubly compensated sums judge it in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, log2
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any  # of NumPy or CuPy
+Pair = tuple[Array, Array]
+Family = Callable[[Any, Any, int], Pair]  # of an array library, a generator of its numbers, a side
+
+GRADED = 1e-6  # the last row of a graded matrix beside its first
+RANK, NOISE = 8, 1e-3  # of a matrix of low rank
+
+
+def kaporin(xp: Any, n: int, dtype: str) -> Pair:
+    """A = I + u v^T and B = I - u v^T/(1 + v^T u), each other's inverse, formed in working precision.
+
+    u_i = 1/(n + 1 - i), v_i = sqrt(i), i from 1 to n (Kaporin 1999; Li, Ranka and Sahni, section 8.1.2).
+    """
+    i = xp.arange(1, n + 1).astype(dtype)
+    u, v = 1 / (n + 1 - i), xp.sqrt(i)
+    a = u[:, None] * v[None, :]
+    b = a / -(1 + v @ u)
+    for x in (a, b):
+        x.reshape(-1)[:: n + 1] += 1
+    return a, b
+
+
+def _normal(xp: Any, rng: Any, n: int) -> Pair:
+    return rng.standard_normal((n, n)), rng.standard_normal((n, n))
+
+
+def _positive(xp: Any, rng: Any, n: int) -> Pair:
+    return rng.random((n, n)), rng.random((n, n))
+
+
+def uniform(xp: Any, rng: Any, n: int) -> Pair:
+    """Uniform in [-1, 1]."""
+    return 2 * rng.random((n, n)) - 1, 2 * rng.random((n, n)) - 1
+
+
+def _graded(xp: Any, rng: Any, n: int) -> Pair:
+    """Rows of A and columns of B fall from 1 to GRADED."""
+    falls = GRADED ** (xp.arange(n) / max(n - 1, 1))
+    a, b = _normal(xp, rng, n)
+    return a * falls[:, None], b * falls[None, :]
+
+
+def graded_inside(xp: Any, rng: Any, n: int) -> Pair:
+    """Columns of A fall from 1 to GRADED, and rows of B rise as much."""
+    falls = GRADED ** (xp.arange(n) / max(n - 1, 1))
+    a, b = _normal(xp, rng, n)
+    return a * falls[None, :], b / falls[:, None]
+
+
+def _low_rank(xp: Any, rng: Any, n: int) -> Pair:
+    """Of rank RANK, plus noise."""
+    return _low_rank_matrix(rng, n), _low_rank_matrix(rng, n)
+
+
+def _low_rank_matrix(rng: Any, n: int) -> Array:
+    left, right = rng.standard_normal((n, RANK)), rng.standard_normal((RANK, n))
+    return left @ right / RANK**0.5 + NOISE * rng.standard_normal((n, n))
+
+
+def _kaporins(xp: Any, rng: Any, n: int) -> Pair:
+    return kaporin(xp, n, "float64")
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "normal": _normal,
+        "uniform [0,1]": _positive,
+        "uniform [-1,1]": uniform,
+        "Kaporin": _kaporins,
+        "graded": _graded,
+        "low rank": _low_rank,
+    }
+)
+
+
+def pair_of(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) -> Pair:
+    """Two float64 matrices of a family; complex128 ones have parts of two draws."""
+    a, b = family(xp, rng, n)
+    if complex_numbers:
+        c, d = family(xp, rng, n)
+        return a + 1j * c, b + 1j * d
+    return a, b
+
+
+# ---- precise products
+
+MANTISSA = 53  # bits of a float64
+SPLITTER = 2.0**27 + 1  # Veltkamp's, for float64
+NUMBERS = 1 << 22  # that Priest's sums hold at a time
+
+
+def two_sum(x: Array, y: Array) -> tuple[Array, Array]:
+    """The rounded sum and what rounding took from it; their sum is x + y exactly."""
+    total = x + y
+    part = total - x
+    return total, (x - (total - part)) + (y - part)
+
+
+def two_product(x: Array, y: Array) -> tuple[Array, Array]:
+    """The rounded product and what rounding took from it; their sum is x y exactly, unless it under- or overflows."""
+    product = x * y
+    (a, b), (c, d) = _halves(x), _halves(y)
+    return product, b * d - (((product - a * c) - b * c) - a * d)
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    """Two numbers of at most 26 bits each, whose sum is x."""
+    scaled = SPLITTER * x
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
+# ---- one entry at a time, by Priest's summation
+
+
+def doubly_compensated_sums(terms: Array) -> Array:
+    """The sum of each column, terms from the largest to the smallest. Steps and names are Priest's."""
+    order = np.argsort(-np.abs(terms), axis=0, kind="stable")
+    x = np.take_along_axis(terms, order, axis=0)
+    s, c = x[0].copy(), np.zeros_like(x[0])
+    for term in x[1:]:
+        y = c + term
+        u = term - (y - c)
+        t = y + s
+        v = y - (t - s)
+        z = u + v
+        s = t + z
+        c = z - (s - t)
+    return s
+
+
+def priest_product(a: Array, b: Array) -> Array:
+    """The product of two float64 matrices on the host, each entry a doubly compensated sum of exact products.
+
+    D'Alberto and Nicolau's reference (section 3.2), but that their products are rounded to an extended precision.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    rows, cols = np.divmod(np.arange(m * n), n)
+    found = np.empty(m * n)
+    step = max(NUMBERS // (2 * k), 1)
+    for some in (slice(start, start + step) for start in range(0, m * n, step)):
+        terms = np.concatenate(two_product(a[rows[some]].T, b[:, cols[some]]))
+        found[some] = doubly_compensated_sums(terms)
+    return found.reshape(m, n)
+
+
+# ---- whole products
+
+
+class Precise(NamedTuple):
+    """A product in two float64 parts (of complex numbers, complex parts), the second one far below the first."""
+
+    high: Array
+    low: Array
+
+    def distance(self, found: Array) -> Array:
+        """How far each entry of a product of this size is off."""
+        return abs((found - self.high) - self.low)
+
+    @property
+    def rows(self) -> int:
+        return int(self.high.shape[0])
+
+
+def precise_product(xp: Any, a: Array, b: Array) -> Precise:
+    """A B to about twice the precision of float64, relative to the largest numbers of a row of A and a column of B.
+
+    A = A1 + A2 + A3 and B = B1 + B2 + B3: A1 B1, A1 B2 and A2 B1 are exact, and all that is left is 2^-40 of them.
+    """
+    if a.dtype.kind == "c":
+        return _complex_product(xp, a, b)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    bits = (MANTISSA - ceil(log2(max(a.shape[1], 2)))) // 2
+    a1, a2, a3 = _slices(xp, a, bits, 1)
+    b1, b2, b3 = _slices(xp, b, bits, 0)
+    total, lost = two_sum(a1 @ b2, a2 @ b1)
+    high, more = two_sum(a1 @ b1, total)
+    return Precise(high, more + (lost + (a1 @ b3 + (a2 @ (b2 + b3) + a3 @ b))))
+
+
+def _slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, Array, Array]:
+    """The leading bits of each number beside the largest one along the axis, the next ones, and the rest."""
+    found, rest = [], x
+    for _ in range(2):
+        largest = xp.max(xp.abs(rest), axis=axis, keepdims=True)
+        _, exponent = xp.frexp(xp.where(largest > 0, largest, 1.0))
+        shift = xp.ldexp(xp.ones_like(largest), exponent + (MANTISSA - bits))
+        found.append((rest + shift) - shift)
+        rest = rest - found[-1]
+    return found[0], found[1], rest
+
+
+def _complex_product(xp: Any, a: Array, b: Array) -> Precise:
+    """By one real product of matrices with twice the sides."""
+    left = xp.concatenate((xp.hstack((a.real, -a.imag)), xp.hstack((a.imag, a.real))))
+    high, low = precise_product(xp, left, xp.concatenate((b.real, b.imag)))
+    m = a.shape[0]
+    return Precise(high[:m] + 1j * high[m:], low[:m] + 1j * low[m:])
+
+
+def reference(xp: Any, a: Array, b: Array, unit_roundoff: float) -> Precise:
+    """Of float64 or complex128 matrices: precise enough to judge a product that rounds by so much."""
+    if unit_roundoff < ROUGH:
+        return precise_product(xp, a, b)
+    high = a @ b
+    return Precise(high, xp.zeros((1, 1), high.dtype))
+
+
+ROUGH = 2.0**-40  # errors of roundings that are this large are seen beside a plain float64 product's

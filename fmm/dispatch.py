@@ -1,0 +1,257 @@
+"""Dispatch of public calls: autograd, host streaming, plan or vendor.
+
+Modules that few programs need, and those that load torch or CuPy, are imported by the first call that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fmm.arrays.detect import PLAIN_TYPES, cupy_library, describe_array, library_of, on_device
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import NAMES, NUMPY
+from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.perfmodel.choose import Limits
+from fmm.problem import OPERATIONS, Operation, Problem, Shape
+from fmm.request import GemmRequest, GramRequest, MatmulRequest, matmul_options
+from fmm.runtime import devices, matmul
+from fmm.runtime.decisions import early_declines
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import (
+    SMALL_BYTES,
+    is_declined_on_device,
+    is_small_on_host,
+)
+from fmm.runtime.decisions.limits import (
+    NO_CONSTRAINTS,
+    PlanConstraints,
+    default_workspace_bytes,
+    limits_without_arrays,
+)
+from fmm.runtime.gemm import explain_gemm as explain_array_gemm
+from fmm.runtime.gemm import run_gemm
+from fmm.runtime.gram import Triangle, run_gram, run_recurring_gram
+from fmm.runtime.gram import explain_gram as explain_array_gram
+from fmm.runtime.prepared_operand import other_side_note, unwrap_operands, wrong_side_note
+from fmm.runtime.progress import plan_progress
+
+if TYPE_CHECKING:
+    from fmm.out_of_core.machine import Machine
+
+
+# ---- matmul
+
+
+def multiply_plain(library: Library, a: Any, b: Any, out: Any = None) -> Any:
+    """Return the product of two CuPy arrays or torch tensors, without options or constraints.
+
+    `out` is for tensors only. A product that no plan can make faster is declined after as few questions as possible:
+    small products take less time than those questions.
+    """
+    if (is_tracing := library.is_tracing) is not None and is_tracing():
+        return _traced_matmul(a, b, out, NO_CONSTRAINTS)
+    try:
+        nbytes_product = a.nbytes * b.nbytes
+    except RuntimeError:  # sparse tensors have no size in bytes, and no plans
+        nbytes_product = 0
+    if nbytes_product < SMALL_BYTES or is_declined_on_device(library, a, b, nbytes_product):
+        try:
+            return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
+        except RuntimeError:
+            if not library.lacks(a):
+                raise
+    if library.differentiable:
+        return torch_functions().matmul_tensors(a, b, out, NO_CONSTRAINTS)
+    return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
+
+
+def multiply_with_options(a: Any, b: Any, out: Any, casting: Any, order: Any, dtype: Any) -> Any:
+    """Return the product of two plain NumPy arrays with some of numpy.matmul's options."""
+    if a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b):
+        return numpy_matmul(a, b, out, casting=casting, order=order, dtype=dtype)
+    library = NUMPY.with_options(matmul_options(casting, order, dtype, {}))
+    return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
+
+
+def multiply(request: MatmulRequest) -> Any:
+    """Return the product of a checked fmm.matmul call."""
+    if request.device is not None and (machine := _streaming_machine(request)) is not None:
+        from fmm.out_of_core import product
+
+        a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
+        library = NUMPY.with_options(request.options)
+        return product.streamed_matmul(library, a, b, request.out, machine, request.constraints, request.progress)
+    if not request.progress:
+        return _multiply_in_place(request)
+    with plan_progress():
+        return _multiply_in_place(request)
+
+
+def _multiply_in_place(request: MatmulRequest) -> Any:
+    """Return the product, computed on the device that holds the arrays."""
+    try:
+        a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
+        library = library_of(a, b, request.out).with_options(request.options)
+        if library.is_observed():
+            # The first call of a process comes here; later ones take the plain way. torch.jit.trace compares the two.
+            plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
+            if plain:
+                return multiply_plain(library, a, b, request.out)
+            return _traced_matmul(a, b, request.out, constraints)
+        if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(a, b):
+            return library.vendor(a, b, request.out)
+        if library.differentiable:
+            return torch_functions().matmul_tensors(a, b, request.out, constraints)
+        return matmul.run_matmul_any_library(library, a, b, request.out, constraints)
+    except (ValueError, RuntimeError) as error:  # the library's own error for shapes that do not match
+        if note := other_side_note(request.a, request.b):
+            error.add_note(note)
+        raise
+
+
+def explain_multiply(request: MatmulRequest) -> Decision:
+    """Return the decision of `multiply`; nothing is computed."""
+    if note := wrong_side_note(request.a, request.b):
+        a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
+        decision = explain_multiply(request._replace(a=a, b=b))
+        return replace(decision, reason=f"{decision.reason}; {note}")
+    machine = None if request.device is None else _streaming_machine(request)
+    a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
+    if machine is not None:
+        from fmm.out_of_core import product
+
+        return product.explain_streamed_matmul(
+            NUMPY.with_options(request.options), a, b, request.out, machine, constraints
+        )
+    library = library_of(a, b, request.out).with_options(request.options)
+    if library.differentiable:
+        explained: Decision = torch_functions().explain_tensors(a, b, request.out, constraints)
+        return explained
+    return matmul.explain_matmul(library, a, b, request.out, constraints)
+
+
+def _streaming_machine(request: MatmulRequest) -> Machine | None:
+    """Return the CUDA device that host arrays are streamed through; None if the arrays are where device= says."""
+    device = request.device
+    assert device is not None
+    a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
+    on_cpu = _is_cpu(device)
+    number = 0 if on_cpu else devices.parse_cuda_index(device)
+    library = library_of(a, b, request.out)
+    if library is NUMPY:
+        if on_cpu:
+            return None
+        _find_device(device, number)  # raises if there is no such device
+        from fmm.out_of_core import machine
+
+        return machine.CudaMachine(number)
+    if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
+        raise ValueError(f"a is {describe_array(a)}: with device={device!r} fmm.matmul moves NumPy arrays only")
+    return None
+
+
+@lru_cache(maxsize=1)
+def torch_functions() -> Any:
+    """Return the module of products of torch tensors, which loads torch."""
+    from fmm.runtime.torch_autograd import functions
+
+    return functions
+
+
+def _traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
+    from fmm.runtime.torch_autograd import operator
+
+    return operator.traced_matmul(a, b, out, constraints)
+
+
+# ---- gram and gemm
+
+
+def gram(request: GramRequest) -> Any:
+    """Return the product of a checked fmm.gram call."""
+    return torch_functions().gram_tensors(*request[1:]) if request.library.differentiable else run_gram(*request)
+
+
+@lru_cache(maxsize=8)
+def recurring_gram(library: Library) -> Callable[[Library, Any, Any, bool, Triangle], Any]:
+    """Return the function that runs a cached fmm.gram call of one array; it returns None for any other call."""
+    return torch_functions().recurring_gram_tensors if library.differentiable else run_recurring_gram
+
+
+def explain_gram(request: GramRequest) -> Decision:
+    """Return the decision of `gram`; nothing is computed."""
+    if not request.library.differentiable:
+        return explain_array_gram(*request)
+    decision: Decision = torch_functions().explain_gram_tensors(*request[1:])
+    return decision
+
+
+def gemm(request: GemmRequest) -> Any:
+    """Return the result of a checked fmm.gemm call."""
+    return torch_functions().gemm_tensors(*request[1:]) if request.library.differentiable else run_gemm(*request)
+
+
+def explain_gemm(request: GemmRequest) -> Decision:
+    """Return the decision of `gemm`; nothing is computed."""
+    if not request.library.differentiable:
+        return explain_array_gemm(*request)
+    decision: Decision = torch_functions().explain_gemm_tensors(*request[1:])
+    return decision
+
+
+# ---- decisions without arrays
+
+_NUMPY_TYPES = tuple(NAMES.values())
+# Types that torch has and NumPy has not begin with these names.
+_TORCH_TYPE_PREFIXES = "bfloat16", "tf32", "complex32", "float4", "float8"
+
+
+def plan_without_arrays(
+    size: Shape, dtype: str, op: Operation, device: str | int, constraints: PlanConstraints
+) -> Decision:
+    """Return the decision for row-major arrays of these sizes on a device."""
+    if not isinstance(op, str):
+        raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
+    on_cpu = _is_cpu(device)
+    number = blas_threads() if on_cpu else devices.parse_cuda_index(device)
+    if dtype not in (_NUMPY_TYPES if on_cpu else DTYPES):
+        return _fallback_for_type(dtype, on_cpu, constraints)
+    found = _find_device(device, number)
+    workspace = constraints.workspace
+    if workspace is None:
+        workspace = default_workspace_bytes(NUMPY if on_cpu else cupy_library(), number)
+    growth = found.error_growth if constraints.error_growth is None else constraints.error_growth
+    limits: Limits = limits_without_arrays(op, dtype, workspace, growth)
+    problem = Problem(*size, dtype, op=op, componentwise=limits.componentwise)
+    return matmul.decide_without_arrays(problem, limits, found, constraints.plan)
+
+
+def _fallback_for_type(dtype: str, on_cpu: bool, constraints: PlanConstraints) -> Decision:
+    """Return the vendor's decision for a type that no plan multiplies."""
+    library = ("torch" if dtype.startswith(_TORCH_TYPE_PREFIXES) else "NumPy") if on_cpu else "the vendor"
+    owner = f"{library}'s" if on_cpu else "its"
+    if constraints.plan not in (None, VENDOR):
+        raise PlanError(f"the plan {constraints.plan} cannot run here: {dtype} products are {owner} own")
+    return Decision(VENDOR, None, f"{library} answers: {dtype} products are {owner} own")
+
+
+def _is_cpu(device: object) -> bool:
+    """Return True for "cpu"; an array passed by mistake would compare number by number."""
+    return isinstance(device, str) and device == "cpu"
+
+
+def _find_device(device: str | int, number: int) -> devices.Device:
+    """Return the device of this number; errors name it as the caller wrote it."""
+    try:
+        return devices.get_device("cpu" if _is_cpu(device) else "cuda", number)
+    except ModuleNotFoundError as error:
+        needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
+        raise ModuleNotFoundError(needed) from error
+    except ImportError as error:
+        raise ImportError(f"device={device!r} needs CuPy, which does not load: {error}") from error

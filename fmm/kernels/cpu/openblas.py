@@ -1,0 +1,107 @@
+"""NumPy's own BLAS, where that is OpenBLAS with threads of its own: a while in which every product runs on the thread
+that asks for it, so that two products run side by side.
+
+The number of threads is the whole process's: whoever else multiplies meanwhile does so on one thread, and it is given
+back in the end. One call of fmm does this at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import product
+from typing import Any
+
+from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child, retry_until_done
+
+# Names of OpenBLAS's functions in NumPy's wheels (two generations) and in those of the system, of conda and others.
+PREFIXES, SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
+OWN_THREADS = 1  # what openblas_get_parallel says of a library with threads of its own (0: none, 2: OpenMP's)
+
+
+@dataclass(frozen=True)
+class OpenBlas:
+    """The threads of the OpenBLAS that numpy.matmul calls."""
+
+    count: Callable[[], int]
+    limit: Callable[[int], object]
+
+
+_lock = ForkSafeLock()
+_held = 0
+
+
+def paused_blas_threads() -> int:
+    """How many threads BLAS will have again, while a call of fmm has left it with one; else 0."""
+    return _held
+
+
+@contextmanager
+def single_threaded_blas(count: int) -> Iterator[bool]:
+    """Products run on the calling thread alone, if BLAS would use `count` threads now; False where that cannot be."""
+    global _held
+    library, lock = loaded_openblas(), _lock.now
+    if library is None or not lock.acquire(blocking=False):
+        yield False
+        return
+    try:
+        if library.count() != count:
+            yield False
+            return
+        _held = count
+        library.limit(1)
+        try:
+            yield True
+        finally:
+            retry_until_done(partial(library.limit, count))
+            _held = 0
+    finally:
+        lock.release()
+
+
+@lru_cache(maxsize=1)
+def loaded_openblas() -> OpenBlas | None:
+    """The OpenBLAS in the module that NumPy multiplies with, or in what that was linked with; None if there is none
+    whose threads are its own."""
+    library = _numpys_library()
+    for prefix, suffix in product(PREFIXES, SUFFIXES) if library else ():
+        names = (f"{prefix}{verb}{suffix}" for verb in ("get_parallel", "get_num_threads", "set_num_threads"))
+        parallel, count, limit = (getattr(library, name, None) for name in names)
+        if parallel and count and limit:
+            return OpenBlas(count, limit) if parallel() == OWN_THREADS else None
+    return None
+
+
+def cblas_function(name: str) -> tuple[Any, Any] | None:
+    """A function of BLAS's C interface, such as `dsyrk`, in the OpenBLAS that NumPy multiplies with; and its type of
+    whole numbers. None if it is another library."""
+    library = _numpys_library()
+    if library is None or loaded_openblas() is None:
+        return None
+    for prefix, suffix in product(("scipy_cblas_", "cblas_"), SUFFIXES):
+        if (found := getattr(library, f"{prefix}{name}{suffix}", None)) is not None:
+            return found, ctypes.c_int64 if "64" in suffix else ctypes.c_int
+    return None
+
+
+@lru_cache(maxsize=1)
+def _numpys_library() -> ctypes.CDLL | None:
+    """The module that NumPy multiplies with, and what that was linked with."""
+    module = sys.modules.get("numpy.linalg._umath_linalg")
+    try:
+        return ctypes.CDLL(str(getattr(module, "__file__", "")))
+    except OSError:
+        return None
+
+
+@after_fork_in_child
+def _after_fork() -> None:
+    """A forked child has no call of its parent's: its BLAS is what it was before that."""
+    global _held
+    if _held and (library := loaded_openblas()) is not None:
+        library.limit(_held)
+    _held = 0

@@ -1,0 +1,140 @@
+"""Schedules: a program of sums as elementwise calls on numbered slots, ready to be run panel by panel.
+
+Slots are numbered reads first, then writes, then scratch panels. The schedule keeps every sum done in place correct: a
+write that stands where a read stands is only made once nobody needs that read any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, restricted_program
+
+
+@dataclass(frozen=True)
+class ElementwiseCall:
+    """dest = first (op) second, as far as the operation needs them."""
+
+    op: str  # "add", "subtract", "scale" (by `factor`), "negate", "copy" or "zero"
+    dest: int
+    first: int = -1
+    second: int = -1
+    factor: float | complex = 1.0
+
+
+@dataclass(frozen=True)
+class CallSchedule:
+    calls: tuple[ElementwiseCall, ...]
+    scratch: int
+
+
+@lru_cache(maxsize=4096)
+def schedule_calls(
+    program: AdditionProgram,
+    present: tuple[bool, ...],
+    wanted: tuple[bool, ...],
+    aliases: tuple[tuple[int, int], ...],
+) -> CallSchedule:
+    """The calls that make the wanted outputs from the reads that are present (the others count as zero)."""
+    outputs = [o for o, want in enumerate(wanted) if want]
+    kept: dict[int, set[int]] = {}
+    for o, read in aliases:
+        if wanted[o] and present[read]:
+            kept.setdefault(outputs.index(o), set()).add(read)
+    writes = [len(present) + o for o in outputs]
+    return _Builder(restricted_program(program, present, wanted), kept, writes, len(present) + len(wanted)).build()
+
+
+class _Builder:
+    def __init__(
+        self, program: AdditionProgram, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int
+    ) -> None:
+        self.program, self.aliases, self.writes = program, aliases, writes
+        self.overwritten = set().union(*aliases.values())
+        self.slot = {v: v for v in range(program.inputs)}
+        self.calls: list[ElementwiseCall] = []
+        self.finally_: list[ElementwiseCall] = []
+        self.first_scratch = self.next_scratch = scratch
+        self.free: list[int] = []
+        self.last_use = {v: i for i, terms in enumerate(program.lines, program.inputs) for _, v in terms}
+
+    def build(self) -> CallSchedule:
+        for o, value in enumerate(self.program.outputs):
+            if value < self.program.inputs:
+                self._pass_on(o, value)
+        for number, terms in enumerate(self.program.lines, self.program.inputs):
+            self._line(number, terms)
+        return CallSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
+
+    def _pass_on(self, output: int, value: int) -> None:
+        """An output that is an input: copied at the end, from a safe copy if some sum is written over the input."""
+        source = value
+        if value in self.overwritten:
+            source = self._take()
+            self.calls.append(ElementwiseCall("copy", source, value))
+        self.finally_.append(ElementwiseCall("copy", self.writes[output], source))
+
+    def _line(self, number: int, terms: Terms) -> None:
+        outputs = [o for o, value in enumerate(self.program.outputs) if value == number]
+        home = next((o for o in outputs if self._safe(o, number, terms)), None)
+        dest = self._take() if home is None else self.writes[home]
+        spot = self.aliases.get(home, set()) if home is not None else set()
+        self._emit(dest, sorted(terms, key=lambda term: term[1] not in spot))
+        self.slot[number] = dest
+        self.finally_ += [ElementwiseCall("copy", self.writes[o], dest) for o in outputs if o != home]
+        for value in {v for _, v in terms}:
+            self._release(value, number)
+
+    def _safe(self, output: int, number: int, terms: Terms) -> bool:
+        """May this line be written where the output stands? Not while a later line reads what stands there now, nor if
+        the line itself reads it twice."""
+        there = self.aliases.get(output, set())
+        return all(self.last_use.get(read, -1) <= number for read in there) and sum(v in there for _, v in terms) <= 1
+
+    def _emit(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
+        """dest = sum of the terms, the first of which may stand in dest itself."""
+        if not terms:
+            self.calls.append(ElementwiseCall("zero", dest))
+            return
+        (c, value), *rest = terms
+        first = self.slot[value]
+        if c == 1 and rest and rest[0][0] in (1, -1):
+            d, value = rest.pop(0)
+            self.calls.append(ElementwiseCall("add" if d == 1 else "subtract", dest, first, self.slot[value]))
+        elif c == -1 and rest and rest[0][0] == 1:
+            self.calls.append(ElementwiseCall("subtract", dest, self.slot[rest.pop(0)[1]], first))
+        elif c in (1, -1):
+            self.calls.append(ElementwiseCall("copy" if c == 1 else "negate", dest, first))
+        else:
+            self.calls.append(ElementwiseCall("scale", dest, first, factor=plain_number(c)))
+        for d, value in rest:
+            self._accumulate(dest, d, self.slot[value])
+
+    def _accumulate(self, dest: int, c: Coefficient, source: int) -> None:
+        if c in (1, -1):
+            self.calls.append(ElementwiseCall("add" if c == 1 else "subtract", dest, dest, source))
+            return
+        scaled = self._take()
+        self.calls.append(ElementwiseCall("scale", scaled, source, factor=plain_number(c)))
+        self.calls.append(ElementwiseCall("add", dest, dest, scaled))
+        self.free.append(scaled)
+
+    def _take(self) -> int:
+        if self.free:
+            return self.free.pop()
+        self.next_scratch += 1
+        return self.next_scratch - 1
+
+    def _release(self, value: int, line: int) -> None:
+        """A scratch panel is free again after the last line that reads it (unless it is still to be copied out)."""
+        slot = self.slot[value]
+        copied = any(call.first == slot for call in self.finally_)
+        if slot >= self.first_scratch and self.last_use[value] == line and not copied:
+            self.free.append(slot)
+
+
+def plain_number(c: Coefficient) -> float | complex:
+    """A coefficient as the scalar that multiplies an array (it never widens a float32 one)."""
+    return c if isinstance(c, complex) else float(c)

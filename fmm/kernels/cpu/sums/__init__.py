@@ -1,1 +1,0 @@
-"""Sums on the host: as elementwise calls, as compiled loops, and by powers of two."""

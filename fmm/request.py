@@ -1,0 +1,372 @@
+"""Checked arguments of the public functions.
+
+Each public function has one request here. An error names the argument, its value and what is valid.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping
+from numbers import Complex, Integral, Real
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+
+from fmm.arrays.detect import check_dense, describe_value, library_of, type_name
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import NUMPY
+from fmm.dtypes import INTEGERS
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
+from fmm.runtime.gemm import OPS, BlasGemmParams
+from fmm.runtime.gram import TRIANGLES, GramParams
+
+P = ParamSpec("P")
+R = TypeVar("R")
+NO_OPTIONS: Mapping[str, Any] = {}
+
+
+class MatmulRequest(NamedTuple):
+    """A checked call of fmm.matmul."""
+
+    a: Any
+    b: Any
+    out: Any
+    options: Mapping[str, Any]  # numpy.matmul's options that differ from their defaults
+    constraints: PlanConstraints
+    device: str | int | None = None
+    progress: bool = False
+
+
+class GemmRequest(NamedTuple):
+    """A checked call of fmm.gemm."""
+
+    library: Library
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+    params: BlasGemmParams
+    constraints: PlanConstraints
+
+
+class GramRequest(NamedTuple):
+    """A checked call of fmm.gram."""
+
+    library: Library
+    a: Any
+    b: Any
+    out: Any
+    params: GramParams
+    constraints: PlanConstraints
+
+
+def check_matmul(
+    function: str,
+    a: Any,
+    b: Any,
+    out: Any,
+    options: tuple[Any, Any, Any, Mapping[str, Any]],
+    constraints: tuple[Any, ...],
+    device: str | int | None,
+    progress: Any,
+) -> MatmulRequest:
+    """Return the checked call of fmm.matmul or fmm.explain.
+
+    `options`: casting, order, dtype and numpy.matmul's other options by name. `constraints`: plan, max_error_growth,
+    workspace, componentwise.
+    """
+    if a is REQUIRED or b is REQUIRED:
+        raise missing_operands(function, ("a", "b"), (a, b), options[-1])
+    checked, changed = check_constraints(*constraints), matmul_options(*options)
+    shown = progress is not False and check_progress(progress)
+    return MatmulRequest(a, b, unwrap_out(out), changed, checked, device, shown)
+
+
+def check_gemm(
+    a: Any, b: Any, c: Any, out: Any, scalars_and_ops: tuple[Any, ...], constraints: tuple[Any, ...]
+) -> GemmRequest:
+    """Return the checked call of fmm.gemm.
+
+    `scalars_and_ops`: alpha, beta, transpose_a, transpose_b. `constraints`: plan, max_error_growth, workspace.
+    """
+    plan = parse_plan(constraints[0])
+    if plan is not None:  # fmm.explain_gemm returns a plan that may conjugate; the call itself decides that
+        plan = plan.conjugating(*plan.conjugates) or plan
+    params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
+    check_dense("fmm.gemm", a, b, c)
+    out = unwrap_out(out)
+    library = library_of(a, b, out) if c is None else library_of(a, b, c, "c")
+    check_out(library, out)
+    if c is not None and out is not None:
+        library_of(a, b, out)
+    adopt_arrays = library.adopt_arrays(a, b, c)
+    if adopt_arrays is not None:
+        a, b, c = adopt_arrays
+        out = None if out is None else library.adopt_arrays(a, b, out)[2]  # type: ignore[index]
+    if complex in (type(params.alpha), type(params.beta)):
+        arrays = [np.asanyarray(x) if library is NUMPY else x for x in (a, b, c) if x is not None]
+        if not any(library.is_complex(x) for x in arrays):
+            raise TypeError("alpha and beta must be real numbers for real matrices")
+    alpha, beta = fit_factors(library, (a, b, c if params.beta else None), params.alpha, params.beta)
+    return GemmRequest(library, a, b, c, out, params._replace(alpha=alpha, beta=beta), checked)
+
+
+def _gemm_params(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> BlasGemmParams:
+    ops = []
+    for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
+        op = OPS.get(value) if isinstance(value, str | int | np.integer | np.bool_) else None
+        if op is None:
+            raise ValueError(f"{name} must be False, True or 'C', or 0, 1 or 2, not {value!r}")
+        ops.append(op)
+    return BlasGemmParams(check_scalar("alpha", alpha), check_scalar("beta", beta), *ops)
+
+
+def check_gram(
+    a: Any, b: Any, out: Any, rows_fill_factors: tuple[Any, ...], constraints: tuple[Any, ...]
+) -> GramRequest:
+    """Return the checked call of fmm.gram.
+
+    `rows_fill_factors`: rows, fill, alpha, beta. `constraints`: plan, max_error_growth, workspace.
+    """
+    checked, params = check_constraints(*constraints), _gram_params(b, *rows_fill_factors)
+    check_dense("fmm.gram", a, b)
+    out = out if out is None else unwrap_out(out)
+    library: Library = library_of(a, a if b is None else b, out)
+    check_out(library, out)
+    if library is NUMPY:
+        a, b = np.asanyarray(a), None if b is None else np.asanyarray(b)
+    elif (adopt_arrays := library.adopt_arrays(a, a if b is None else b, out)) is not None:
+        a, b, out = adopt_arrays[0], None if b is None else adopt_arrays[1], adopt_arrays[2]
+    if out is None or type_name(out.dtype) in INTEGERS:
+        alpha, beta = fit_factors(library, (a, b), params.alpha, params.beta)
+        params = params._replace(alpha=alpha, beta=beta)
+    return GramRequest(library, a, b, out, params, checked)
+
+
+def _gram_params(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramParams:
+    if not isinstance(fill, str) or fill not in TRIANGLES:
+        raise ValueError(f"fill must be one of {', '.join(TRIANGLES)}, not {fill!r}")
+    factors = check_real("alpha", alpha), check_real("beta", beta)
+    rows = check_flag("rows", rows)
+    if rows and b is not None:
+        raise ValueError("rows=True selects a a^H of one matrix; it cannot be combined with b")
+    return GramParams(rows, fill, *factors)
+
+
+# ---- constraints and numpy.matmul's options
+
+
+def check_constraints(
+    plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any, componentwise: bool = False
+) -> PlanConstraints:
+    """Return the caller's constraints on the plan; NO_CONSTRAINTS itself if there are none."""
+    if plan is None and max_error_growth is None and workspace is None and componentwise is False:
+        return NO_CONSTRAINTS
+    if componentwise is not False and not check_flag("componentwise", componentwise):
+        return check_constraints(plan, max_error_growth, workspace)
+    growth = None if max_error_growth is None else check_error_growth(max_error_growth)
+    nbytes = None if workspace is None else check_workspace(workspace)
+    parsed = parse_plan(plan)
+    if parsed is not None and any(parsed.conjugates):
+        raise PlanError(f"{parsed} multiplies conjugates: use transpose_a='C' or transpose_b='C' of fmm.gemm instead")
+    return PlanConstraints(parsed, growth, nbytes, componentwise=bool(componentwise))
+
+
+def parse_plan(plan: Plan | Decision | str | None) -> Plan | None:
+    """Return the plan of a text, of a Decision, or the Plan itself."""
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)
+
+
+def matmul_options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return numpy.matmul's options that differ from their defaults, by name."""
+    if dtype is None and order == "K" and casting == "same_kind" and not more:
+        return NO_OPTIONS
+    options = {"casting": (casting, "same_kind"), "order": (order, "K"), "dtype": (dtype, None)}
+    return {name: value for name, (value, default) in options.items() if value is not default} | dict(more)
+
+
+def unwrap_out(out: Any) -> Any:
+    """Return `out`, which NumPy also accepts in a tuple of one."""
+    return out[0] if isinstance(out, tuple) and len(out) == 1 else out
+
+
+def check_out(library: Library, out: Any) -> None:
+    """Raise TypeError if NumPy's `out` is no array."""
+    if library is NUMPY and not (out is None or isinstance(out, np.ndarray)):
+        raise TypeError(f"out must be an array, not a {type(out).__name__}")
+
+
+# ---- numbers
+
+MAX_SIDE = sys.maxsize  # of an array; as a number of bytes, more than any machine has
+
+
+def check_side(name: str, side: Any) -> int:
+    """Return a matrix side as an int; ValueError unless it is a whole number of 0 or more."""
+    if isinstance(side, bool) or not isinstance(side, int | np.integer) or side < 0:
+        raise ValueError(f"{name} must be a whole number, 0 or more, not {describe_value(side)}")
+    if side > MAX_SIDE:
+        raise ValueError(f"{name} must be at most {MAX_SIDE}, as an array's sides are, not {describe_value(side)}")
+    return int(side)
+
+
+def check_workspace(nbytes: Any) -> int:
+    """Return the workspace limit in bytes; ValueError unless it is a whole number of 0 or more."""
+    if isinstance(nbytes, bool) or not isinstance(nbytes, Integral) or nbytes < 0:
+        raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {describe_value(nbytes)}")
+    return min(int(nbytes), MAX_SIDE)
+
+
+def check_error_growth(growth: Any) -> float:
+    """Return the error limit as a float; infinity if it is beyond the floats."""
+    real = isinstance(growth, Real) and not isinstance(growth, bool)
+    try:
+        number = float(growth) if real else math.nan
+    except OverflowError:
+        number = math.inf if growth > 0 else -math.inf
+    if not number > 0:
+        raise ValueError(f"max_error_growth must be a number above 0, not {describe_value(growth)}")
+    return number
+
+
+def check_real(name: str, value: Any) -> float:
+    """Return a real number as a Python number; whole numbers stay exact. Arrays without axes count as numbers."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not _fits_float(value):
+        if _is_scalar_array(value, "iuf"):
+            return check_real(name, value.item())
+        raise ValueError(f"{name} must be a real number, not {describe_value(value)}")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def check_scalar(name: str, value: Any) -> complex:
+    """Return a number as a Python number, so that it never changes the type of an array that it scales."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _fits_float(value):
+        if _is_scalar_array(value, "iufc"):
+            return check_scalar(name, value.item())
+        raise ValueError(f"{name} must be a number, not {describe_value(value)}")
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else complex(value)
+
+
+def _is_scalar_array(value: Any, kinds: str) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in kinds
+
+
+def _fits_float(value: Complex) -> bool:
+    try:
+        complex(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return a flag as a bool; ValueError for anything but True, False, 1 and 0, text included."""
+    if not _is_flag(value):
+        raise ValueError(f"{name} must be True or False, not {describe_value(value)}")
+    return bool(value)
+
+
+def check_progress(value: Any) -> bool:
+    """Return True if progress is to be shown; None means False."""
+    if value is not None and not _is_flag(value):
+        raise TypeError(f"progress must be True, False or None, not {describe_value(value)}")
+    return bool(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1)
+
+
+# ---- alpha and beta of integer products
+
+
+def fit_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta: Any) -> tuple[Any, Any]:
+    """Return alpha and beta as factors of a product of these arrays; None among the arrays is skipped.
+
+    Integer products accept whole factors only, written 2 or 2.0. torch rejects wrong factors of tensors itself.
+    """
+    if library.differentiable or (alpha in (0, 1) and beta in (0, 1)):
+        return alpha, beta
+    dtype = _integer_type(library, arrays)
+    if dtype is None:
+        return alpha, beta
+    return _integer_factor("alpha", alpha, dtype), _integer_factor("beta", beta, dtype)
+
+
+def _integer_type(library: Library, arrays: tuple[Any, ...]) -> np.dtype[Any] | None:
+    """Return the product's type if it is an integer type. (int64 times uint64 is multiplied in float64.)"""
+    present = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
+    names = [type_name(x.dtype) for x in present]
+    if any(name not in INTEGERS for name in names):
+        return None
+    common = np.result_type(*names)
+    return common if common.name in INTEGERS else None
+
+
+def _integer_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
+    if isinstance(value, complex):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, float):
+        raise TypeError(f"{name} must be a whole number, not {value!r}: cannot cast such multiples to {dtype}")
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be a number that {dtype} holds, {least} to {most}, not {value!r}")
+    return value
+
+
+# ---- operands that are missing, or passed by name
+
+
+class _Required:
+    """Default of a required operand. A call by name then gets the error below instead of Python's."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+REQUIRED: Final[Any] = _Required()
+# The names that torch, NumPy's documentation and fmm use for operands.
+OPERAND_NAMES = ("a", "b", "input", "other", "mat1", "mat2", "self", "tensor", "x1", "x2", "x", "y")
+
+
+def check_operands(function: str, names: Collection[str], operands: tuple[Any, ...], options: Collection[str]) -> None:
+    """Raise TypeError if a required operand is missing or an unknown option is passed."""
+    if any(x is REQUIRED for x in operands):
+        raise missing_operands(function, names, operands, options)
+    for name in options:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def missing_operands(
+    function: str, names: Collection[str], operands: tuple[Any, ...], options: Collection[str]
+) -> TypeError:
+    """Return the error for a call without some of its operands; `options` are the names of keyword arguments."""
+    named = ", ".join(f"{name}=" for name in options if name in OPERAND_NAMES)
+    if named:
+        call = f"fmm.{function}({', '.join(names)})"
+        return TypeError(f"fmm.{function} takes its operands by position: write {call}, without {named}")
+    missing = [repr(name) for name, x in zip(names, operands, strict=True) if x is REQUIRED]
+    noun = "arguments" if len(missing) > 1 else "argument"
+    return TypeError(f"{function}() missing {len(missing)} required positional {noun}: {' and '.join(missing)}")
+
+
+def public_signature(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function itself; its documented signature shows no defaults of required operands."""
+    signature = inspect.signature(function)
+    shown = [
+        parameter.replace(default=parameter.empty) if parameter.default is REQUIRED else parameter
+        for parameter in signature.parameters.values()
+        if parameter.name != "unknown"
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=shown)
+    return function

@@ -1,0 +1,148 @@
+"""Plans on CuPy's current device, one by one, for the tuner, tests and benchmarks: no choosing, no flag unless asked
+for."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cupy
+
+from fmm.kernels.cuda.launch.compile import compile_kernels
+from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
+from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.cuda.target import ALIGNED, Alignment
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.perfmodel.block_model import chip_target
+from fmm.problem import Layout, Problem
+
+GRAPHS = 16  # that a backend keeps
+
+
+def record_for_device(
+    plan: Plan, problem: Problem, device: int | None = None, alignment: Alignment = ALIGNED, flagged: bool = False
+) -> LaunchList:
+    """The launch list of a plan on a device, the current one unless it is named."""
+    index = cupy.cuda.runtime.getDevice() if device is None else device
+    return record_launches(plan, problem, chip_target(chip_of(index), alignment, flagged))
+
+
+def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
+    """Compile what these lists launch on the current device, all at once."""
+    compile_kernels(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
+
+
+class Graph(NamedTuple):
+    """A captured launch list: its memory must stay where it is."""
+
+    graph: Any
+    scratch: Any
+
+    def launch(self, stream: Any = None) -> None:
+        self.graph.launch(stream)
+
+
+@dataclass(frozen=True)
+class DeviceBackend:
+    """Runs launch lists on CuPy's current device and stream."""
+
+    _graphs: OrderedDict[Any, Graph] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def run(
+        self,
+        launches: LaunchList,
+        a: int,
+        b: int,
+        c: int,
+        workspace: int,
+        stream: Any = None,
+        flag: int = 0,
+        count: int = 0,
+    ) -> None:
+        """C = alpha A B + beta C on device pointers. A list that was recorded with a flag is told its address, and
+        that of the host's count. Where the pointers are not aligned as the list was recorded for, it is recorded
+        anew."""
+        if stream is not None:
+            with stream:
+                self.run(launches, a, b, c, workspace, None, flag, count)
+            return
+        addresses = Addresses(a, b, c, workspace, flag, count)
+        self.player(launches, addresses).play(addresses, cupy.cuda.get_current_stream().ptr)
+
+    def player(self, launches: LaunchList, addresses: Addresses) -> Player:
+        device, alignment = cupy.cuda.runtime.getDevice(), addresses.alignment
+        if alignment != launches.alignment:
+            launches = record_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
+        return player_of(launches, device)
+
+    def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> Graph:
+        """The list on these pointers as a CUDA graph; one launch replays it all. The newest few are kept."""
+        key = (launches, cupy.cuda.runtime.getDevice(), a, b, c, workspace)
+        with self._lock:
+            if key in self._graphs:
+                self._graphs.move_to_end(key)
+                return self._graphs[key]
+            made = self._graphs[key] = self._capture(launches, Addresses(a, b, c, workspace))
+            if len(self._graphs) > GRAPHS:
+                self._graphs.popitem(last=False)
+            return made
+
+    def _capture(self, launches: LaunchList, addresses: Addresses) -> Graph:
+        player = self.player(launches, addresses)  # compiled before, not during the capture
+        scratch = cupy.empty(GRAPH_SCRATCH * player.launches.vendor_stream_count, cupy.uint8)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        counters = player.new_counters(stream.ptr)
+        player.create_streams()
+        stream.synchronize()
+        with stream:
+            try:
+                stream.begin_capture()
+                player.play(addresses, stream.ptr, counters, scratch.data.ptr)
+            finally:
+                captured = stream.end_capture()
+        return Graph(captured, scratch)
+
+    def multiply(
+        self,
+        plan: Plan | str,
+        a: Any,
+        b: Any,
+        out: Any = None,
+        alpha: complex = 1,
+        beta: complex = 0,
+        dtype: str | None = None,
+    ) -> Any:
+        """alpha a b + beta out on CuPy matrices; `dtype="bfloat16"` reads 16-bit integers as bfloat16."""
+        kind = dtype or str(a.dtype)
+        a, b = _packed(a), _packed(b)
+        c = out if out is not None else cupy.empty((a.shape[0], b.shape[1]), a.dtype)
+        target = c if matrix_layout(c) else cupy.ascontiguousarray(c)
+        layouts = tuple(x for x in map(matrix_layout, (a, b, target)) if x)
+        problem = Problem(a.shape[0], a.shape[1], b.shape[1], kind, layouts, alpha, beta)  # type: ignore[arg-type]
+        launches = record_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
+        workspace = cupy.empty(launches.workspace, cupy.uint8)
+        self.run(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
+        if target is not c:
+            c[...] = target
+        return c
+
+
+def matrix_layout(x: Any) -> Layout | None:
+    """How a matrix lies in memory; None if neither its rows nor its columns are contiguous, or they overlap."""
+    (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
+    if (cols <= 1 or right == item) and (rows <= 1 or (down % item == 0 and down >= cols * item)):
+        return Layout("C", max(down // item if rows > 1 else cols, cols, 1))
+    if (rows <= 1 or down == item) and (cols <= 1 or (right % item == 0 and right >= rows * item)):
+        return Layout("F", max(right // item if cols > 1 else rows, rows, 1))
+    return None
+
+
+def _packed(x: Any) -> Any:
+    return x if matrix_layout(x) else cupy.ascontiguousarray(x)

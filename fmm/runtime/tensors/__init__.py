@@ -1,1 +1,0 @@
-"""Calls on torch's tensors: what torch does to them besides multiplying, gradients, and compiled graphs."""

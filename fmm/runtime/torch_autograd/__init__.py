@@ -1,0 +1,1 @@
+"""fmm on torch tensors: gradients, and the operator that compiled graphs contain."""

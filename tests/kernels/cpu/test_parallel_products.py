@@ -1,0 +1,360 @@
+"""Two products at a time: exact for every kind of plan, nothing begun too early, errors out, BLAS as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.kernels.cpu import numpy_backend, openblas, parallel_products
+from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
+from fmm.kernels.cpu.parallel_products import ConcurrentBackend, PlanTask, TaskQueue, time_steps
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.worker_threads import run_on_worker
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
+from fmm.runtime import probe, run_host
+from fmm.tuner.devices.cpu import CpuDevice
+from fmm.tuner.devices.device import Run
+from tests.support import ROOT
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.skipif(
+    openblas.loaded_openblas() is None or usable_processors() < 2,
+    reason="needs OpenBLAS with its own threads, and two processors",
+)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two BLAS threads, and flows for products of any size, cut into small parts."""
+    monkeypatch.setattr(parallel_products, "MIN_CONCURRENT_FLOPS", 0)
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
+    monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
+    library = openblas.loaded_openblas()
+    assert library is not None
+    before = library.count()
+    library.limit(2)
+    yield
+    assert library.count() == 2, "BLAS is left as it was"
+    library.limit(before)
+
+
+def whole_numbers(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.integers(-4, 5, shape).astype(float)
+
+
+PLANS = (
+    "winograd > vendor",
+    "winograd > winograd > vendor",
+    "winograd^2 > vendor",
+    "strassen.sequential > winograd > vendor",
+    "li-fig3.peel > winograd > vendor",
+    "hasa > li-fig3.peel > vendor",
+    "hasa > strassen.pad > vendor",
+    "balanced(2) > adaptive-winograd > laderman > vendor",
+)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_plan_is_exact(plan: str, order: Any, eager: None, rng: np.random.Generator) -> None:
+    """Whole numbers: a step that began too early, or wrote what another still reads, shows."""
+    a, b = (np.asarray(whole_numbers(rng, *shape), order=order) for shape in ((203, 301), (301, 155)))
+    for _ in range(5):
+        np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), a @ b)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_the_last_digits_do_not_depend_on_who_was_first(
+    dtype: str, order: Any, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Products are cut where a thread would be idle, that is by chance; a row's digits are the same in any cut."""
+    monkeypatch.setattr(parallel_products, "ROW_UNIT", 192)
+    shapes = ((2301, 450), (450, 303))
+    a, b = (np.asarray(rng.standard_normal(shape), dtype, order=order) for shape in shapes)
+    first = fmm.matmul(a, b, plan="winograd > vendor")
+    for _ in range(20):
+        np.testing.assert_array_equal(fmm.matmul(a, b, plan="winograd > vendor"), first)
+
+
+def test_two_products_run_side_by_side(eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """The first two wait for each other."""
+    barrier, names = threading.Barrier(2, timeout=10), set()
+    matmul, firsts = np.matmul, iter("12")
+
+    def meeting(*arguments: Any, **options: Any) -> Any:
+        names.add(threading.current_thread().name)
+        if next(firsts, ""):
+            barrier.wait()
+        return matmul(*arguments, **options)
+
+    a, b = whole_numbers(rng, 64, 64), whole_numbers(rng, 64, 64)
+    expected = a @ b
+    monkeypatch.setattr(numpy_backend, "matmul", meeting)
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan="winograd > vendor"), expected)
+    assert len(names) == 2 and threading.current_thread().name not in names
+
+
+def test_a_small_product_is_not_worth_it(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(parallel_products, "TaskQueue", lambda: pytest.fail("a flow for nothing"))
+    fmm.matmul(*rng.standard_normal((2, 256, 256)), plan="winograd > vendor")
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_other_numbers_of_threads_do_as_before(count: int) -> None:
+    def look() -> None:
+        with parallel_products.backend_for(count, 1 << 60) as found:
+            assert type(found) is NumpyBackend and found.threads == Threads(count)
+
+    run_on_worker(look)
+
+
+def test_never_on_a_thread_that_signals_interrupt(eager: None) -> None:
+    with parallel_products.backend_for(2, 1 << 60) as found:
+        assert type(found) is NumpyBackend
+
+
+# ---- what its steps take
+
+
+def sums_of_the_probe() -> None:
+    probe._sum_rate(2)
+
+
+def sums_of_the_tuner() -> None:
+    with CpuDevice().open(Problem(300, 300, 300), 0) as session:
+        assert 0 < session.sample(Run(Plan.parse("winograd > vendor"), "sums")) < 1
+
+
+@pytest.mark.parametrize("timer", [sums_of_the_probe, sums_of_the_tuner])
+def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on one thread while BLAS has one for each product: on all threads, they were believed to be slower."""
+    seen, original = set(), NumpyBackend.sum
+
+    def watched(self: NumpyBackend, *arguments: Any) -> None:
+        seen.add((self.threads.count, openblas.paused_blas_threads(), threading.current_thread().name[:3]))
+        original(self, *arguments)
+
+    monkeypatch.setattr(NumpyBackend, "sum", watched)
+    timer()
+    assert seen == {(1, 2, "fmm")}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_sums_and_products_are_told_apart(count: int, eager: None) -> None:
+    x = np.ones((1500, 1500))
+
+    def steps(backend: NumpyBackend) -> None:
+        backend.multiply("vendor", x[:600], x, np.empty((600, 1500)))
+
+    found = time_steps(count, 1 << 60, steps)
+    assert found.sums == 0 < found.products
+
+
+# ---- tasks
+
+
+def test_what_must_wait_is_read_off_the_memory() -> None:
+    x = np.zeros((8, 8))
+    top, bottom, left, right = x[:4], x[4:], x[:, :4], x[:, 4:]
+    write = PlanTask([], [top], lambda: None)
+    assert PlanTask([x], [], lambda: None).must_follow(write), "reads what is written"
+    assert PlanTask([], [left], lambda: None).must_follow(write), "writes it again"
+    assert write.must_follow(PlanTask([left], [], lambda: None)), "writes what is still read"
+    assert not PlanTask([bottom], [bottom], lambda: None).must_follow(write)
+    assert not PlanTask([top], [], lambda: None).must_follow(PlanTask([top], [], lambda: None)), "both only read"
+    assert not PlanTask([], [left], lambda: None).must_follow(PlanTask([], [right], lambda: None)), "interleaved rows"
+
+
+def test_two_tasks_meet_where_their_arrays_do() -> None:
+    """Of every kind of view, those of no elements and those that go backwards among them."""
+    x = np.zeros((12, 10))
+    rows = [x[:6], x[6:], x[5:7], x[::-1], x[:0], x[3:3, 2:], x[-1:], x[::2], x[1::2], x[11:4:-3]]
+    views = [y for r in rows for y in (r, r.T, r[:, :5], r[:, 5:], r[:, ::-2], r[:, 4:1:-1], r[..., None])]
+    met = 0
+    for left in views:
+        for right in views:
+            share = np.shares_memory(left, right)
+            met += share
+            assert PlanTask([], [left], lambda: None).must_follow(PlanTask([right], [], lambda: None)) == share
+    assert 0.1 < met / len(views) ** 2 < 0.9
+
+
+def test_the_window_is_bounded_and_in_order() -> None:
+    flowing, x, done = TaskQueue(), np.zeros(4), []
+    for i in range(parallel_products.WINDOW):
+        flowing.add(PlanTask([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
+    late = threading.Thread(target=flowing.add, args=(PlanTask([x], [x], lambda: done.append(-1)),))
+    late.start()
+    late.join(0.05)
+    assert late.is_alive() and len(flowing.waiting) == parallel_products.WINDOW
+    worker = threading.Thread(target=flowing.work)
+    worker.start()
+    late.join(10)
+    flowing.close()
+    worker.join(10)
+    assert done == [*range(parallel_products.WINDOW), -1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "order"), [(8, ["sum", "check", "product"]), (64, ["sum", "product", "check"])])
+def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None:
+    flowing, log, done = TaskQueue(share * 128), list[str](), {name: threading.Event() for name in order}
+    backend = ConcurrentBackend(Threads(1), flowing)
+    x, y = np.ones((2, 4, 4))
+
+    def note(name: str) -> None:
+        log.append(name)
+        done[name].set()
+
+    def check() -> None:
+        """Ends once all is done that need not wait for it, and a moment in which no more may be."""
+        assert done[order[order.index("check") - 1]].wait(10)
+        time.sleep(0.05)
+        note("check")
+
+    backend.first([x], check)
+    flowing.add(PlanTask([y], [y], lambda: note("sum")))
+    flowing.add(PlanTask((x, y), (np.empty((4, 4)),), lambda: note("product"), flops=128))
+    flowing.close()
+    workers = [threading.Thread(target=flowing.work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(10)
+    assert log == order
+
+
+def test_a_product_that_is_alone_is_shared() -> None:
+    flowing = TaskQueue()
+    x, y, z = np.ones((2400, 8)), np.ones((8, 8)), np.empty((2400, 8))
+    after = PlanTask((z[-1:],), (), lambda: None)
+    flowing.add(PlanTask.multiplying(numpy_product, x, y, z))
+    flowing.add(after)
+    parts = [flowing._ready(), flowing._ready(), flowing._ready()]
+    assert [len(part.writes[0]) for part in parts if part] == [1152, 576, 672]
+    assert after.after == {parts[2]}, "it needs the last rows alone"
+    for part in parts:
+        assert part is not None
+        part.work()
+    np.testing.assert_array_equal(z, x @ y)
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("error", [MemoryError, ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_an_error_comes_out_and_nobody_writes_any_more(
+    error: type[BaseException], at: int, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    calls: list[int] = []
+    run = NumpyBackend.sum
+
+    def failing(self: NumpyBackend, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == at:
+            raise error
+        run(self, *arguments)
+
+    monkeypatch.setattr(NumpyBackend, "sum", failing)
+    a, b, out = whole_numbers(rng, 200, 200), whole_numbers(rng, 200, 200), np.full((200, 200), 0.5)
+    with pytest.raises(error):
+        fmm.matmul(a, b, out=out, plan="winograd > vendor")
+    np.testing.assert_array_equal(out, a @ b)
+    assert blas_threads() == 2
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e300])
+def test_what_is_not_finite_is_numpys(bad: float, eager: None, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((2, 150, 150))
+    a[3, 4] = b[4, 5] = bad
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(fmm.matmul(a, b, plan="winograd > vendor"), a @ b)
+
+
+# ---- BLAS's threads
+
+
+def test_the_count_that_others_see_is_the_usual_one(eager: None) -> None:
+    with openblas.single_threaded_blas(2) as alone:
+        library = openblas.loaded_openblas()
+        assert alone and library is not None and library.count() == 1
+        assert blas_threads() == 2
+        with openblas.single_threaded_blas(2) as second:
+            assert not second, "one call at a time"
+    assert openblas.paused_blas_threads() == 0
+
+
+def test_a_library_that_is_limited_is_left_alone(eager: None) -> None:
+    library = openblas.loaded_openblas()
+    assert library is not None
+    library.limit(1)
+    try:
+        with openblas.single_threaded_blas(2) as alone:
+            assert not alone and library.count() == 1
+    finally:
+        library.limit(2)
+
+
+AT_EXIT = """
+import atexit, sys, threading
+import numpy as np
+import fmm
+from fmm.kernels.cpu import parallel_products
+from fmm.kernels.cpu import openblas as blas
+from fmm.runtime.running import host_run
+parallel_products.MIN_CONCURRENT_FLOPS = host_run.SMALL = 0
+blas.loaded_openblas().limit(2)
+a = np.arange(4096.0).reshape(64, 64)
+
+def last():
+    assert (fmm.matmul(a, a, plan="winograd > vendor") == a @ a).all()
+    print("done", blas.loaded_openblas().count())
+
+threading._register_atexit(last) if "late" in sys.argv else atexit.register(last)
+"""
+
+
+@pytest.mark.parametrize("when", ["usual", "late"])
+def test_without_threads_to_be_had_the_caller_does_it_all(when: str) -> None:
+    """While the interpreter exits, no thread can be started any more."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = [sys.executable, "-c", AT_EXIT, when]
+    out = subprocess.run(code, env=env, check=True, timeout=120, capture_output=True, text=True).stdout
+    assert out == "done 2\n"
+
+
+AFTER_FORK = """
+import os, warnings
+warnings.simplefilter("ignore")
+from fmm.kernels.cpu import openblas as blas
+library = blas.loaded_openblas()
+library.limit(2)
+with blas.single_threaded_blas(2):
+    child = os.fork()
+    if not child:
+        with blas.single_threaded_blas(2) as alone:
+            os._exit(0 if alone and library.count() == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert library.count() == 1
+assert library.count() == 2
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_has_its_threads_back() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", AFTER_FORK], env=env, check=True, timeout=120)

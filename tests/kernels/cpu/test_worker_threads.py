@@ -1,0 +1,217 @@
+"""Threads of ours: what is done there, who waits for it, and what happens where there are none."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.kernels.cpu import numpy_backend, worker_threads
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, on_worker_thread, run_on_worker
+from fmm.kernels.plans.plan import VENDOR
+from fmm.runtime import run_host
+
+
+def test_the_work_is_done_elsewhere_and_its_result_comes_back() -> None:
+    assert run_on_worker(threading.get_ident) != threading.get_ident()
+    assert run_on_worker(on_worker_thread) and not on_worker_thread()
+
+
+def test_one_thread_serves_one_call_after_another() -> None:
+    run_on_worker(threading.get_ident)
+    assert len({run_on_worker(threading.get_ident) for _ in range(50)}) == 1
+
+
+def test_two_callers_have_a_thread_each() -> None:
+    both, seen = threading.Barrier(2, timeout=10), list[int]()
+
+    def meet() -> None:
+        seen.append(threading.get_ident())
+        both.wait()
+
+    other = threading.Thread(target=run_on_worker, args=(meet,))
+    other.start()
+    run_on_worker(meet)
+    other.join(10)
+    assert not other.is_alive() and len({*seen, threading.get_ident(), other.ident}) == 4
+
+
+def test_work_within_work_stays_where_it_is() -> None:
+    assert len(set(run_on_worker(lambda: (threading.get_ident(), run_on_worker(threading.get_ident))))) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, IndexError, MemoryError, SystemExit])
+def test_what_is_raised_comes_out_after_the_last_calls(error: type[BaseException]) -> None:
+    log: list[int] = []
+
+    def fail() -> None:
+        log.append(threading.get_ident())
+        raise error("mine")
+
+    last: list[Callable[[], object]] = [partial(log.append, -1), lambda: log.append(threading.get_ident())]
+    for _ in range(3):
+        with pytest.raises(error, match="mine"):
+            run_on_worker(fail, last)
+        assert log[0] != threading.get_ident() and log[1:] == [-1, threading.get_ident()]
+        log.clear()
+
+
+def test_the_work_says_what_the_last_calls_are() -> None:
+    done: list[str] = []
+    last: list[Any] = [pytest.fail]
+
+    def work() -> None:
+        last[:] = [partial(done.append, "first"), partial(done.append, "second")]
+
+    run_on_worker(work, last)
+    assert done == ["first", "second"]
+
+
+@pytest.mark.parametrize("error", [IndexError, MemoryError])
+def test_what_a_last_call_raises_comes_out(error: type[BaseException]) -> None:
+    def fail() -> None:
+        raise error("last")
+
+    with pytest.raises(error, match="last"):
+        run_on_worker(int, [fail])
+    assert run_on_worker(lambda: 3) == 3
+
+
+def test_nothing_of_the_work_is_kept() -> None:
+    """Neither by the thread that did it nor, after an exception, by its traceback."""
+
+    class Thing:
+        pass
+
+    def fail(thing: Thing) -> None:
+        raise ValueError
+
+    gc.disable()
+    try:
+        for work in (id, fail):
+            thing = Thing()
+            watched = weakref.ref(thing)
+            with suppress(ValueError):
+                run_on_worker(partial(work, thing))
+            del thing
+            for _ in range(100):
+                if watched() is None:
+                    break
+                time.sleep(0.01)  # the thread lets it go a moment after the caller goes on
+            assert watched() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")
+def test_it_runs_where_its_caller_may() -> None:
+    everywhere = os.sched_getaffinity(0)
+    try:
+        for allowed in ({min(everywhere)}, {max(everywhere)}, everywhere):
+            os.sched_setaffinity(0, allowed)
+            assert run_on_worker(lambda: os.sched_getaffinity(0)) == allowed
+    finally:
+        os.sched_setaffinity(0, everywhere)
+
+
+@pytest.mark.parametrize("out", [None, np.empty((40, 60, 60))])
+def test_the_vendors_product_hears_of_the_callers_settings(
+    out: Any, small_by_plans: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a stack times one matrix, all rows at once: that is no plan, and runs where the caller's errstate is."""
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    seen, matmul = [], np.matmul
+
+    def noted(*given: Any, **more: Any) -> Any:
+        seen.append((on_worker_thread(), np.geterr()["over"]))
+        return matmul(*given, **more)
+
+    a, b = np.ones((40, 60, 60)), np.ones((60, 60))
+    with np.errstate(over="raise"):
+        monkeypatch.setattr(numpy_backend, "matmul", noted)
+        fmm.matmul(a, b, out=out, plan="vendor")
+    assert seen == [(False, "raise")]
+
+
+# ---- where there are none
+
+
+def no_start(*arguments: Any) -> int:
+    raise RuntimeError("can't start new thread")
+
+
+def no_begin(*arguments: Any) -> int:
+    """For want of memory a thread can end before it has run a line of Python."""
+    return 0
+
+
+@pytest.fixture(params=[no_start, no_begin])
+def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_threads, "start_new_thread", request.param)
+    monkeypatch.setattr(worker_threads, "PATIENCE", 0.01)
+    monkeypatch.setattr(worker_threads, "_idle", [])
+    monkeypatch.setattr(worker_threads, "_given_up", [])
+    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_helpers", [])
+
+
+def test_that_there_is_none_is_said_and_nothing_was_done(no_threads: None) -> None:
+    with pytest.raises(NoThreadError):
+        run_on_worker(pytest.fail, [pytest.fail])
+    with pytest.raises(NoThreadError):
+        Worker.acquire()
+
+
+def test_one_that_does_not_begin_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_threads, "PATIENCE", 0.2)
+    start = time.monotonic()
+    for _ in range(50):
+        Threads(4).run([lambda: None] * 4)
+    assert time.monotonic() - start < 5  # of ten, if each time were waited
+
+
+def test_the_caller_does_its_tasks_alone(no_threads: None) -> None:
+    done: list[int] = []
+    Threads(4).run([partial(done.append, i) for i in range(9)])
+    assert done == list(range(9))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_given_plan_runs_on_the_callers_thread(
+    given: bool, no_threads: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    a, b = rng.integers(-4, 5, (2, 300, 300)).astype(float)
+    out = np.empty((300, 300)) if given else None
+    filled: list[Any] = []
+    fill = run_host._Multiplier.fill
+
+    def noted(self: Any, *arrays: Any) -> None:
+        filled.append(arrays[2])
+        fill(self, *arrays)
+
+    monkeypatch.setattr(run_host._Multiplier, "fill", noted)
+    c = fmm.matmul(a, b, out=out, plan="winograd > vendor")
+    np.testing.assert_array_equal(c, a @ b)
+    assert len(filled) == 1 and filled[0] is not out, "what the caller sees is written by one copy"
+
+
+@pytest.mark.usefixtures("eager", "no_threads")
+def test_otherwise_numpy_answers(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host._Multiplier, "fill", lambda *x: pytest.fail("a plan ran"))
+    a, b = rng.standard_normal((2, 300, 300))
+    assert fmm.explain(a, b).plan != VENDOR
+    np.testing.assert_array_equal(fmm.matmul(a, b), a @ b)
+    np.testing.assert_array_equal(fmm.matmul(a, b, out=np.empty((300, 300))), a @ b)
