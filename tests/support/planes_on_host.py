@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.ops import GemmOp

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.papers.matrices import kaporin
 
 from benchmarks.papers import li_errors
 from benchmarks.papers.li_codes import CPU, METHODS, SGEMM, li_plan

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 from fmm.config import files, identity, schema, store
 from fmm.config.identity import Identity
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.tuner import device_registry, tune
 from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.config import files, identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cpu.thread_pool import blas_threads
 
 import fmm
 from fmm.arrays import host_memory
 from fmm.config import files
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from fmm.runtime.prepare import launches_on
 
 from fmm.config import schema
 from fmm.config.schema import Tuned
@@ -21,6 +20,7 @@ from fmm.perfmodel.predict import WRITING, predict, predict_vendor
 from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
+from fmm.runtime.prepare import launches_on
 from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.search.certify import searched_entries

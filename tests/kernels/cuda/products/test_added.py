@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmm.kernels.cuda.ops import GemmOp
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
