@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import fmm
 import fmm.distributed
 from fmm.distributed.layout import Holdings
-from fmm.tuner.trials.environment import gpu_environment as host_environment
+from fmm.tuner.trials.environment import environment as host_environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs it only shows that all of it runs
 # Type, side and rounds; the largest last, which ask for GPUs of more than 80 GB.

@@ -26,7 +26,6 @@ from types import MappingProxyType
 
 from benchmarks.held_out import FILE, OWN, recorded_rows
 from benchmarks.replay import replayed
-from benchmarks.shipped import recorded_blocks
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED
 from fmm.config.identity import gpu_key

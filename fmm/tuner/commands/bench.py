@@ -87,7 +87,7 @@ def benched(device: Device, problem: Problem, plans: Sequence[Plan], rounds: int
         samples = timed.rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:
-            source = decision.step if run.plan == decision.plan else "vendor" if run == Run() else "given"
+            source = decision.source if run.plan == decision.plan else "vendor" if run == Run() else "given"
             yield _bench_row(problem, run, samples, source)
     for trial in journal.recorded:
         if trial.failed:

@@ -37,7 +37,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command."""
     parser = commands.add_parser("verify", help="check a config to the last field, or time certified entries again")
     add_config(parser)
-    parser.add_argument("--measure", action="store_true", help="time a few certified entries of a device here, a second")
+    parser.add_argument(
+        "--measure", action="store_true", help="time a few certified entries of a device here, a second"
+    )
     parser.add_argument("--device", default=argparse.SUPPRESS, help="the device to measure on (with --measure)")
     add_output(parser, "the config to measure and update (with --measure; the one that fmm reads)")
     parser.set_defaults(run=with_one_line_errors(run_verify))

@@ -396,9 +396,7 @@ def tuning_command(key: str, dtypes: Sequence[str]) -> str:
     return f"fmm-tune --device {device} --dtype {','.join(dtypes)}"
 
 
-def next_steps(
-    key: str, types: Sequence[TypeSummary], in_force: bool, name: str, short: Sequence[str] = ()
-) -> Table:
+def next_steps(key: str, types: Sequence[TypeSummary], in_force: bool, name: str, short: Sequence[str] = ()) -> Table:
     """Return the commands that improve or explain this config.
 
     `name` is the config's path, `in_force` whether fmm reads it, `short` the types that were tuned with a short effort.

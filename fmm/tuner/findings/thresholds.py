@@ -234,7 +234,9 @@ def with_intervals(
     for tau, levels in zip(TAUS, LEVELS, strict=True):
         sides = [_gains_from(calibration, sample, dtype, levels) for sample in sampled[:FEW]]
         intervals[tau] = middle_95([found.value(tau), *sides])
-    known_intervals = {name: _rounded(name, ends) for name, ends in intervals.items() if name in TAUS or ends[0] != ends[1]}
+    known_intervals = {
+        name: _rounded(name, ends) for name, ends in intervals.items() if name in TAUS or ends[0] != ends[1]
+    }
     return replace(found, intervals=known_intervals)
 
 

@@ -30,7 +30,7 @@ DEAR = 0.03  # ... but not on a shape whose rounds have taken this share of them
 SHORTEST, SHORT = 256, 4e-3  # side of the first of those products; seconds that the last takes at most
 
 
-def time_undisturbed(journal: Journal, dtype: str) -> None:
+def time_quiet_products(journal: Journal, dtype: str) -> None:
     """Products of a millisecond or a few, the shortest of many: by these it is told whether the others were disturbed.
     Of every tuning twice, at different moments."""
     side, seconds = SHORTEST, 0.0

@@ -80,7 +80,7 @@ def test_two_cards_have_nothing_to_compare(configured: Configured, capsys: pytes
     assert f"{SMALL}, float64: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["show", "validate", "export"])
+@pytest.mark.parametrize("command", ["show", "verify", "export"])
 def test_commands_name_a_card_by_todays_key(
     command: str, configured: Configured, capsys: pytest.CaptureFixture[str]
 ) -> None:
