@@ -1,7 +1,8 @@
-"""Shapes that no fit saw, and what was measured on them by `python -m benchmarks.regret`: rows, and what these come to.
+"""Shapes that no fit saw, and what was measured on them by `python -m benchmarks.regret`: rows, and what these come
+to.
 
-A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. What was packed
-since (held-out.jsonl.gz) is read before it.
+A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. What was
+packed since (held-out.jsonl.gz) is read before it.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Of each type the trials of one or more tunings of such cards are put together, and what earlier runs of
 `benchmarks.regret` measured of whole calls: of every second shape. The other half of these, and what the tunings held
 out, judge the fit. By how much a plan must be predicted to win is settled by that first half too: by as much as leads
-to the best choices there. No entry is taken along: nobody certified anything on the cards of those who install it. What
-the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did not see, is
-found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles. With
+to the best choices there. No entry is taken along: nobody certified anything on the cards of those who install it.
+What the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did not see,
+is found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles. With
 `--thresholds` the models stay as they are, and of them and of the same trials the thresholds alone are made anew.
-`--card H100` leaves the models of other cards as they are. `python -m benchmarks.regret` then says what the choices are
-worth on shapes that none of them saw.
+`--card H100` leaves the models of other cards as they are. `python -m benchmarks.regret` then says what the choices
+are worth on shapes that none of them saw.
 """
 
 from __future__ import annotations

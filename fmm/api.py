@@ -255,7 +255,7 @@ def gram(
             c = small_gram(a, rows, out) if fill is FULL else None
         elif (library := PLAIN_TYPES.get(kind)) is None or type(out) not in (kind, NoneType):
             pass
-        elif type(fill) is str and fill in TRIANGLES:
+        elif isinstance(fill, str) and fill in TRIANGLES:
             c = dispatch.recurring_gram(library)(library, a, out, rows, fill)
         if c is not None:
             return c
@@ -559,8 +559,8 @@ def shortest_paths(
            [inf,  0.,  2.],
            [inf, inf,  0.]])
     """
-    from fmm.semirings import shortest_paths as semirings
     from fmm.semirings.path_request import PathRequest
+    from fmm.semirings.shortest_paths import all_shortest_paths
 
     flags = (
         check_flag("directed", directed),
@@ -568,7 +568,7 @@ def shortest_paths(
         check_flag("unweighted", unweighted),
         check_flag("overwrite", overwrite),
     )
-    return semirings.all_shortest_paths(d, request.unwrap_out(out), PathRequest(*flags, method))
+    return all_shortest_paths(d, request.unwrap_out(out), PathRequest(*flags, method))
 
 
 def plan(

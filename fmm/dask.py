@@ -1,5 +1,4 @@
-"""`import fmm.dask`: products of Dask's arrays, `fmm.dask.matmul(x, y)`; and fmm on all workers of a cluster, for
-`x @ y` as it is: `fmm.dask.install(client, "numpy")`."""
+"""Products of Dask arrays (`fmm.dask.matmul`), and fmm on all workers of a cluster (`fmm.dask.install`)."""
 
 from __future__ import annotations
 
@@ -11,13 +10,29 @@ __all__ = ["install", "matmul", "uninstall"]
 
 
 def install(client: Any, *names: str) -> Any:
-    """`fmm.install(*names)` on every worker of the client's cluster: on those that there are, those that join later and
-    those that are started again. Products of chunks are then fmm's, where a plan pays.
+    """Run `fmm.install(*names)` on every worker of a cluster: present, restarted and future ones.
 
-    If nothing is named, it is for those of torch, CuPy and NumPy that a worker has. Workers that are threads of this
-    process (`processes=False`) share its libraries with it.
+    The products of chunks in `x @ y` are then computed by fmm where a plan pays. Installing twice changes nothing.
 
-    To install twice changes nothing. Of an asynchronous client the result is to be awaited.
+    Parameters
+    ----------
+    client : distributed.Client
+        An open client of the cluster.
+    *names : str
+        Names as for `fmm.install`. By default those of torch, CuPy and NumPy that a worker has. Workers that are
+        threads of this process (`processes=False`) share its libraries.
+
+    Returns
+    -------
+    None
+        For an asynchronous client, an awaitable.
+
+    Raises
+    ------
+    TypeError
+        If `client` is not a distributed.Client.
+    ValueError
+        If the client is closed, or a name is unknown.
     """
     from fmm.distributed import dask_workers
 
@@ -25,7 +40,15 @@ def install(client: Any, *names: str) -> Any:
 
 
 def uninstall(client: Any, *names: str) -> Any:
-    """Ends what `install` began, for these libraries or for all."""
+    """Undo `install` for these libraries, by default for all.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        An open client of the cluster.
+    *names : str
+        Names as for `fmm.install`.
+    """
     from fmm.distributed import dask_workers
 
     return dask_workers.uninstall_on_workers(client, *names)

@@ -193,9 +193,9 @@ class NumpyLibrary(NumpyLike):
             NAMES.get(dtype),
             refusal=refusal,
             refuses_plans=refuses_plans,
-            vendor_advantage=SYRK if adjoint and read_in_place(a) else "",
+            vendor_advantage=SYRK if adjoint and is_blas_readable(a) else "",
             adjoint=adjoint,
-            mirrors=adjoint and read_in_place(a),
+            mirrors=adjoint and is_blas_readable(a),
             casts_out=True,
             flattens_stacks=False,
         )
@@ -325,7 +325,7 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
-def read_in_place(x: Array) -> bool:
+def is_blas_readable(x: Array) -> bool:
     """Can NumPy's BLAS read the matrix, or those of a stack, where they lie? If not, NumPy copies both operands, and no
     longer notices that one is the transpose of the other."""
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize

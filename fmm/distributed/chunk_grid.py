@@ -1,9 +1,8 @@
-"""A grid of chunks as a machine of plans: blocks are rectangles of chunks, and what a walk asks for becomes tasks.
+"""Plans over a grid of chunks: a walk over a plan becomes a table of tasks, each of which makes one chunk.
 
-Nothing is computed here. A walk over a plan leaves a table of tasks: each is a function of this module and the keys of
-what it reads, and makes one chunk. Chunks are never changed once they are made, so that whoever runs the tasks may run
-any of them again. Chunks may be of unequal sizes: in a sum the smaller count as padded with zeros, and of an inner
-dimension only as much is multiplied as both chunks have.
+`ChunkTasks` is a machine for the walk that computes nothing. A task is a function of this module and the keys of the
+chunks that it reads. Chunks are never changed, so tasks may be repeated. Chunks may have unequal sizes: a sum pads the
+smaller ones with zeros, and a product uses the part of the inner dimension that both chunks have.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
 from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
 from fmm.kernels.plans.walk import PlainMachine, Triple
 
-Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet
+Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nothing is written yet
 Key = Any
 
-ADDED_TOGETHER = 8  # chunks that one task adds up
+SUMMANDS_PER_TASK = 8  # chunks
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A chunk that there will be: its key in the table of tasks, its rows and columns."""
+    """A future chunk: its key in the table of tasks, its rows and columns."""
 
     key: Key
     rows: int
@@ -38,25 +37,23 @@ class Cell:
 
 @dataclass
 class ChunkTasks(PlainMachine):
-    """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied (or
-    `chunk_growth`, within which growth of errors a plan is chosen for them), and `together` how many such products, of
-    one chunk of the result, are one task."""
+    """The table of tasks of a walk."""
 
-    name: str
-    chunk_plan: str | None = None
-    chunk_growth: float | None = None
-    together: int = 1
+    name: str  # first part of the tasks' keys
+    chunk_plan: str | None = None  # plan of a product of two chunks
+    chunk_growth: float | None = None  # limit of its error growth, if the worker chooses the plan
+    together: int = 1  # products, of one chunk of the result, that form one task
     table: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
     leaf_updates: bool = True
     used: int = 0
 
-    # ---- what a walk asks
+    # ---- the steps of a walk
 
     def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Grid:
         return np.full((rows, cols), None, dtype=object)
 
     def release(self, mark: int) -> None:
-        """Whoever runs the tasks lets go of a chunk after its last reader."""
+        """Do nothing: Dask frees a chunk after its last reader."""
 
     def part(self, x: Grid, place: Place) -> Grid:
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
@@ -64,14 +61,14 @@ class ChunkTasks(PlainMachine):
     def sum(self, step: Sum, reads: Sequence[Grid], writes: Sequence[Grid]) -> None:
         if isinstance(step, LineExponents | Rescaled):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
-        made: list[tuple[Grid, tuple[int, ...], Cell | None]] = []
-        known: dict[tuple[int, ...], list[Cell | None]] = {}
+        results: list[tuple[Grid, tuple[int, ...], Cell | None]] = []
+        values: dict[tuple[int, ...], list[Cell | None]] = {}
         for output, write in zip(step.program.outputs, writes, strict=True):
             for spot in np.ndindex(write.shape):
-                if spot not in known:
-                    known[spot] = self._values(step.program, [_cell(read, spot) for read in reads])
-                made.append((write, spot, known[spot][output]))
-        for write, spot, cell in made:  # only now: a sum may be written where it was read
+                if spot not in values:
+                    values[spot] = self._run_program(step.program, [_cell(read, spot) for read in reads])
+                results.append((write, spot, values[spot][output]))
+        for write, spot, cell in results:  # only now: a sum may overwrite an input
             write[spot] = cell
 
     def multiply(
@@ -91,26 +88,26 @@ class ChunkTasks(PlainMachine):
     # ---- tasks
 
     def fitted(self, cell: Cell | None, rows: int, cols: int) -> Cell:
-        """A cell of exactly this size."""
+        """Return a cell of exactly this size; add a task that resizes the chunk if needed."""
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):
             return cell
         return self.task(rows, cols, resized_chunk, cell.key, rows, cols)
 
     def rename(self, names: Mapping[Key, Key]) -> None:
-        """Give chunks of the table other keys, wherever they are read."""
+        """Replace keys of chunks, in the table and in the tasks that read them."""
 
-        def own(x: Any) -> Any:
+        def renamed(x: Any) -> Any:
             if isinstance(x, list):
-                return [own(y) for y in x]
+                return [renamed(y) for y in x]
             return names.get(x, x) if isinstance(x, tuple) else x
 
-        table = {names.get(key, key): (function, *map(own, rest)) for key, (function, *rest) in self.table.items()}
+        table = {names.get(key, key): (function, *map(renamed, rest)) for key, (function, *rest) in self.table.items()}
         self.table.clear()
         self.table.update(table)
 
-    def _values(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
-        """The inputs, and what each line of the program makes; None counts as zeros."""
+    def _run_program(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
+        """Return the inputs and the result of each line of the program; None stands for zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
@@ -133,20 +130,16 @@ class ChunkTasks(PlainMachine):
         alpha: Coefficient,
         beta: Coefficient,
     ) -> Cell | None:
-        """alpha times the sum of the products, + beta before; in groups, whose sums are added up."""
-        there = [(left, right) for left, right in pairs if left is not None and right is not None]
-        made = list[Cell]()
-        for first in range(0, len(there), self.together):
-            made.append(self._group(there[first : first + self.together], None if made else before, alpha, beta))
-        while len(made) > 1:
-            summed = (made[i : i + ADDED_TOGETHER] for i in range(0, len(made), ADDED_TOGETHER))
-            made = [self._added(cells) for cells in summed]
-        return made[0] if made else self._combined([] if before is None else [(beta, before)])
-
-    def _added(self, cells: Sequence[Cell]) -> Cell:
-        found = self._combined([(1, cell) for cell in cells])
-        assert found is not None, "there is a first one"
-        return found
+        """Return alpha times the sum of the products plus beta before; one task a group, then tasks that add them."""
+        present = [(left, right) for left, right in pairs if left is not None and right is not None]
+        groups = list[Cell]()
+        for first in range(0, len(present), self.together):
+            groups.append(self._group(present[first : first + self.together], None if groups else before, alpha, beta))
+        while len(groups) > 1:
+            starts = range(0, len(groups), SUMMANDS_PER_TASK)
+            sums = [self._combined([(1, cell) for cell in groups[i : i + SUMMANDS_PER_TASK]]) for i in starts]
+            groups = [cell for cell in sums if cell is not None]
+        return groups[0] if groups else self._combined([] if before is None else [(beta, before)])
 
     def _group(
         self, pairs: Sequence[tuple[Cell, Cell]], before: Cell | None, alpha: Coefficient, beta: Coefficient
@@ -165,7 +158,7 @@ class ChunkTasks(PlainMachine):
 
 
 def _cell(grid: Grid, spot: tuple[int, ...]) -> Cell | None:
-    """The cell at this place; None where a smaller block has none, which counts as zeros."""
+    """Return the cell at this place; None (zeros) outside a smaller block."""
     inside = all(place < side for place, side in zip(spot, grid.shape, strict=True))
     return grid[spot] if inside else None
 
@@ -174,11 +167,11 @@ def _number(c: Coefficient) -> float | complex:
     return c if isinstance(c, complex) else float(c)
 
 
-# ---- what the tasks do, on chunks of NumPy or CuPy
+# ---- the functions of the tasks, on chunks of NumPy or CuPy
 
 
 def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
-    """The weighted sum, as large as the largest of them."""
+    """Return the weighted sum, in the size of the largest chunk."""
     check_unmasked(chunks)
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
     terms = list(zip(weights, chunks, strict=True))
@@ -210,15 +203,14 @@ def multiplied_chunks(
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """alpha times the sum of the products + beta before, as large as the largest of them; `before` is left as it is.
-    Products are by this plan, or by one that is chosen within this growth of errors.
+    """Return alpha times the sum of the products plus beta before, in the size of the largest; `before` is not changed.
 
-    One new chunk, to which the products are added one by one: each chunk more would be memory that is written first and
-    read once.
+    The products are added one by one to one new chunk: a chunk for each product would be memory that is written and
+    read once more.
     """
     check_unmasked((*lefts, *rights))
     constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
-    pairs = [_matching(left, right) for left, right in zip(lefts, rights, strict=True)]
+    pairs = [_common_inner(left, right) for left, right in zip(lefts, rights, strict=True)]
     others = [] if before is None else [before.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
     (left, right), rest = pairs[0], pairs[1:]
@@ -241,22 +233,22 @@ def multiplied_chunks(
 
 
 def check_unmasked(chunks: Sequence[Any]) -> None:
-    """TypeError for masked chunks of an array that was taken for a plain one: sums in place would lose their masks."""
+    """Raise TypeError for masked chunks: sums in place would lose their masks."""
     if any(isinstance(chunk, np.ma.MaskedArray) for chunk in chunks):
         raise TypeError(
-            "a chunk is a masked array, which the array's _meta does not say (map_blocks and from_delayed take meta=); "
-            "with such a _meta, dask.array.matmul multiplies"
+            "a chunk is a masked array, but the array's _meta is a plain one: pass meta= to map_blocks or "
+            "from_delayed, then dask.array.matmul multiplies"
         )
 
 
-def _matching(left: Any, right: Any) -> tuple[Any, Any]:
-    """Of the inner dimension as much as both have."""
+def _common_inner(left: Any, right: Any) -> tuple[Any, Any]:
+    """Return both chunks cut to the part of the inner dimension that both have."""
     inner = min(left.shape[1], right.shape[0])
     return left[:, :inner], right[:inner]
 
 
 def resized_chunk(chunk: Any, rows: int, cols: int) -> Any:
-    """Cut, or padded with zeros."""
+    """Return the chunk cut or padded with zeros to this size."""
     if chunk.shape == (rows, cols):
         return chunk
     whole = np.zeros_like(chunk, shape=(rows, cols))

@@ -1,6 +1,7 @@
-"""Which levels over a grid of chunks, and how many products of chunks one task adds up: what is predicted to end first.
+"""The choice for a Dask product: levels over the grid of chunks, and the number of products that form one task.
 
-Each way's own table of tasks is made, and simulated on the workers that there are.
+The task table of each candidate is generated, and its tasks are simulated one by one on the workers. The candidate that
+ends first wins.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
-# Bytes a second at which a worker is given a chunk that another made, on one machine or a fast network; and at which
-# memory is written for the first time, which the system has to find and to clear.
-LINK, FRESH = 1e9, 1e9
-TOGETHER = (1, 2, 4)  # products that are one task: more would keep more chunks at once than plain Dask does
-EACH = 4  # tasks for each thread at least, so that none waits long for the last one
-LONG = 1.0  # seconds of products from which on ways are compared: that takes some time itself
-SIDE = 8  # of the largest grid that is simulated; a larger one's ways compare as this one's do, on fewer workers
-LEVEL_MARGIN = 0.1  # what a level must be predicted to save of the time without
+# Bytes a second at which a worker receives a chunk from another (one machine, or a fast network), and at which new
+# memory is written for the first time: the system must find and clear its pages.
+LINK, NEW_MEMORY = 1e9, 1e9
+PRODUCTS_PER_TASK = (1, 2, 4)  # more would hold more chunks at once than plain Dask does
+TASKS_PER_THREAD = 4  # at least, so that no thread waits long for the last task
+COMPARED_SECONDS = 1.0  # seconds of products from which candidates are compared: comparing takes time itself
+LARGEST_SIDE = 8  # of a simulated grid; larger grids are simulated at this size, on proportionally fewer workers
+LEVEL_MARGIN = 0.1  # share of the time that a level must be predicted to save
 
 
-class Way(NamedTuple):
-    """Levels over the grid, and how many products are one task."""
+# ---- the choice
+
+
+class GridPlan(NamedTuple):
+    """Levels over the grid, and the number of products that form one task."""
 
     above: Plan
     together: int
@@ -44,75 +48,90 @@ class ChunkCosts:
     stream: float
 
     def seconds(self, function: Any, arguments: Sequence[Any]) -> float:
-        """Of one task: what it multiplies, moves, and writes to new memory."""
+        """Return the seconds of one task: its products, the passes over memory, and the writes to new memory."""
         if function is multiplied_chunks:
             lefts, _, _, _, before, *_ = arguments
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
         else:
             products, passes = 0, 1.0 + (len(arguments[1]) if function is combined_chunks else 1)
-        return products * self.product + passes * self.chunk / self.stream + self.chunk / FRESH
+        return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY
 
 
-def chosen_way(grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]) -> Way:
-    """Of these plans the one that is predicted to end first; levels only if they clearly win. `workers`: how many
-    processes, and threads of each."""
-    if prod(grid) * costs.product < LONG:
-        return Way(VENDOR if VENDOR in plans else plans[0], usual_together(grid, workers))
-    small = tuple(min(side, SIDE) for side in grid)
-    fewer = _in_proportion(workers, prod(small) / prod(grid))
-    ways = [Way(plan, together) for plan, together in product(plans, TOGETHER)]
-    seconds = {way: _simulated(small, way, costs, fewer).seconds for way in ways}
-    best = min(ways, key=lambda way: seconds[way])
-    plain = min((way for way in ways if way.above == VENDOR), key=lambda way: seconds[way], default=best)
-    return best if seconds[best] <= (1 - LEVEL_MARGIN) * seconds[plain] else plain
+def choose_grid_plan(
+    grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]
+) -> GridPlan:
+    """Return the candidate that is predicted to end first; levels must win by a margin.
+
+    `workers` is the number of processes, and of threads of each.
+    """
+    if prod(grid) * costs.product < COMPARED_SECONDS:
+        return GridPlan(VENDOR if VENDOR in plans else plans[0], default_products_per_task(grid, workers))
+    simulated_grid = tuple(min(side, LARGEST_SIDE) for side in grid)
+    fewer_workers = _scaled_workers(workers, prod(simulated_grid) / prod(grid))
+    candidates = [GridPlan(plan, together) for plan, together in product(plans, PRODUCTS_PER_TASK)]
+    seconds = {x: _simulate_product(simulated_grid, x, costs, fewer_workers).seconds for x in candidates}
+    best = min(candidates, key=lambda candidate: seconds[candidate])
+    plain = [candidate for candidate in candidates if candidate.above == VENDOR]
+    best_plain = min(plain, key=lambda candidate: seconds[candidate], default=best)
+    return best if seconds[best] <= (1 - LEVEL_MARGIN) * seconds[best_plain] else best_plain
 
 
-def _in_proportion(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """So many of the workers that each thread has as many of this share of the tasks as it has of all."""
+def _scaled_workers(workers: tuple[int, int], share: float) -> tuple[int, int]:
+    """Return fewer workers for this share of the tasks, so that the tasks of each thread stay as many."""
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
     return processes, max(threads // processes, 1)
 
 
-def usual_together(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """As many as leave every thread enough tasks."""
-    return max((n for n in TOGETHER if prod(grid) >= n * EACH * prod(workers)), default=1)
+def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
+    """Return the most products per task with which every thread still has enough tasks."""
+    return max((n for n in PRODUCTS_PER_TASK if prod(grid) >= n * TASKS_PER_THREAD * prod(workers)), default=1)
 
 
 @lru_cache(maxsize=256)
-def _simulated(grid: tuple[int, int, int], way: Way, costs: ChunkCosts, workers: tuple[int, int]) -> Simulated:
+def _simulate_product(
+    grid: tuple[int, int, int], candidate: GridPlan, costs: ChunkCosts, workers: tuple[int, int]
+) -> SimulatedRun:
     m, k, n = grid
-    tasks = ChunkTasks("part", together=way.together)
-    operands = {"A": _chunks("A", m, k), "B": _chunks("B", k, n), "C": np.full((m, n), None, dtype=object)}
-    walk_plan(way.above, operands, tasks, "float64")
+    tasks = ChunkTasks("part", together=candidate.together)
+    operands = {"A": _unit_cells("A", m, k), "B": _unit_cells("B", k, n), "C": np.full((m, n), None, dtype=object)}
+    walk_plan(candidate.above, operands, tasks, "float64")
     homes = {**_homes("A", m, k, workers[0]), **_homes("B", k, n, workers[0])}
-    every = [
-        ChunkTask(key, _reads(rest), costs.seconds(function, rest)) for key, (function, *rest) in tasks.table.items()
+    chunk_tasks = [
+        ChunkTask(key, _keys_read(rest), costs.seconds(function, rest))
+        for key, (function, *rest) in tasks.table.items()
     ]
-    fetching = costs.chunk / LINK if workers[0] > 1 else 0.0
-    return simulated_schedule(every, homes, Workers(*workers, fetching))
+    fetch_seconds = costs.chunk / LINK if workers[0] > 1 else 0.0
+    return simulate_tasks(chunk_tasks, homes, Workers(*workers, fetch_seconds))
 
 
-def _chunks(name: str, rows: int, cols: int) -> Grid:
-    found: Grid = np.full((rows, cols), None, dtype=object)
+def _unit_cells(name: str, rows: int, cols: int) -> Grid:
+    cells: Grid = np.full((rows, cols), None, dtype=object)
     for i, j in np.ndindex(rows, cols):
-        found[i, j] = Cell((name, i, j), 1, 1)
-    return found
+        cells[i, j] = Cell((name, i, j), 1, 1)
+    return cells
 
 
 def _homes(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
-    """As Dask makes chunks: those that follow each other on one worker."""
+    """Return the worker of each chunk of an operand; Dask creates consecutive chunks on one worker."""
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
 
-def _reads(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
-    """The chunks among a task's arguments."""
-    found = [y for x in arguments for y in (x if isinstance(x, list) else [x])]
-    return tuple(y for y in found if isinstance(y, tuple) and isinstance(y[0], str))
+def _keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
+    """Return the keys of chunks among a task's arguments."""
+    flat = [y for x in arguments for y in (x if isinstance(x, list) else [x])]
+    return tuple(y for y in flat if isinstance(y, tuple) and isinstance(y[0], str))
+
+
+# ---- the simulation
+#
+# Each task goes to the worker where it can end first, as with a scheduler that knows where chunks are. Missing chunks
+# are sent to the worker, which holds them from then on. Left out are the release and the spilling of chunks, concurrent
+# messages, and the scheduler's own time.
 
 
 class ChunkTask(NamedTuple):
-    """What one task reads and makes, and how long it works."""
+    """The chunk that a task makes, the chunks that it reads, and its seconds."""
 
     makes: Hashable
     reads: tuple[Hashable, ...]
@@ -120,47 +139,49 @@ class ChunkTask(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """So many processes, each with so many threads for tasks, and the seconds in which one is sent a chunk."""
+    """The number of processes, the threads of each, and the seconds to send a chunk to one."""
 
     processes: int
     threads: int
-    fetching: float
+    fetch_seconds: float
 
 
-class Simulated(NamedTuple):
-    """Seconds until the last task ends, of all tasks together, and how many chunks were sent."""
+class SimulatedRun(NamedTuple):
+    """Seconds until the last task ends, seconds of all tasks together, and the number of chunks sent."""
 
     seconds: float
-    working: float
+    task_seconds: float
     sent: int
 
 
-def simulated_schedule(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: Workers) -> Simulated:
-    """`homes`: where the chunks are that no task makes."""
-    free = [[0.0] * workers.threads for _ in range(workers.processes)]
-    soonest = [0.0] * workers.processes  # when each of them has a thread for a task
+def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: Workers) -> SimulatedRun:
+    """Simulate the tasks in their order; `homes` has the workers of the chunks that no task makes."""
+    free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
+    first_free_at = [0.0] * workers.processes  # when each process has a free thread
     places = {key: {home} for key, home in homes.items()}
-    ready = dict.fromkeys(homes, 0.0)
-    sent, working = 0, 0.0
+    ready_at = dict.fromkeys(homes, 0.0)
+    sent, task_seconds = 0, 0.0
     for task in tasks:
         reads = set(task.reads)
-        after = max((ready[key] for key in reads), default=0.0)
-        # All that hold none of these chunks lack as many: of those only the first to be free is in question.
-        asked = {_first_free(soonest, after)}.union(*(places[key] for key in reads))
-        lacking = {who: sum(who not in places[key] for key in reads) for who in asked}
-        begun = {who: max(soonest[who], after) + lacking[who] * workers.fetching for who in asked}
-        chosen = min(asked, key=lambda who: (begun[who], lacking[who], who))
-        end, threads = begun[chosen] + task.seconds, free[chosen]
-        threads[threads.index(soonest[chosen])] = end
-        soonest[chosen] = min(threads)
+        start = max((ready_at[key] for key in reads), default=0.0)
+        # Workers without any of these chunks miss equally many, so only the first free one of them is a candidate.
+        candidates = {_first_free(first_free_at, start)}.union(*(places[key] for key in reads))
+        missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
+        started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}
+        chosen = min(candidates, key=lambda worker: (started[worker], missing[worker], worker))
+        end, threads = started[chosen] + task.seconds, free_at[chosen]
+        threads[threads.index(first_free_at[chosen])] = end
+        first_free_at[chosen] = min(threads)
         for key in reads:
             places[key].add(chosen)
-        places[task.makes], ready[task.makes] = {chosen}, end
-        sent, working = sent + lacking[chosen], working + task.seconds
-    return Simulated(max(map(max, free)), working, sent)
+        places[task.makes], ready_at[task.makes] = {chosen}, end
+        sent, task_seconds = sent + missing[chosen], task_seconds + task.seconds
+    return SimulatedRun(max(map(max, free_at)), task_seconds, sent)
 
 
-def _first_free(soonest: Sequence[float], after: float) -> int:
-    """The first of those that have a thread by then, else the one that has one first."""
-    least = min(soonest)
-    return soonest.index(least) if least > after else next(who for who, when in enumerate(soonest) if when <= after)
+def _first_free(first_free_at: Sequence[float], start: float) -> int:
+    """Return the first process with a free thread at `start`, else the process that has one first."""
+    least = min(first_free_at)
+    if least > start:
+        return first_free_at.index(least)
+    return next(worker for worker, when in enumerate(first_free_at) if when <= start)

@@ -1,10 +1,10 @@
-"""Products of Dask's arrays: levels of a plan over the grid of chunks, and fmm's own choice for every two chunks.
+"""Products of two Dask matrices as one graph: levels over the grid of chunks, and fmm.matmul of pairs of chunks.
 
-Lazy like all of Dask: what comes back is an array whose graph holds the plan's sums and products as tasks on chunks. A
-task depends on its operands alone and changes none of them, so a lost worker's tasks are done again by another. What
-two chunks are multiplied by is chosen here, once: workers of one kind of processor give the same bits.
-
-Several products that are added up are one task, which makes one chunk, where Dask has a chunk for each and then sums.
+The levels are walked when the graph is made (chunk_grid.py); the workers run the tasks. A task depends on its operands
+alone and changes none of them, so the tasks of a lost worker can be repeated. The plan of two chunks is chosen here,
+once, so that workers with equal processors compute the same bits. Several products that are added form one task with
+one result, where Dask makes a chunk of each product and then sums. Chunks with inf or NaN are recomputed without levels
+when the graph is computed (dask_recompute.py).
 """
 
 from __future__ import annotations
@@ -23,154 +23,183 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
-from fmm.api import plan as decided
+from fmm.api import plan as plan_product
 from fmm.arrays.detect import kind_of
 from fmm.arrays.numpy_library import PLAIN
 from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
-from fmm.distributed.dask_choice import ChunkCosts, Way, chosen_way, usual_together
-from fmm.distributed.dask_recompute import with_chunks_made_again
+from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
+from fmm.distributed.dask_recompute import with_recomputed_chunks
 from fmm.distributed.quadrants import levels_over_blocks
 from fmm.dtypes import DTYPES, STORED
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.request import check_error_growth
 from fmm.runtime.devices import get_device
 
-da: Any = dask.array  # which has annotations here and there
+da: Any = dask.array  # which is annotated in part only
 
-# Levels over the grid that are compared.
-GRID_PLANS = ("vendor", "winograd", "winograd^2")
+GRID_PLANS = ("vendor", "winograd", "winograd^2")  # candidate levels over the grid
 
 
-class Inside(NamedTuple):
-    """How two chunks are multiplied: by this plan, or by one that the worker chooses within this growth of errors."""
+class ChunkConstraints(NamedTuple):
+    """How two chunks are multiplied: by this plan, or by one that the worker chooses within this error growth."""
 
     plan: str | None
     max_error_growth: float | None
 
 
 def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> Any:
-    """The product of two matrices of Dask, lazily; chunks may be NumPy's or CuPy's.
+    """Multiply two Dask matrices lazily; the chunks may be NumPy or CuPy arrays.
 
-    plan
-        Levels over the grid of chunks: "winograd" or any other scheme makes seven products of blocks of chunks for
-        eight, "vendor" none. Unless given, one or two levels where they are expected to save a tenth of the time of
-        the workers that there are. Grids need not be even.
-    max_error_growth
-        As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
+    Parameters
+    ----------
+    x, y : dask.array.Array or array_like
+        Two matrices. dask.array.matmul answers for other numbers of axes, unknown chunk sizes, integers and other
+        types, and chunks that are not plain NumPy or CuPy arrays (masked ones, for example).
+    plan : str, optional
+        Levels over the grid of chunks: "winograd" or another scheme computes seven products of blocks of chunks instead
+        of eight, "vendor" no levels. By default up to two levels, if they are predicted to save a tenth of the time on
+        the present workers. Grids may be uneven.
+    max_error_growth : float, optional
+        Limit of the error growth of the levels over the grid and inside the chunks' products together, as in
+        fmm.matmul.
 
-    Chunks by levels that have inf or NaN, which sums of blocks move, are made again without levels, when the product is
-    computed: it has them where plan="vendor" does.
+    Returns
+    -------
+    dask.array.Array
+        The product, with the row chunks of x and the column chunks of y.
 
-    Arrays with more or fewer axes, of unknown chunks, of integers or of other types are dask.array.matmul's; so are
-    those whose chunks are no plain arrays of NumPy's or CuPy's (masked ones, say). Of these nothing can be wished.
+    Raises
+    ------
+    PlanError
+        If the plan is no level over chunks, or an option is given for a product that dask.array.matmul computes.
+
+    Notes
+    -----
+    Sums of blocks move inf and NaN. Chunks that come out with inf or NaN are computed again without levels, so the
+    result has inf and NaN where plan="vendor" has them.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> x = da.ones((4, 4), chunks=2)
+    >>> fmm.dask.matmul(x, x).compute()[0]
+    array([4., 4., 4., 4.])
     """
     growth = None if max_error_growth is None else check_error_growth(max_error_growth)
     x, y = da.asanyarray(x), da.asanyarray(y)
     dtype = np.result_type(x.dtype, y.dtype)
-    unknown = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
-    known = _library_of_chunks(x, y)
-    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or not known or dtype.name not in STORED:
-        _check_not_wished(plan, growth, dtype)
+    has_unknown_sizes = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
+    library = _chunk_library(x, y)
+    are_matrices = x.ndim == y.ndim == 2 and x.shape[1] == y.shape[0]
+    if not are_matrices or has_unknown_sizes or not library or dtype.name not in STORED:
+        _check_no_constraints(plan, growth, dtype)
         return da.matmul(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     if x.chunks[1] != y.chunks[0]:
         y = y.rechunk({0: x.chunks[1]})
-    on_device = known == "cupy"
+    on_device = library == "cupy"
     limit = default_error_growth(on_device) if growth is None else growth
-    way = _chosen_way(x, y, plan, on_device, limit)
-    rest = limit / expected_error_growth(way.above, dtype.name)
+    grid_plan = _choose_grid_plan(x, y, plan, on_device, limit)
+    chunk_limit = limit / expected_error_growth(grid_plan.above, dtype.name)
     if on_device:  # the workers choose the plan
-        return _tasks(x, y, dtype, way, Inside(None, None if growth is None and way.above == VENDOR else rest))
-    inside = decided(*_largest_chunks(x, y), dtype=dtype, max_error_growth=rest).plan
-    return _tasks(x, y, dtype, way, Inside(str(inside), None))
+        is_default = growth is None and grid_plan.above == VENDOR
+        return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(None, None if is_default else chunk_limit))
+    chunk_plan = plan_product(*_largest_chunks(x, y), dtype=dtype, max_error_growth=chunk_limit).plan
+    return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(str(chunk_plan), None))
 
 
-def _library_of_chunks(x: Any, y: Any) -> str:
-    """`numpy` or `cupy`, of whose plain arrays both have chunks; else empty: Dask knows what others can do."""
+def _chunk_library(x: Any, y: Any) -> str:
+    """Return "numpy" or "cupy" if both arrays have plain chunks of it, else an empty text."""
     metas = x._meta, y._meta
     if all(type(meta) in PLAIN for meta in metas):
         return "numpy"
     return "cupy" if all(kind_of(meta) == "cupy" for meta in metas) else ""
 
 
-def _check_not_wished(plan: str | None, growth: float | None, dtype: np.dtype[Any]) -> None:
-    """PlanError for wishes that Dask's own product would not know of. (Exact numbers are within any limit.)"""
-    kinds = "matrices of floating-point numbers, not masked, whose chunks are known and plain arrays"
+def _check_no_constraints(plan: str | None, growth: float | None, dtype: np.dtype[Any]) -> None:
+    """Raise PlanError for options that dask.array.matmul does not have. (Exact numbers satisfy every error limit.)"""
+    kinds = "matrices of floating-point numbers, not masked, with known chunks that are plain arrays"
     if plan not in (None, "vendor"):
         raise PlanError(f"the plan {plan} is one for {kinds}")
     if growth is not None and dtype.kind not in "biu":
         raise PlanError(f"max_error_growth={growth:g} is a limit for {kinds}; this product is dask.array.matmul's own")
 
 
-def _grid_plan(text: str) -> Plan:
-    return levels_over_blocks(text, "over chunks")
+# ---- the choice of levels over the grid
+
+
+def _choose_grid_plan(x: Any, y: Any, plan: str | None, on_device: bool, limit: float) -> GridPlan:
+    """Return the required levels over the grid, by default the fastest, and the products per task."""
+    grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
+    workers = worker_counts()
+    calibration = get_device("cpu", 1).guess  # of one BLAS thread: Dask starts workers with one
+    rate = calibration.find_rate(x.dtype.name) if calibration else None
+    plans = [levels_over_blocks(text, "over chunks") for text in (GRID_PLANS if plan is None else (plan,))]
+    if on_device or calibration is None or rate is None:
+        return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
+    (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
+    chunk_bytes = max(m * k, k * n, m * n) * row.itemsize
+    costs = ChunkCosts(row.flops * m * k * n / rate.flops, chunk_bytes, calibration.stream)
+    if plan is None:
+        plans = [p for p in plans if p == VENDOR or expected_error_growth(p, x.dtype.name) <= limit]
+    return choose_grid_plan(grid, plans, costs, workers)
 
 
 def _largest_chunks(x: Any, y: Any) -> tuple[int, int, int]:
     return max(x.chunks[0]), max(x.chunks[1]), max(y.chunks[1])
 
 
-def _chosen_way(x: Any, y: Any, asked: str | None, on_device: bool, limit: float) -> Way:
-    """The levels over the grid, those that are asked for or those that save most, and how many products are a task."""
-    grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
-    workers = workers_there()
-    rates = get_device("cpu", 1).guess  # of one thread of BLAS, with which Dask starts a worker
-    rate = rates.find_rate(x.dtype.name) if rates else None
-    plans = [_grid_plan(text) for text in (GRID_PLANS if asked is None else (asked,))]
-    if on_device or rates is None or rate is None:
-        return Way(VENDOR if asked is None else plans[0], usual_together(grid, workers))
-    (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
-    costs = ChunkCosts(row.flops * m * k * n / rate.flops, max(m * k, k * n, m * n) * row.itemsize, rates.stream)
-    if asked is None:
-        plans = [plan for plan in plans if plan == VENDOR or expected_error_growth(plan, x.dtype.name) <= limit]
-    return chosen_way(grid, plans, costs, workers)
+def worker_counts() -> tuple[int, int]:
+    """Return the number of processes that will run the tasks, and of threads of each.
 
-
-def workers_there() -> tuple[int, int]:
-    """How many processes will do the tasks, and threads of each, as far as can be known now: those of the client that
-    is in force, else this process."""
+    They are those of the present client's cluster; without a client, this process and its threads.
+    """
     distributed = sys.modules.get("distributed")
     client = distributed.client._get_global_client() if distributed else None
     if client is None:
         return 1, dask.config.get("num_workers", None) or CPU_COUNT
     try:
-        told = client.scheduler_info()
+        info = client.scheduler_info()
     except OSError:  # the scheduler is gone
-        told = {}
-    workers = told.get("workers", {})
-    count = max(told.get("n_workers", len(workers)), 1)
-    threads = told.get("total_threads", sum(worker["nthreads"] for worker in workers.values()))
+        info = {}
+    workers = info.get("workers", {})
+    count = max(info.get("n_workers", len(workers)), 1)
+    threads = info.get("total_threads", sum(worker["nthreads"] for worker in workers.values()))
     return count, max(threads // count, 1)
 
 
-def _tasks(x: Any, y: Any, dtype: np.dtype[Any], way: Way, inside: Inside) -> Any:
-    """The array whose graph does the plan on chunks."""
-    token = tokenize(x, y, str(way.above), way.together, inside)
-    tasks = ChunkTasks(f"fmm-part-{token}", inside.plan, inside.max_error_growth, way.together)
-    grids = _cells(x), _cells(y)
+# ---- the graph
+
+
+def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, constraints: ChunkConstraints) -> Any:
+    """Return the Dask array with the tasks of the plan over the grid of chunks."""
+    token = tokenize(x, y, str(grid_plan.above), grid_plan.together, constraints)
+    tasks = ChunkTasks(f"fmm-part-{token}", constraints.plan, constraints.max_error_growth, grid_plan.together)
+    grids = _array_cells(x), _array_cells(y)
     result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
-    walk_plan(way.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
-    for (i, rows), (j, cols) in _places((x.chunks[0], y.chunks[1])):
+    walk_plan(grid_plan.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
+    for (i, rows), (j, cols) in _chunk_sizes((x.chunks[0], y.chunks[1])):
         result[i, j] = tasks.fitted(result[i, j], rows, cols)
-    if way.above != VENDOR:
-        again = replace(tasks, name=f"fmm-again-{token}")
-        result = with_chunks_made_again(again, *grids, result, way.above, dtype.name)
-    name = f"fmm-matmul-{token}"  # each chunk of the result is one that a step makes, and no other's
+    if grid_plan.above != VENDOR:
+        plain_tasks = replace(tasks, name=f"fmm-again-{token}")
+        result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.above, dtype.name)
+    name = f"fmm-matmul-{token}"  # each chunk of the result is the result of one task, and of no other chunk's
     tasks.rename({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)
 
 
-def _cells(array: Any) -> Grid:
-    found: Grid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
-    for (i, rows), (j, cols) in _places(array.chunks):
-        found[i, j] = Cell((array.name, i, j), rows, cols)
-    return found
+def _array_cells(array: Any) -> Grid:
+    cells: Grid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
+    for (i, rows), (j, cols) in _chunk_sizes(array.chunks):
+        cells[i, j] = Cell((array.name, i, j), rows, cols)
+    return cells
 
 
-def _places(chunks: Any) -> Iterator[Any]:
+def _chunk_sizes(chunks: Any) -> Iterator[Any]:
+    """Yield ((i, rows), (j, cols)) of each chunk."""
     return product(enumerate(chunks[0]), enumerate(chunks[1]))

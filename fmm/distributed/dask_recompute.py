@@ -1,10 +1,10 @@
-"""Chunks of a product with levels that are made again without these where inf or NaN came out, which sums move.
+"""Chunks of a product with levels that are computed again without levels if they have inf or NaN, which sums move.
 
-A graph of Dask's is made before any number is known, so it holds both ways. While a chunk by the levels is right, each
-task of the other way is given None and makes None. Chunks of A and B come to them through tasks of their own, which run
-where the chunk is, and hand on it or None: nothing is sent in vain.
+A Dask graph is made before any number exists, so it has the tasks of both computations. While a chunk by levels is
+finite, each task of its plain product receives None and returns None. Chunks of A and B pass through tasks of their
+own, which run where the chunk is and return the chunk or None, so nothing is sent in vain.
 
-Each inf or NaN that an operand or a sum has shows in every chunk that it concerns: a chunk without any is right.
+Each inf or NaN of an operand or of a sum spreads to every chunk that depends on it, so a finite chunk is right.
 """
 
 from __future__ import annotations
@@ -19,75 +19,79 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 
-def with_chunks_made_again(tasks: ChunkTasks, a: Grid, b: Grid, c: Grid, above: Plan, dtype: str) -> Grid:
-    """The cells of a product as they are to be: those of c, which the table's tasks make by levels, wherever these are
-    finite. The new tasks are in the same table."""
+def with_recomputed_chunks(tasks: ChunkTasks, a: Grid, b: Grid, c: Grid, above: Plan, dtype: str) -> Grid:
+    """Return the cells of the final result: those of c, computed by levels, where they are finite, else plain products.
+
+    The new tasks are added to the same table.
+    """
     for key, task in tasks.table.items():
-        tasks.table[key] = (quietly, *task)
-    made = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
-    wrong = _grid(c.shape, lambda *spot: tasks.task(1, 1, has_inf_or_nan, made[spot].key))
-    parts = 2 ** len(above.levels)  # of others than these more tasks wait for each other, and that is all
-    rows = [_handed_on(tasks, a[i], wrong[i], parts) for i in range(len(a))]
-    cols = [_handed_on(tasks, b[:, j], wrong[:, j], parts) for j in range(b.shape[1])]
+        tasks.table[key] = (run_without_warnings, *task)
+    by_levels = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
+    nonfinite = _make_grid(c.shape, lambda *spot: tasks.task(1, 1, has_inf_or_nan, by_levels[spot].key))
+    parts = 2 ** len(above.levels)  # with another number, more tasks wait for each other, nothing else
+    rows = [_passed_on(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
+    cols = [_passed_on(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
-    def right(i: int, j: int) -> Cell:
-        cell, again = made[i, j], _only_if_wrong(tasks, wrong[i, j], (rows[i][j], cols[j][i]), dtype)
-        return tasks.task(cell.rows, cell.cols, right_chunk, cell.key, again.key)
+    def final_cell(i: int, j: int) -> Cell:
+        cell, plain = by_levels[i, j], _plain_product(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype)
+        return tasks.task(cell.rows, cell.cols, final_chunk, cell.key, plain.key)
 
-    return _grid(c.shape, right)
+    return _make_grid(c.shape, final_cell)
 
 
-def _grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> Grid:
-    found: Grid = np.full(shape, None, dtype=object)
+def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> Grid:
+    grid: Grid = np.full(shape, None, dtype=object)
     for spot in np.ndindex(shape):
-        found[spot] = cell(*spot)
-    return found
+        grid[spot] = cell(*spot)
+    return grid
 
 
-def _handed_on(tasks: ChunkTasks, chunks: Grid, wrong: Grid, parts: int) -> list[list[Cell]]:
-    """A row of A's chunks, for each of the results that need it, if it is wrong; a column of B's likewise. Of results
-    that the levels make at the same time, which are in other parts of their blocks, it is the same task."""
-    apart = -(-len(wrong) // parts)
-    sets = [[cell.key for cell in wrong[first::apart]] for first in range(apart)]
-    handed = [[tasks.task(x.rows, x.cols, only_if, keys, same_chunk, x.key) for x in chunks] for keys in sets]
-    return [handed[place % apart] for place in range(len(wrong))]
+def _passed_on(tasks: ChunkTasks, chunks: Grid, nonfinite: Grid, parts: int) -> list[list[Cell]]:
+    """Return, for each result, the cells that pass on a row of A's chunks (or a column of B's) if it is needed.
+
+    Results that the levels compute at the same time, which are in other parts of their blocks, share these tasks.
+    """
+    distance = -(-len(nonfinite) // parts)
+    sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]
+    passed = [[tasks.task(x.rows, x.cols, run_if_any, keys, same_chunk, x.key) for x in chunks] for keys in sets]
+    return [passed[place % distance] for place in range(len(nonfinite))]
 
 
-def _only_if_wrong(tasks: ChunkTasks, wrong: Any, pair: tuple[list[Cell], list[Cell]], dtype: str) -> Cell:
-    """The plain product of a row and a column of chunks."""
-    before = len(tasks.table)
+def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], list[Cell]], dtype: str) -> Cell:
+    """Add the product of a row and a column of chunks, which runs only if the chunk by levels is not finite."""
+    first = len(tasks.table)
     row, column = (np.array(cells, dtype=object) for cells in pair)
-    found: Grid = np.full((1, 1), None, dtype=object)
-    walk_plan(VENDOR, {"A": row[None, :], "B": column[:, None], "C": found}, tasks, dtype)
-    for number in range(before, len(tasks.table)):
+    result: Grid = np.full((1, 1), None, dtype=object)
+    walk_plan(VENDOR, {"A": row[None, :], "B": column[:, None], "C": result}, tasks, dtype)
+    for number in range(first, len(tasks.table)):
         key = tasks.name, number
-        tasks.table[key] = (only_if, [wrong.key], *tasks.table[key])
-    cell: Cell = found[0, 0]
+        tasks.table[key] = (run_if_any, [nonfinite.key], *tasks.table[key])
+    cell: Cell = result[0, 0]
     return cell
 
 
-# ---- what the tasks do
+# ---- the functions of the tasks
 
 
-def quietly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A task of the levels: what overflows in it need not overflow in the product."""
+def run_without_warnings(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a task of the levels: an overflow in it need not be one of the product."""
     with np.errstate(over="ignore", invalid="ignore"):
         return function(*arguments)
 
 
 def has_inf_or_nan(chunk: Any) -> bool:
     with np.errstate(all="ignore"):
-        return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())  # the first takes no memory
+        return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())  # the sum needs no memory
 
 
-def only_if(wanted: Sequence[bool], function: Callable[..., Any], *arguments: Any) -> Any:
-    """None where nobody wants what the function makes, of chunks that are None then too."""
-    return function(*arguments) if any(wanted) else None
+def run_if_any(conditions: Sequence[bool], function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the function's result if a condition holds, else None; the function's chunks are None then too."""
+    return function(*arguments) if any(conditions) else None
 
 
 def same_chunk(chunk: Any) -> Any:
     return chunk
 
 
-def right_chunk(by_levels: Any, again: Any) -> Any:
-    return by_levels if again is None else again
+def final_chunk(by_levels: Any, plain: Any) -> Any:
+    return by_levels if plain is None else plain

@@ -1,4 +1,4 @@
-"""fmm installed on a cluster's workers by a plugin, which Dask gives to those that join or are started again, too."""
+"""fmm on a cluster's workers: a worker plugin, which Dask also applies to workers that join or restart later."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from distributed import Client, WorkerPlugin
 
 from fmm.integrations.install_targets import PLACES, check_names, installed
 
-OPEN = "running", "connecting"  # Dask's words for a client that can ask its cluster for something
-USUAL = ""  # stands for what fmm.install means where no library is named
+OPEN_STATUSES = "running", "connecting"
+DEFAULT = ""  # stands for the default libraries of fmm.install
 
 
 class InstalledOnWorker(WorkerPlugin):
-    """Installs for one library as long as the worker lives and nobody takes the plugin away. Several workers of one
-    process hold that together: the last one that goes puts the library's objects back."""
+    """Installs fmm for one library while the worker has the plugin.
 
-    idempotent = True  # a second one of this name is not installed
+    Several workers of one process share the installation; the last of them to end removes it.
+    """
+
+    idempotent = True  # Dask does not add a second plugin of this name
 
     def __init__(self, library: str) -> None:
         self.library, self.name = library, plugin_name(library)
 
     def setup(self, worker: Any) -> None:
-        self.held: AbstractContextManager[None] = installed(*([self.library] if self.library != USUAL else []))
+        self.held: AbstractContextManager[None] = installed(*([self.library] if self.library != DEFAULT else []))
         self.held.__enter__()
 
     def teardown(self, worker: Any) -> None:
@@ -31,35 +33,35 @@ class InstalledOnWorker(WorkerPlugin):
 
 
 def plugin_name(library: str) -> str:
-    """One for each library, by which Dask knows that a plugin is there already."""
-    return f"fmm.install({library!r})" if library != USUAL else "fmm.install()"
+    """Return the plugin's name, by which Dask recognizes a plugin that it already has."""
+    return f"fmm.install({library!r})" if library != DEFAULT else "fmm.install()"
 
 
 def install_on_workers(client: Any, *libraries: str) -> Any:
-    """As fmm.dask.install; of an asynchronous client, what is to be awaited."""
+    """Register the plugins; see fmm.dask.install."""
     check_client(client)
     check_names(libraries)
 
     async def register() -> None:
-        for library in libraries or (USUAL,):
+        for library in libraries or (DEFAULT,):
             await client.register_plugin(InstalledOnWorker(library))
 
     return client.sync(register)
 
 
 def uninstall_on_workers(client: Any, *libraries: str) -> Any:
-    """As fmm.dask.uninstall; what was not installed stays so."""
+    """Unregister the plugins that are registered; see fmm.dask.uninstall."""
     check_client(client)
     check_names(libraries)
 
-    def registered(dask_scheduler: Any) -> list[str]:  # no function of the module's: a scheduler may have no fmm
+    def registered(dask_scheduler: Any) -> list[str]:  # a closure, pickled by value: the scheduler may lack fmm
         return list(dask_scheduler.worker_plugins)
 
     async def unregister() -> None:
-        known = await client.run_on_scheduler(registered)  # of others Dask logs an error
-        for name in map(plugin_name, libraries or (USUAL, *PLACES)):
-            if name in known:
-                with suppress(ValueError):  # Dask's, where somebody else has just done the same
+        present = await client.run_on_scheduler(registered)  # Dask logs an error for absent plugins
+        for name in map(plugin_name, libraries or (DEFAULT, *PLACES)):
+            if name in present:
+                with suppress(ValueError):  # another client has just unregistered it
                     await client.unregister_worker_plugin(name)
 
     return client.sync(unregister)
@@ -67,6 +69,6 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
 
 def check_client(client: Any) -> None:
     if not isinstance(client, Client):
-        raise TypeError(f"client must be a distributed.Client that is open, not {type(client).__name__}")
-    if client.status not in OPEN:
-        raise ValueError(f"client must be a distributed.Client that is open; this one is {client.status}")
+        raise TypeError(f"client must be an open distributed.Client, not {type(client).__name__}")
+    if client.status not in OPEN_STATUSES:
+        raise ValueError(f"client must be an open distributed.Client; this one is {client.status}")

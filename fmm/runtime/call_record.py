@@ -1,7 +1,6 @@
-"""What answered this thread's latest product, a plan or the library: noted only while somebody counts products.
+"""Record of this thread's latest product: the decision, and the plan that ran. Written only while products are counted.
 
-A decision says what is to answer. What does can be another plan, where memory runs out, or the library after all: where
-numbers may overflow, say, or while a stream is captured.
+The plan that ran can differ from the decided one: memory ran out, numbers may overflow, or a stream is captured.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from fmm.runtime.decisions.decide import Decision
 
 
 class CallRecord(NamedTuple):
-    """The decision in force; the plan that ran, None if the library's own product did; if that was not decided, why."""
+    """A product's decision, the plan that ran (None: the library's own product), and the reason if they differ."""
 
     decision: Decision
     plan: Plan | None
@@ -25,39 +24,39 @@ class _Switch:
     on = False
 
 
-class _Notes(threading.local):
-    answer: CallRecord | None = None
+class _Latest(threading.local):
+    record: CallRecord | None = None
     why = ""
 
 
-RECORDING = _Switch()  # does anybody count products, in whatever thread? Asked by products: as cheap as can be
-_notes = _Notes()
+RECORDING = _Switch()  # on while any thread counts products; every product reads it, so it is a plain attribute
+_latest = _Latest()
 
 
 def clear_record() -> None:
-    """Before a product."""
-    _notes.answer, _notes.why = None, ""
+    """Clear this thread's record before a product."""
+    _latest.record, _latest.why = None, ""
 
 
 def last_record() -> CallRecord | None:
-    """After it; None where nothing was noted: the library was asked at once, as it is for small products."""
-    return _notes.answer
+    """Return this thread's record; None if the library was called at once, as for small products."""
+    return _latest.record
 
 
 def record_call(decision: Decision, plan: Plan | None) -> None:
-    """The plan ran, unless somebody has said meanwhile why it was left to the library."""
-    _notes.answer = CallRecord(decision, None if _notes.why else plan, _notes.why)
+    """Record that the plan ran, unless `record_fallback` was called meanwhile."""
+    _latest.record = CallRecord(decision, None if _latest.why else plan, _latest.why)
 
 
 def record_measured_call(decision: Decision) -> None:
-    """Of a product that took part in a measurement, in which plan and library take turns."""
-    answer = _notes.answer
-    if answer is not None:
-        turn = "it was the library's turn to be measured" if answer.plan in (None, VENDOR) else ""
-        _notes.answer = CallRecord(decision, answer.plan, answer.why or turn)
+    """Record a product that took part in a measurement, where plan and vendor run in turn."""
+    record = _latest.record
+    if record is not None:
+        turn = "it was the library's turn to be measured" if record.plan in (None, VENDOR) else ""
+        _latest.record = CallRecord(decision, record.plan, record.why or turn)
 
 
 def record_fallback(why: str) -> None:
-    """Said by who leaves a product to the library although a plan was chosen."""
+    """Record why a product with a decided plan is left to the library."""
     if RECORDING.on:
-        _notes.why = why
+        _latest.why = why

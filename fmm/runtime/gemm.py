@@ -1,7 +1,7 @@
-"""C = alpha op(A) op(B) + beta C of any library's arrays: by a plan, whose last sums do the update, or by the library.
+"""C = alpha op(A) op(B) + beta C of any library's arrays: by a plan or by the library's own functions.
 
-Every plan can do it: alpha and beta are coefficients of its last sums. What is added may be what C holds, and they are
-done in place; or it lies elsewhere, one row for all of C's perhaps, and is read there. What C held is kept where a
+alpha and beta are coefficients of a plan's last sums. The addend is either what C holds, and C is updated in place, or
+another array, perhaps one row for all of C's rows, which the sums read where it is. What C held is copied first where a
 result with inf or NaN may have to be computed again (fmm.kernels.cuda.record).
 """
 
@@ -20,15 +20,15 @@ from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import is_small_on_host
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
-from fmm.runtime.operands import byte_span, spans_meet
+from fmm.runtime.operands import byte_span, may_overlap
 from fmm.runtime.prepare import PreparedCall, plan_call, prepare_call, writes_there
 
-# What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
-OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1
+# Values of transpose_a and transpose_b, as SciPy's gemm, BLAS and Python write them; False is 0, True is 1.
+OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
 class BlasGemmParams(NamedTuple):
-    """What is asked besides the product; which operands are transposed or adjoint."""
+    """The scalars and operand modes of BLAS's gemm: N as it is, T transposed, C conjugate transpose."""
 
     alpha: complex = 1
     beta: complex = 0
@@ -36,31 +36,35 @@ class BlasGemmParams(NamedTuple):
     op_b: str = "N"
 
     @property
-    def asked(self) -> Asked:
+    def params(self) -> Asked:
+        """The factors, as plans take them."""
         return Asked(self.alpha, self.beta)
 
 
-class Operands(NamedTuple):
-    """The factors as they lie in memory, which of them are to be conjugated, and the array that C is computed in; None:
-    a new one. What is added is `added`, of C's shape, which is read where it lies; or, if that is None, what the target
-    holds."""
+class GemmOperands(NamedTuple):
+    """The factors as they are in memory, the array for C, and the addend.
+
+    Without a target C is a new array. Without an addend the target holds it.
+    """
 
     a: Any
     b: Any
-    conjugated: tuple[bool, bool]
+    conjugates: tuple[bool, bool]
     target: Any
-    added: Any = None
+    addend: Any = None
 
 
 def run_gemm(
-    library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints
+    library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Any:
-    """alpha op(a) op(b) + beta c, in `out` if it is given."""
-    a, b, c = library.promote_operands(a, b, c if update.beta else None)
-    found = _operands(library, a, b, c, out, update)
-    small = constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(found.a, found.b)
-    compute = _by_library if small else _computed
-    result = compute(library, found, _with_update(library, found, update, constraints))
+    """Return alpha op(a) op(b) + beta c, in `out` if it is given."""
+    a, b, c = library.promote_operands(a, b, c if params.beta else None)
+    operands = _arrange_operands(library, a, b, c, out, params)
+    own = _with_gemm_params(library, operands, params, constraints)
+    if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(operands.a, operands.b):
+        result = _run_library_gemm(library, operands, own)
+    else:
+        result = _run_planned_gemm(library, operands, own)
     if out is None or result is out:
         return result
     library.copy(result, out)
@@ -68,113 +72,112 @@ def run_gemm(
 
 
 def explain_gemm(
-    library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints
+    library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
-    """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
-    a, b, c = library.promote_operands(a, b, c if update.beta else None)
-    found = _explained_operands(library, a, b, c, out, update)
-    if _nothing_to_multiply(found, update.alpha) and product_shape(tuple(found.a.shape), tuple(found.b.shape)):
+    """Return the decision of `run_gemm`; of C only its layout matters."""
+    a, b, c = library.promote_operands(a, b, c if params.beta else None)
+    operands = _arrange_without_copies(library, a, b, c, out, params)
+    shapes = tuple(operands.a.shape), tuple(operands.b.shape)
+    if _is_empty_product(operands, params.alpha) and product_shape(*shapes):
         why = f"{library.name} answers: there is nothing to multiply"
         return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
-    constraints = _with_update(library, found, update, constraints)
-    call = plan_call(library, found.a, found.b, found.target, constraints)
-    if any(found.conjugated):
-        plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
-        found = found if plan is not None else _conjugated_copies(library, found)
+    constraints = _with_gemm_params(library, operands, params, constraints)
+    call = plan_call(library, operands.a, operands.b, operands.target, constraints)
+    if any(operands.conjugates):
+        plan = call.plan.conjugating(*operands.conjugates) if call.plan is not None else None
+        operands = operands if plan is not None else _conjugate_copies(library, operands)
         constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
-        call = plan_call(library, found.a, found.b, found.target, constraints)
-    own = library.gemm_name if call.decision.plan == VENDOR else ""
-    return replace(
-        call.decision, kernels=(own,) if own else describe_kernels(library, call, found.a, found.b, found.target)
-    )
+        call = plan_call(library, operands.a, operands.b, operands.target, constraints)
+    if call.decision.plan == VENDOR and library.gemm_name:
+        return replace(call.decision, kernels=(library.gemm_name,))
+    kernels = describe_kernels(library, call, operands.a, operands.b, operands.target)
+    return replace(call.decision, kernels=kernels)
 
 
-def transposed_operands(library: Library, a: Any, b: Any, update: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Transposed in the same memory, and whether to be conjugated; ValueError for what is no matrix."""
+def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:
+    """Return the constraints of `run_gemm`'s prepared call, if the caller has none."""
+    operands = _arrange_without_copies(library, a, b, c, out, params)
+    return _with_gemm_params(library, operands, params, NO_CONSTRAINTS)
+
+
+# ---- operands, and where C is computed
+
+
+def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
+    """Return the operands transposed in place, and which to conjugate; ValueError for vectors and numbers."""
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
-    ops = update.op_a, update.op_b
+    ops = params.op_a, params.op_b
     a, b = (x if op == "N" else library.transposed(x) for x, op in zip((a, b), ops, strict=True))
-    conjugated = [op == "C" and library.is_complex(x) for x, op in zip((a, b), ops, strict=True)]
-    return a, b, (conjugated[0], conjugated[1])
+    of_a, of_b = (op == "C" and library.is_complex(x) for x, op in zip((a, b), ops, strict=True))
+    return a, b, (of_a, of_b)
 
 
-# ---- where C is computed
-
-
-def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams) -> Operands:
-    """ValueError for shapes that do not match; the library's own error for what it does not multiply."""
-    a, b, conjugated = transposed_operands(library, a, b, update)
+def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
+    """Return the operands of a call; ValueError if shapes do not match."""
+    a, b, conjugates = transposed_operands(library, a, b, params)
     shape = product_shape(tuple(a.shape), tuple(b.shape))
     if shape is None:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     if out is not None and tuple(out.shape) != shape:
         raise ValueError(f"out is {tuple(out.shape)}, the product {shape}")
-    if not update.beta:
-        return Operands(a, b, conjugated, out)
+    if not params.beta:
+        return GemmOperands(a, b, conjugates, out)
     if c is None:
         raise ValueError("beta is a factor of c, which was not given")
     _check_broadcast(tuple(c.shape), shape)
-    if out is not None and _same_array(library, c, out) and not any(_meet(library, x, out) for x in (a, b)):
-        return Operands(a, b, conjugated, out)
-    added = readable_there(library, a, b, c, shape)
-    if added is None:
-        return Operands(a, b, conjugated, library.copied(c, shape, a))
-    elsewhere = out is None or any(_meet(library, x, out) for x in (a, b, c))
-    return Operands(a, b, conjugated, None if elsewhere else out, added)
+    if out is not None and _is_same_array(library, c, out) and not any(_overlaps(library, x, out) for x in (a, b)):
+        return GemmOperands(a, b, conjugates, out)
+    addend = readable_there(library, a, b, c, shape)
+    if addend is None:
+        return GemmOperands(a, b, conjugates, library.copied(c, shape, a))
+    needs_new_array = out is None or any(_overlaps(library, x, out) for x in (a, b, c))
+    return GemmOperands(a, b, conjugates, None if needs_new_array else out, addend)
 
 
-READABLE = 16  # bytes: kernels read as many at a time
+def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
+    """Return the operands of a call to be explained; an addend that would be copied stands for its copy."""
+    operands = GemmOperands(*transposed_operands(library, a, b, params), out)
+    shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
+    if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
+        return operands
+    if library.broadcast_view(c, shape) is None:  # the copy of c is where the product goes
+        return operands._replace(target=c)
+    return operands._replace(addend=readable_there(library, operands.a, operands.b, c, shape))
+
+
+ADDEND_ALIGNMENT = 16  # bytes that kernels read at a time
 
 
 def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
-    """What is added, broadcast to C's shape in its own memory, if plans can read it there; else None.
+    """Return the addend, broadcast to C's shape in its own memory; None if plans cannot read it there.
 
-    Not of a stack times one matrix, which is one product of all its rows.
+    None also for a stack times one matrix, which is one product of all its rows.
     """
     if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
         return None
-    if library.processor == "cuda" and (library.pointer(c) % READABLE or not _on_one_device(library, a, c)):
+    if library.processor == "cuda":
+        is_aligned = not library.pointer(c) % ADDEND_ALIGNMENT
+        if not is_aligned or library.device_number(a) != library.device_number(c):
+            return None
+    view = library.broadcast_view(c, shape)
+    return view if view is not None and library.operand(view).strides is not None else None
+
+
+def addend_strides(library: Library, addend: Any) -> tuple[int, ...] | None:
+    """Return the addend's strides in elements, 0 along an axis of one number; None without an addend."""
+    if addend is None:
         return None
-    found = library.broadcast_view(c, shape)
-    return found if found is not None and library.operand(found).strides is not None else None
-
-
-def _on_one_device(library: Library, a: Any, c: Any) -> bool:
-    return library.device_number(a) == library.device_number(c)
-
-
-def addend_strides(library: Library, added: Any) -> tuple[int, ...] | None:
-    """As a question has them: zero where there is only one number along an axis."""
-    if added is None:
-        return None
-    strides = library.operand(added).strides
+    strides = library.operand(addend).strides
     assert strides is not None
-    return tuple(0 if n == 1 else step for n, step in zip(added.shape, strides, strict=True))
+    return tuple(0 if n == 1 else step for n, step in zip(addend.shape, strides, strict=True))
 
 
-def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams) -> PlanConstraints:
-    """What `gemm_product` asks a prepared call for, if the caller asks for nothing else."""
-    found = _explained_operands(library, a, b, c, out, update)
-    return _with_update(library, found, update, NO_CONSTRAINTS)
-
-
-def _with_update(
-    library: Library, found: Operands, update: BlasGemmParams, constraints: PlanConstraints
+def _with_gemm_params(
+    library: Library, operands: GemmOperands, params: BlasGemmParams, constraints: PlanConstraints
 ) -> PlanConstraints:
-    """The wishes, with alpha, beta and where what is added lies."""
-    return constraints._replace(asked=update.asked, added=addend_strides(library, found.added))
-
-
-def _explained_operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams) -> Operands:
-    """Nothing is copied to be explained."""
-    found = Operands(*transposed_operands(library, a, b, update), out)
-    shape = product_shape(tuple(found.a.shape), tuple(found.b.shape))
-    if not update.beta or c is None or shape is None or (out is not None and _same_array(library, c, out)):
-        return found
-    if library.broadcast_view(c, shape) is None:  # it is copied, and its copy is where the product goes
-        return found._replace(target=c)
-    return found._replace(added=readable_there(library, found.a, found.b, c, shape))
+    strides = addend_strides(library, operands.addend)
+    return constraints._replace(params=params.params, addend_strides=strides)
 
 
 def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -183,89 +186,86 @@ def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         raise ValueError(f"c is {shape}, the product {wanted}: it must have that shape, or one that is broadcast to it")
 
 
-def _meet(library: Library, x: Any, y: Any) -> bool:
-    """May the two arrays share memory?"""
+def _overlaps(library: Library, x: Any, y: Any) -> bool:
+    """Return True if the two arrays may share memory."""
     of_x, of_y = (byte_span(library.operand(v)) for v in (x, y))
-    return spans_meet(library.pointer(x), of_x, library.pointer(y), of_y)
+    return may_overlap(library.pointer(x), of_x, library.pointer(y), of_y)
 
 
-def _same_array(library: Library, x: Any, y: Any) -> bool:
+def _is_same_array(library: Library, x: Any, y: Any) -> bool:
     return x is y or (library.pointer(x) == library.pointer(y) and library.operand(x) == library.operand(y))
 
 
-# ---- computing it
+# ---- computing
 
 
-def _computed(library: Library, found: Operands, constraints: PlanConstraints) -> Any:
-    """C, in the target if that can be and it has one; else in new memory, where it can."""
-    if _nothing_to_multiply(found, constraints.asked.alpha):
-        return _by_library(library, found, constraints)
-    call = prepare_call(library, found.a, found.b, found.target, constraints)
+def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
+    """Return C by a plan where one pays: in the target if it has one and the plan can write there, else new."""
+    if _is_empty_product(operands, constraints.params.alpha):
+        return _run_library_gemm(library, operands, constraints)
+    call = prepare_call(library, operands.a, operands.b, operands.target, constraints)
     if call.plan_refusal:
-        library.vendor(found.a, found.b)
+        library.vendor(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        return _by_library(library, found, constraints)
-    there = found.target is None or writes_there(library, call, found.a, found.b, found.target)
-    if not there:
-        old = found.target if constraints.asked.beta and found.added is None else None
-        old = library.copied(old, tuple(old.shape), found.a) if old is not None else None
-        return _computed(library, found._replace(target=old), constraints)
-    if any(found.conjugated):
-        return _of_conjugates(library, call, found, constraints)
-    c = run_with_fallback(library, call, found.a, found.b, found.target, constraints, found.added)
-    return _by_library(library, found, constraints) if c is None else c
+        return _run_library_gemm(library, operands, constraints)
+    target = operands.target
+    if target is not None and not writes_there(library, call, operands.a, operands.b, target):
+        holds_addend = constraints.params.beta and operands.addend is None
+        copy = library.copied(target, tuple(target.shape), operands.a) if holds_addend else None
+        return _run_planned_gemm(library, operands._replace(target=copy), constraints)
+    if any(operands.conjugates):
+        return _run_conjugating(library, call, operands, constraints)
+    c = run_with_fallback(library, call, operands.a, operands.b, target, constraints, operands.addend)
+    return _run_library_gemm(library, operands, constraints) if c is None else c
 
 
-def _nothing_to_multiply(found: Operands, alpha: Coefficient) -> bool:
-    """Does nothing of A and B count, be it inf or NaN? Then no plan is asked, be it given."""
-    return alpha == 0 or 0 in found.a.shape
+def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
+    """Return True if nothing of A and B counts, not even inf or NaN; then no plan runs, not even the caller's."""
+    return alpha == 0 or 0 in operands.a.shape
 
 
-def _of_conjugates(library: Library, call: PreparedCall, found: Operands, constraints: PlanConstraints) -> Any:
-    """The same where operands are to be conjugated: by the call's plan if it can do so on its way, else of copies.
+def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints) -> Any:
+    """Return C with conjugated operands: by the call's plan if it can conjugate on its way, else of copies.
 
-    No other plan may take the place of one that conjugates: it would multiply the operands as they lie in memory.
+    No other plan may replace one that conjugates: it would multiply the operands as they are in memory.
     """
     assert call.plan is not None
-    plan = call.plan.conjugating(*found.conjugated)
+    plan = call.plan.conjugating(*operands.conjugates)
     if plan is None:
-        return _computed(library, _conjugated_copies(library, found), constraints)
+        return _run_planned_gemm(library, _conjugate_copies(library, operands), constraints)
     own = constraints._replace(plan=plan, replaceable=False)
+    a, b, target = operands.a, operands.b, operands.target
     try:
-        ready = prepare_call(library, found.a, found.b, found.target, own)
-        c = run_with_fallback(library, ready, found.a, found.b, found.target, own, found.added)
+        conjugating = prepare_call(library, a, b, target, own)
+        c = run_with_fallback(library, conjugating, a, b, target, own, operands.addend)
     except (library.out_of_memory, PlanError):
         if constraints.plan_required:
             raise
         c = None
-    return _by_library(library, found, constraints) if c is None else c
+    return _run_library_gemm(library, operands, constraints) if c is None else c
 
 
-def _holding(library: Library, found: Operands) -> Operands:
-    """The same, the target holding what is added."""
-    if found.added is None:
-        return found
-    if found.target is None:
-        return found._replace(added=None, target=library.copied(found.added, tuple(found.added.shape), found.a))
-    library.copy(found.added, found.target)
-    return found._replace(added=None)
+def _conjugate_copies(library: Library, operands: GemmOperands) -> GemmOperands:
+    pairs = zip((operands.a, operands.b), operands.conjugates, strict=True)
+    a, b = (library.conjugated(x) if conjugate else x for x, conjugate in pairs)
+    return operands._replace(a=a, b=b, conjugates=(False, False))
 
 
-def _conjugated_copies(library: Library, found: Operands) -> Operands:
-    pairs = zip((found.a, found.b), found.conjugated, strict=True)
-    a, b = (library.conjugated(x) if wanted else x for x, wanted in pairs)
-    return found._replace(a=a, b=b, conjugated=(False, False))
-
-
-def _by_library(library: Library, found: Operands, constraints: PlanConstraints) -> Any:
-    """By the library's own functions, in the target if there is one."""
-    alpha, beta = constraints.asked.alpha, constraints.asked.beta
-    found = _conjugated_copies(library, _holding(library, found))
-    a, b = found.a, found.b
+def _run_library_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
+    """Return C by the library's own functions, in the target if there is one."""
+    if operands.addend is not None:  # these functions want the addend in the target
+        target, addend = operands.target, operands.addend
+        if target is None:
+            target = library.copied(addend, tuple(addend.shape), operands.a)
+        else:
+            library.copy(addend, target)
+        operands = operands._replace(addend=None, target=target)
+    operands = _conjugate_copies(library, operands)
+    a, b, alpha = operands.a, operands.b, constraints.params.alpha
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1
-    c = library.updated(a, b, found.target, alpha, beta)
-    if found.target is not None:
-        library.written(found.target)
+    c = library.updated(a, b, operands.target, alpha, constraints.params.beta)
+    if operands.target is not None:
+        library.written(operands.target)
     return c

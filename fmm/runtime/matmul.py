@@ -1,6 +1,7 @@
-"""The product of two arrays of one library, whichever it is: by a plan where one pays, else the library's own.
+"""The product of two arrays of one library: by a plan where one pays, else by the library's own function.
 
-A call is made ready, or found ready; then it runs, by leaner plans if memory runs out, at last by the library.
+A call is prepared, or found in the cache, and runs. If memory runs out, plans with less workspace run instead, and at
+last the library.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ from fmm.runtime.prepare import (
 
 
 def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """The same, where some arrays may be of other libraries, which this one can read in place."""
-    own = library.adopt_arrays(a, b, out)
-    if own is None:
+    """Return the product of arrays that may be of other libraries, which this library reads in place."""
+    adopt_arrays = library.adopt_arrays(a, b, out)
+    if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
-    c = run_matmul(library, *own, constraints)
+    c = run_matmul(library, *adopt_arrays, constraints)
     return library.to_callers_library(c, a, b) if out is None else out
 
 
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """What the library's own matmul returns or raises, faster where a plan pays."""
+    """Return or raise what the library's own matmul does, faster where a plan pays."""
     call = prepare_call(library, a, b, out, constraints)
     if call.plan is None:
-        return _left_to_library(library, call, a, b, out, constraints)
+        return _run_vendor(library, call, a, b, out, constraints)
     if call.decision.trial is not None:
-        c = _runner(library.processor).measured_product(
+        c = _runner(library.processor).run_trial(
             library,
             call,
             lambda plan: run_matmul(library, a, b, out, constraints._replace(plan=plan, replaceable=True)),
@@ -57,7 +58,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
             record_measured_call(call.decision)
         return c
     there = out is not None and writes_there(library, call, a, b, out)
-    if call.direct and not there:  # `out` overlaps an operand
+    if call.writes_out and not there:  # `out` overlaps an operand
         call = prepare_call(library, a, b, None, constraints)
     target = out if there else None
     c = run_with_fallback(library, call, a, b, target, constraints)
@@ -69,37 +70,27 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     return c
 
 
-def run_with_fallback(
-    library: Library, call: PreparedCall, a: Any, b: Any, target: Any, constraints: PlanConstraints, added: Any = None
-) -> Any:
-    """C by a call's plan or another one, in `target` if that is given; None if the library must multiply.
-
-    `added`: what is added, of C's shape, where C does not hold it (then `wishes.added` are its strides).
-    """
-    c = _attempt(library, call, a, b, target, constraints, added)
-    if isinstance(c, Failure):  # what the failed attempt had allocated is given back now that the exception is gone
-        failed = c
-        c = _product_instead(library, call, a, b, target, constraints, failed, added)
-        if c is None and RECORDING.on:
-            record_fallback(failed.why)
-            record_call(call.decision, None)
-    return c
+def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
+    """Return the library's own product; PlanError if the caller's plan cannot run and the library takes the call."""
+    if call.plan_refusal:
+        library.vendor(a, b)
+        raise PlanError(call.plan_refusal)
+    if RECORDING.on:
+        record_call(call.decision, None)
+    # Without a problem an unusual `out` may be the reason, which says nothing of the next call.
+    if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
+        remember_decline(library, a, b, call.decision)
+    return library.vendor(a, b, out)
 
 
-def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
-    """Of a matrix and its transpose in place, by a call that copies neither and so asks for their address alone (to
-    make a transposed view takes a microsecond); None: the usual way."""
-    try:
-        return _runner(library.processor).run_call(library, call, a, a, out, False)
-    except (library.out_of_memory, PlanError):
-        return None
+# ---- running a plan, and other plans if it fails
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a plan gave no product: what is tried instead of it."""
+    """Why a plan produced no result, and the plans to try instead."""
 
-    plans_instead: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
+    other_plans: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
     why: str = "no plan could run"
 
 
@@ -107,18 +98,41 @@ OUT_OF_MEMORY = Failure(smaller_plans, "memory ran out")
 CANNOT_RUN = Failure(next_plans, "no plan can run on arrays that lie like these")
 
 
-def _attempt(
-    library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, added: Any
+def run_with_fallback(
+    library: Library,
+    call: PreparedCall,
+    a: Any,
+    b: Any,
+    target: Any,
+    constraints: PlanConstraints,
+    addend: Any = None,
 ) -> Any:
-    """C by the call's plan, None if the library must multiply, or a Failure, unless the caller insists on the plan."""
-    more = () if added is None else (added,)
+    """Return C by the call's plan, else by another plan; None if the library must multiply.
+
+    `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
+    """
+    c = _attempt(library, call, a, b, target, constraints, addend)
+    if isinstance(c, Failure):  # the exception is gone, and with it the memory of the failed attempt
+        failure = c
+        c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
+        if c is None and RECORDING.on:
+            record_fallback(failure.why)
+            record_call(call.decision, None)
+    return c
+
+
+def _attempt(
+    library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, addend: Any
+) -> Any:
+    """Return C by the call's plan, None if the library must multiply, or a Failure unless the plan is required."""
+    extra = () if addend is None else (addend,)
     try:
-        c = _runner(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *more)
+        c = _runner(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
     except library.out_of_memory:
         if constraints.plan_required:
             raise
         return OUT_OF_MEMORY
-    except PlanError:  # nothing is computed before it is raised
+    except PlanError:  # raised before anything is computed
         if constraints.plan_required:
             raise
         return CANNOT_RUN
@@ -127,51 +141,46 @@ def _attempt(
     return c
 
 
-def _product_instead(
+def _run_other_plans(
     library: Library,
     call: PreparedCall,
     a: Any,
     b: Any,
     out: Any,
     constraints: PlanConstraints,
-    failed: Failure,
-    added: Any,
+    failure: Failure,
+    addend: Any,
 ) -> Any:
-    """C by other plans of the model's; None if the library must multiply."""
+    """Return C by the model's other plans; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
-    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+    params = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
     try:
-        for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
-            own = constraints._replace(plan=plan, replaceable=True, asked=asked)
+        for plan in failure.other_plans(problem, call.decision.plan, call.limits, call.device):
+            own = constraints._replace(plan=plan, replaceable=True, params=params)
             other = prepare_call(library, a, b, out, own)
-            c = failed if other.plan is None else _attempt(library, other, a, b, out, own, added)
+            c = failure if other.plan is None else _attempt(library, other, a, b, out, own, addend)
             if not isinstance(c, Failure):
                 return c
     except MemoryError:
-        pass  # to find a plan takes memory too
+        pass  # choosing a plan takes memory too
     return None
 
 
-def _left_to_library(
-    library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
-) -> Any:
-    """The library's own product; PlanError if another plan was given, and the library does not reject the call."""
-    if call.plan_refusal:
-        library.vendor(a, b)
-        raise PlanError(call.plan_refusal)
-    if RECORDING.on:
-        record_call(call.decision, None)
-    if constraints is NO_CONSTRAINTS and (
-        out is None or call.decision.problem is not None
-    ):  # not because `out` is no usual one
-        remember_decline(library, a, b, call.decision)
-    return library.vendor(a, b, out)
+def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
+    """Return the product of a matrix and its transpose by a cached call that copies neither; None if it fails.
+
+    The call needs A's address alone: making a transposed view would take a microsecond.
+    """
+    try:
+        return _runner(library.processor).run_call(library, call, a, a, out, False)
+    except (library.out_of_memory, PlanError):
+        return None
 
 
 @lru_cache(maxsize=2)
 def _runner(processor: Processor) -> Any:
-    """The module that runs plans there; the one for devices loads CuPy."""
+    """Return the module that runs plans on this processor; the one for devices loads CuPy."""
     if processor == "cpu":
         return run_host
     from fmm.runtime import run_device
@@ -183,49 +192,52 @@ def _runner(processor: Processor) -> Any:
 
 
 def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
-    """What `product` would do, and why; nothing is computed."""
-    own = library.adopt_arrays(a, b, out) or (a, b, out)
-    call = plan_call(library, *own, constraints)
-    return replace(call.decision, kernels=describe_kernels(library, call, *own))
-
-
-def decide_without_arrays(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
-    """What would be done with arrays that lie row by row: by the plan that was given, if one was."""
-    if given is None or 0 in problem.size:
-        decision = decide_plan(problem, limits, device)
-        launches = launches_on(decision.plan, problem, device, False)
-    else:
-        call = prepare_query(_question(problem, limits, device, given, None))
-        decision, launches = call.decision, call.launches
-    if device.threads:
-        return replace(decision, kernels=run_host.describe_products(decision.plan, problem, device.threads))
-    return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
-
-
-def planned_call_bytes(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> int:
-    """Bytes that a call takes beside A, B and C, which lie row by row: its plan's workspace, and what it is captured
-    and computed again with."""
-    out = contiguous(problem.shapes[2], problem.stored)
-    return prepare_query(_question(problem, limits, device, given, out)).workspace
-
-
-def _question(
-    problem: Problem, limits: Limits, device: Device, given: Plan | None, out: Operand | None
-) -> ProblemQuery:
-    a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
-    setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
-    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-    return ProblemQuery(a, b, out, setting, device, limits, given, asked=asked)
+    """Return the decision of `run_matmul` with the kernels that would run; nothing is computed."""
+    arrays = library.adopt_arrays(a, b, out) or (a, b, out)
+    call = plan_call(library, *arrays, constraints)
+    return replace(call.decision, kernels=describe_kernels(library, call, *arrays))
 
 
 def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
-    """What runs, a line each."""
+    """Return the kernels that a call runs, a line each."""
     if call.launches is not None:
         a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
-        return launches_at(call, a, b, library.pointer(out) if call.direct and out is not None else None).describe()
+        c = library.pointer(out) if call.writes_out and out is not None else None
+        return launches_at(call, a, b, c).describe()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
         return run_host.describe_products(call.plan, problem, call.device.threads)
     on_threads = f" on {run_host.count_noun(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
     reads = "" if call.decision.plan == VENDOR else ", since the plan's kernels cannot read arrays that lie like these"
     return (f"{library.vendor_name}{on_threads}{reads}",)
+
+
+# ---- row-major operands without arrays
+
+
+def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> Decision:
+    """Return the decision for row-major operands, or for the caller's plan on them."""
+    if plan is None or 0 in problem.size:
+        decision = decide_plan(problem, limits, device)
+        launches = launches_on(decision.plan, problem, device, False)
+    else:
+        call = prepare_query(_row_major_query(problem, limits, device, plan, None))
+        decision, launches = call.decision, call.launches
+    if device.threads:
+        return replace(decision, kernels=run_host.describe_products(decision.plan, problem, device.threads))
+    return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
+
+
+def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
+    """Return the bytes of a call beside row-major A, B and C: workspace, graph and copies for a second computation."""
+    out = contiguous(problem.shapes[2], problem.stored)
+    return prepare_query(_row_major_query(problem, limits, device, plan, out)).workspace
+
+
+def _row_major_query(
+    problem: Problem, limits: Limits, device: Device, plan: Plan | None, out: Operand | None
+) -> ProblemQuery:
+    a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
+    setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
+    params = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+    return ProblemQuery(a, b, out, setting, device, limits, plan, params=params)

@@ -1,7 +1,7 @@
-"""The matrices that a call multiplies, read off shapes and strides alone: for arrays on the host and on devices alike.
+"""The matrices that a call multiplies, derived from shapes and strides alone, for arrays on the host and on devices.
 
-Vectors become matrices of one row or column, stacks one tall matrix or one product an item, and what BLAS cannot read
-is marked to be copied. Nothing here touches an array, or knows a library.
+A vector becomes a matrix of one row or column. A stack becomes one tall matrix or one product per item. Operands that
+BLAS cannot read in place are marked for a copy. No function here touches an array.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.problem import Layout, Problem
 
 
-class NotOursError(Exception):
-    """A call that the library answers, or rejects, itself; the argument says why."""
+class VendorOnlyError(Exception):
+    """Only the library can answer or reject the call; the argument says why."""
 
 
-class LibraryAnswersError(NotOursError):
-    """The library answers even if a plan is given: there is nothing that a plan could do, or something is asked besides
-    that only the library does."""
+class VendorEvenWithPlanError(VendorOnlyError):
+    """The library answers even if the caller names a plan: no plan could do anything, or an option excludes plans."""
 
 
 Offsets = tuple[int, int, int]  # bytes from the first elements of A, B and C
@@ -35,37 +34,35 @@ Offsets = tuple[int, int, int]  # bytes from the first elements of A, B and C
 
 @dataclass(frozen=True)
 class Matrices:
-    """Equal products that make up a call: `problem` is one of them."""
+    """The equal products of a call; `problem` is one of them."""
 
-    a: Operand  # with two axes or more, as it lies when it is multiplied
+    a: Operand  # two axes or more, in the layout that is multiplied
     b: Operand
     c: Operand
-    packs: tuple[bool, bool]  # are A, B copied, because BLAS cannot read them as they are?
-    direct: bool  # may the product be written into `out`, unless that overlaps an operand?
-    flattens_stack: bool  # is a stack of A's times one B a single product of all their rows?
+    packs: tuple[bool, bool]  # copy A, B, because BLAS cannot read them in place
+    writes_out: bool  # the product can be written into `out`, unless `out` overlaps an operand
+    flattens_stack: bool  # a stack of A times one B is a single product of all its rows
     problem: Problem
 
     @property
     def count(self) -> int:
-        """How many products."""
+        """The number of products."""
         return 1 if self.flattens_stack else prod(self.c.shape[:-2])
 
     def offsets(self) -> tuple[Offsets, ...]:
-        """Where the matrices of each product begin."""
+        """Return the offsets of each product's matrices, in bytes."""
         if self.flattens_stack:
             return ((0, 0, 0),)
         stack = self.c.shape[:-2]
-        return tuple(zip(*(_places(x, stack) for x in (self.a, self.b, self.c)), strict=True))
+        return tuple(zip(*(_item_offsets(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
     def addend_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
-        """For each product, where that begins to which it is added, in bytes: in an array of C's shape with these
-        strides."""
-        added = Operand(self.c.shape, strides, self.c.dtype)
-        return tuple(_places(added, self.c.shape[:-2]))
+        """Return the offset of each product's addend, in bytes, in an array of C's shape with these strides."""
+        addend = Operand(self.c.shape, strides, self.c.dtype)
+        return tuple(_item_offsets(addend, self.c.shape[:-2]))
 
     def copied_bytes(self, whole: bool) -> int:
-        """What the copies of packed operands take: of whole operands, or of one product's matrices at a time (which are
-        all rows of a stack at once, where it is folded)."""
+        """Return the bytes of the copies: of whole operands, or of one product's matrices at a time."""
         item = self.problem.itemsize
         if whole:
             return sum(prod(x.shape) for x, pack in zip((self.a, self.b), self.packs, strict=True) if pack) * item
@@ -73,31 +70,32 @@ class Matrices:
         return sum(temporary_bytes(*x, item) for x, pack in zip(((m, k), (k, n)), self.packs, strict=True) if pack)
 
 
-def arranged_matrices(
+def arrange_matrices(
     a: Operand,
     b: Operand,
     out: Operand | None,
     result: Operand,
-    kind: str = "",
+    dtype: str = "",
     packs_whole: bool = True,
-    asked: Asked = PLAIN,
+    params: Asked = PLAIN,
 ) -> Matrices:
-    """The matrices of a call on a and b, whose product is like `result` if it is a new array.
+    """Return the matrices of a call on a and b; `result` is the product as a new array.
 
-    `kind`: the type that they are multiplied as (TF32), if it is another than the result's. `packs_whole`: packed
-    operands are copied as a whole, so that their copies have no gaps; else matrix by matrix.
+    `dtype`: the type of the multiplication if it is not the result's (TF32). `packs_whole`: copies are made of whole
+    operands, without gaps; else matrix by matrix.
     """
-    vectors = a.ndim == 1 or b.ndim == 1
-    c = _with_all_axes(result, a.ndim, b.ndim)
-    a, b = _as_matrices(a, b)
-    packs = _packed(a, result.dtype), _packed(b, result.dtype)
+    has_vector = a.ndim == 1 or b.ndim == 1
+    c = _restore_vector_axes(result, a.ndim, b.ndim)
+    a, b = _vectors_as_matrices(a, b)
+    # BLAS reads neither another type nor a matrix without a contiguous axis.
+    packs = matrix_layout(a) is None or a.dtype != result.dtype, matrix_layout(b) is None or b.dtype != result.dtype
     if packs_whole:
         a, b = (contiguous(x.shape, result.dtype) if pack else x for x, pack in zip((a, b), packs, strict=True))
-    direct = out is not None and not vectors and out.dtype == result.dtype and _writable(out)
-    if direct and out is not None:
+    writes_out = out is not None and not has_vector and out.dtype == result.dtype and _is_writable(out)
+    if writes_out and out is not None:
         c = out
     left, right, dest = a, b, c
-    flattens_stack = a.ndim > 2 and prod(b.shape[:-2]) == 1 and asked.op == "product"
+    flattens_stack = a.ndim > 2 and prod(b.shape[:-2]) == 1 and params.op == "product"
     if flattens_stack:
         tall, product = tall_matrix(a), tall_matrix(c)
         if tall is not None and product is not None and (packs[0] or matrix_layout(tall)) and matrix_layout(product):
@@ -105,22 +103,26 @@ def arranged_matrices(
         else:
             flattens_stack = False
     size = left.shape[-2], left.shape[-1], right.shape[-1]
-    layouts = tuple(matrix_layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
-    placed = layouts[0], layouts[1], layouts[2]
-    update = _number(asked.alpha), _number(asked.beta)
-    problem = Problem(*size, kind or result.dtype, placed, *update, asked.op, fill=asked.fill)
-    return Matrices(a, b, c, packs, direct, flattens_stack, problem)
+    of_a, of_b, of_c = (matrix_layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
+    factors = _as_number(params.alpha), _as_number(params.beta)
+    problem = Problem(*size, dtype or result.dtype, (of_a, of_b, of_c), *factors, params.op, fill=params.fill)
+    return Matrices(a, b, c, packs, writes_out, flattens_stack, problem)
 
 
-def _number(c: Coefficient) -> complex:
+def _as_number(c: Coefficient) -> complex:
     return c if isinstance(c, int | float | complex) else complex(c)
+
+
+def _is_writable(x: Operand) -> bool:
+    """Return True if BLAS can write the matrices in place and no two of them share memory."""
+    return matrix_layout(x) is not None and 0 not in _stack_strides(x, x.shape[:-2])
 
 
 # ---- vectors
 
 
-def _as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Vectors as a matrix of one row, or of one column."""
+def _vectors_as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
+    """Return the operands with a vector as a matrix of one row (a) or one column (b)."""
     if a.ndim == 1:
         a = a._replace(shape=(1, *a.shape), strides=a.strides and (a.shape[0], *a.strides))
     if b.ndim == 1:
@@ -128,8 +130,8 @@ def _as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
     return a, b
 
 
-def _with_all_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
-    """The result with the axes that vectors drop put back."""
+def _restore_vector_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
+    """Return the result with the axes that vectors drop."""
     assert c.strides is not None
     if a_axes == 1:
         at = c.ndim - (b_axes > 1)
@@ -140,11 +142,11 @@ def _with_all_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
     return c
 
 
-# ---- layouts
+# ---- layouts and memory
 
 
 def matrix_layout(x: Operand) -> Layout | None:
-    """How its matrices lie in memory; None if neither their rows nor their columns are contiguous."""
+    """Return the layout of the operand's matrices; None if neither rows nor columns are contiguous."""
     if x.strides is None:
         return None
     (rows, cols), (down, right) = x.shape[-2:], x.strides[-2:]
@@ -155,26 +157,16 @@ def matrix_layout(x: Operand) -> Layout | None:
     return None
 
 
-def _packed(x: Operand, dtype: str) -> bool:
-    """Must it be copied, so that BLAS can read it?"""
-    return matrix_layout(x) is None or x.dtype != dtype
-
-
-def _writable(x: Operand) -> bool:
-    """Can a plan write it in place: matrices that BLAS can write, none twice in the same place?"""
-    return matrix_layout(x) is not None and 0 not in _steps(x, x.shape[:-2])
-
-
 def byte_span(x: Operand) -> Span | None:
-    """Which bytes it occupies; None if that cannot be told."""
+    """Return the bytes that the operand occupies, relative to its first element; None if unknown."""
     if x.strides is None:
         return x.span
     item = DTYPES[x.dtype].itemsize if x.dtype in DTYPES else np.dtype(x.dtype).itemsize
     return occupied_bytes(x.shape, tuple(step * item for step in x.strides), item)
 
 
-def spans_meet(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
-    """May two arrays share memory, whose first elements are at these addresses?"""
+def may_overlap(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
+    """Return True if arrays with these addresses and spans may share memory."""
     return of_x is None or of_y is None or (y + of_y[0] < x + of_x[1] and x + of_x[0] < y + of_y[1])
 
 
@@ -182,7 +174,7 @@ def spans_meet(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
 
 
 def tall_matrix(x: Operand) -> Operand | None:
-    """The stack as one tall matrix, without moving anything; None if its rows are not equally far apart."""
+    """Return the stack as one tall matrix in the same memory; None if its rows are not equally spaced."""
     if x.strides is None:
         return None
     axes = [(length, step) for length, step in zip(x.shape[:-1], x.strides[:-1], strict=True) if length != 1]
@@ -192,15 +184,15 @@ def tall_matrix(x: Operand) -> Operand | None:
     return Operand((prod(x.shape[:-1]), x.shape[-1]), (down, x.strides[-1]), x.dtype)
 
 
-def _places(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
-    """Where each item's matrix begins, in bytes."""
-    steps, item = _steps(x, stack), DTYPES[x.dtype].itemsize
+def _item_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
+    """Yield the offset of each item's matrix, in bytes."""
+    steps, item = _stack_strides(x, stack), DTYPES[x.dtype].itemsize
     for index in np.ndindex(*stack):
         yield sum(i * step for i, step in zip(index, steps, strict=True)) * item
 
 
-def _steps(x: Operand, stack: tuple[int, ...]) -> list[int]:
-    """The strides of the stack's axes: 0 where one matrix serves all items; any number where there is one item."""
+def _stack_strides(x: Operand, stack: tuple[int, ...]) -> list[int]:
+    """Return the strides of the stack's axes: 0 where one matrix serves all items, 1 along an axis of one item."""
     assert x.strides is not None
     missing = len(stack) - (x.ndim - 2)
     own = [0] * missing + [0 if length == 1 else step for length, step in zip(x.shape, x.strides, strict=True)][:-2]

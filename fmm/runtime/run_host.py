@@ -1,4 +1,9 @@
-"""Running a prepared call on the host: a workspace, the check for overflow, and the plan on NumPy's views."""
+"""Running a prepared call on the host: a workspace, the check for overflow, and the plan on NumPy views.
+
+`out` is complete or untouched, whatever exception ends the call, Ctrl-C included. So no Python code that a signal could
+interrupt writes there: a worker thread does, while the caller waits in one C call, or one C call copies the result from
+an array that nobody else sees. (NumPy's own product is one C call too.)
+"""
 
 from __future__ import annotations
 
@@ -32,26 +37,25 @@ from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import PreparedCall
 from fmm.runtime.progress import Progress, current_progress
 
-SMALL = 256 * 1024  # bytes of each operand and of the product, below which a plan gains nothing from a second thread
+SMALL = 256 * 1024  # bytes of each operand and of C, below which a plan gains nothing from a second thread
 
 
 class PartlyAddedError(RuntimeError):
-    """Memory ran out while a product was added to an array, which nobody can restore."""
+    """Memory ran out while a product was added to an array, whose old values are lost."""
 
 
-class _LeftToVendorError(Exception):
-    """The vendor must multiply, since numbers may overflow, or for want of room; what has been done is written over."""
+class _VendorNeededError(Exception):
+    """The vendor must multiply: numbers may overflow, or memory is short. C is not complete yet."""
 
 
-def run_call(library: HostLibrary, call: PreparedCall, a: Any, b: Any, out: Any, given: bool, added: Any = None) -> Any:
-    """C by the call's plan; None if the vendor must multiply, because numbers may overflow. `added`: what is added,
-    where C does not hold it, of C's shape.
+def run_call(
+    library: HostLibrary, call: PreparedCall, a: Any, b: Any, out: Any, required: bool, addend: Any = None
+) -> Any:
+    """Return C by the call's plan; None if the vendor must multiply, because numbers may overflow.
 
-    `out` is complete or untouched, whatever leaves. So nothing that a signal could interrupt writes there: a thread of
-    ours does, for which the caller waits within one call of C, or a copy from an array that nobody else sees. (NumPy's
-    own product is one call of C too.)
+    `required`: the caller named the plan. `addend`: in C's shape, where C does not hold it.
 
-    (What is added to `out` itself cannot be begun anew: if memory runs out in its middle, PartlyAddedError says so.)
+    What is added to `out` itself cannot be computed again. If memory runs out halfway, PartlyAddedError says so.
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
         record_fallback("numpy.errstate asks to be told of underflow, and a plan's sums have their own")
@@ -61,192 +65,201 @@ def run_call(library: HostLibrary, call: PreparedCall, a: Any, b: Any, out: Any,
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
     if out is not None:
         library.written(out)
-    multiplier = _Multiplier(call, None if added is None else library.as_numpy(added))
+    multiplier = _Multiplier(call, None if addend is None else library.as_numpy(addend))
     try:
-        if call.plan == VENDOR and not (multiplier.half or multiplier.updates):
-            multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
-        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
+        if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
+            multiplier.fill(x, y, z)  # one product, under the caller's numpy.errstate
+        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _threads_are_equal():
             completes = out is not None and multiplier.can_be_completed
-            whole = _whole_by_vendor(library.vendor_call(a, b, out), z, multiplier) if completes else []
-            _fill_apart(multiplier, x, y, z, whole, given)
+            completion = _vendor_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
+            _fill_on_worker(multiplier, x, y, z, completion, required)
         else:
-            _fill_here(multiplier, x, y, z, out is not None, given)
-    except _LeftToVendorError as why:
+            _fill_here(multiplier, x, y, z, out is not None, required)
+    except _VendorNeededError as why:
         record_fallback(str(why))
         return None
     except NoThreadError:
-        if not given:
+        if not required:
             record_fallback("no thread can be started")
             return None
-        _fill_here(multiplier, x, y, z, out is not None, given)
+        _fill_here(multiplier, x, y, z, out is not None, required)
     if call.plan == VENDOR and _numpy_might_warn(call, z):
         return None
     return library.returned(c) if out is None else out
 
 
+def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
+    """Return a product that takes part in the measurement of its shape."""
+    assert call.decision.trial is not None
+    return call.decision.trial.run(multiply)
+
+
 def _numpy_might_warn(call: PreparedCall, c: Array) -> bool:
-    """Might NumPy's own product of a matrix and its transpose, which calls the same function of BLAS, warn of an
-    overflow? It is enough to look at the diagonal: no other entry is larger, nor is any part of its sum."""
-    numpys = call.setting.adjoint and bool(call.setting.vendor_advantage)
-    return numpys and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
+    """Return True if NumPy's own product of a matrix and its transpose might warn of an overflow.
+
+    The diagonal suffices: no other entry is larger, nor is any part of its sum.
+    """
+    is_numpy_gram = call.setting.adjoint and bool(call.setting.vendor_advantage)
+    return is_numpy_gram and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
 
 
-def _whole_by_vendor(multiply: Callable[[], Any], c: Array, multiplier: _Multiplier) -> list[Callable[[], Any]]:
-    """C = alpha A B, or that and D, or without D, in steps each of which is one call of C and allocates nothing."""
-    alpha, beta, added = complex(multiplier.asked.alpha), multiplier.asked.beta, multiplier.apart
-    steps = [multiply]
-    if alpha != 1:
-        steps.append(partial(np.multiply, c, c.dtype.type(alpha if c.dtype.kind == "c" else alpha.real), out=c))
-    if added is not None:
-        steps.append(partial(np.add if beta == 1 else np.subtract, c, added, out=c))
-    return steps
+# ---- on which thread C is written
 
 
-def _products_run_anywhere() -> bool:
-    """Are products on a thread of ours as fast as on the caller's, and obey the same limits? Those of an OpenBLAS with
-    threads of its own. OpenMP has other threads, and other settings, for each thread that calls."""
+def _threads_are_equal() -> bool:
+    """Return True if BLAS is as fast on a worker thread as on the caller's, under the same limits.
+
+    True of an OpenBLAS with its own threads. OpenMP has other threads, and other settings, for each calling thread.
+    """
     return loaded_openblas() is not None
 
 
-def _fill_apart(
-    multiplier: _Multiplier, x: Array, y: Array, z: Array, whole: Sequence[Callable[[], Any]], given: bool
+def _vendor_steps(multiply: Callable[[], Any], c: Array, multiplier: _Multiplier) -> list[Callable[[], Any]]:
+    """Return steps that compute C = alpha A B, plus or minus the addend; each is one C call and allocates nothing."""
+    alpha, beta, addend = complex(multiplier.params.alpha), multiplier.params.beta, multiplier.addend
+    steps = [multiply]
+    if alpha != 1:
+        steps.append(partial(np.multiply, c, c.dtype.type(alpha if c.dtype.kind == "c" else alpha.real), out=c))
+    if addend is not None:
+        steps.append(partial(np.add if beta == 1 else np.subtract, c, addend, out=c))
+    return steps
+
+
+def _fill_on_worker(
+    multiplier: _Multiplier, x: Array, y: Array, z: Array, completion: Sequence[Callable[[], Any]], required: bool
 ) -> None:
-    """C filled in a thread of ours; NoThreadError if there is none. `whole`: what completes a C that the caller sees,
-    in the same call of C, if the plan ends in its middle. Who gave the plan hears of the memory that it lacked."""
-    last = list(whole)
+    """Fill C on a worker thread; NoThreadError if there is none.
+
+    `completion`: steps that complete the caller's C, in the same C call, if the plan fails halfway. If the plan is
+    required, the caller gets the MemoryError.
+    """
+    last = list(completion)
 
     def work() -> None:
         try:
             multiplier.fill(x, y, z)
         except BaseException:
-            if not multiplier.begun:
+            if not multiplier.has_begun:
                 last.clear()
             raise
         last.clear()
 
     try:
         run_on_worker(work, last)
-    except _LeftToVendorError as why:
+    except _VendorNeededError as why:
         if not last:
             raise
         record_fallback(str(why))
     except MemoryError as error:
-        if multiplier.added:
+        if multiplier.has_added:
             raise PartlyAddedError("memory ran out while a product was added to out") from error
-        if given or not last:
+        if required or not last:
             raise
         record_fallback("memory ran out")
 
 
-def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, seen: bool, given: bool) -> None:
-    """C filled on the caller's thread; one that the caller has `seen` is computed beside it, and copied in one call of
-    C."""
-    if not seen:
+def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, visible: bool, required: bool) -> None:
+    """Fill C on the caller's thread; a C that the caller can see is computed apart and copied in one C call."""
+    if not visible:
         multiplier.fill(x, y, z)
         return
     call = multiplier.call
-    if not given and z.nbytes > max(SMALL, call.limits.workspace - call.workspace):
-        raise _LeftToVendorError("there is no room to compute the result beside its place")
-    c = np.array(z) if multiplier.updates or multiplier.half else np.empty_like(z)
+    if not required and z.nbytes > max(SMALL, call.limits.workspace - call.workspace):
+        raise _VendorNeededError("there is no room to compute the result beside its place")
+    c = np.array(z) if multiplier.updates or multiplier.writes_triangle else np.empty_like(z)
     multiplier.fill(x, y, c)
     np.copyto(z, c)
-
-
-def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """A product that takes part in its shape's measurement."""
-    assert call.decision.trial is not None
-    return call.decision.trial.run(multiply)
 
 
 class _Multiplier:
     """Multiplies the matrices of a call by its plan."""
 
-    def __init__(self, call: PreparedCall, added: Array | None = None) -> None:
+    def __init__(self, call: PreparedCall, addend: Array | None = None) -> None:
         assert call.plan is not None and call.device is not None
         self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
-        self.dtype, self.begun = np.dtype(call.dtype), False
+        self.dtype, self.has_begun = np.dtype(call.dtype), False
         problem = call.decision.problem
         assert problem is not None
-        self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-        self.half, self.updates = problem.writes_triangle, problem.updates
-        self.apart = added  # what is added, where that is not what C holds
-        self.in_place = added is None and self.asked.beta != 0
-        self.added = False  # has anything been added to what C held?
+        self.params = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        self.writes_triangle, self.updates = problem.writes_triangle, problem.updates
+        self.addend = addend  # None: C holds the addend, if there is one
+        self.in_place = addend is None and self.params.beta != 0
+        self.has_added = False  # C's old values are lost
         self.progress = current_progress()
-        self.told: ProgressCallback | None = None
+        self.report: ProgressCallback | None = None
 
     @property
     def can_be_completed(self) -> bool:
-        """Can the vendor compute C at any time, in a few calls of C? Not if its old numbers count."""
-        simple = self.apart is None or self.asked.beta in (1, -1)
-        return simple and not self.in_place and not (self.half and self.updates)
+        """True if the vendor can compute C at any time in a few C calls: C's old values do not count."""
+        is_simple = self.addend is None or self.params.beta in (1, -1)
+        return is_simple and not self.in_place and not (self.writes_triangle and self.updates)
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
-        """Everything that is needed of the workspace is allocated before c is touched, from when on it is `begun`."""
-        # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
+        """Compute C. The whole workspace is allocated before C is touched; from then on `has_begun` is True."""
+        # The caller did not cause an overflow inside a fast plan; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)
         with borrowed_block(self.call.workspace) as memory, quiet:
-            if self.in_place:  # before anything is added to any of the products' C
+            if self.in_place:  # check all products before the first one is added
                 for x, y, _ in _products(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)
-                    self._check(*self._both_readable(x, y, arena), self.threads)
-                self.added = True
-            stack = np.ndindex(*c.shape[:-2]) if self.apart is not None else repeat(())
+                    self._check_overflow(*self._readable_operands(x, y, arena), self.threads)
+                self.has_added = True
+            stack = np.ndindex(*c.shape[:-2]) if self.addend is not None else repeat(())
             for (x, y, z), index in zip(_products(self.call, a, b, c), stack, strict=False):
-                added = None if self.apart is None else self.apart[index]
-                self._multiply(x, y, z, Arena(memory, self.dtype), added)
+                addend = None if self.addend is None else self.addend[index]
+                self._multiply(x, y, z, Arena(memory, self.dtype), addend)
 
-    def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, added: Array | None) -> None:
-        a, b = self._both_readable(a, b, arena)
-        # Leaves that share out their own work run one after the other.
-        shared = self.plan == VENDOR or self.plan.leaf_use.leaf.host.multiply_inside is not None
-        flops = 0 if shared else 2 * a.shape[0] * a.shape[1] * b.shape[1]
-        with backend_for(self.threads.count, flops, self.told) as chosen:
+    def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
+        a, b = self._readable_operands(a, b, arena)
+        # A leaf that distributes its own work over the threads runs alone.
+        is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host.multiply_inside is not None
+        flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
+        with backend_for(self.threads.count, flops, self.report) as backend:
             if not self.in_place:
-                chosen.first((a, b), partial(self._check, a, b, chosen.threads))
-            self.begun = True
-            execute_plan(self.plan, a, b, c, chosen, arena, *self.asked, added)
+                backend.first((a, b), partial(self._check_overflow, a, b, backend.threads))
+            self.has_begun = True
+            execute_plan(self.plan, a, b, c, backend, arena, *self.params, addend)
 
     def _begin_progress(self, progress: Progress, size: int) -> None:
-        """It hears of each leaf's product; not of one that is alone, which ends with all else. `size`: of C."""
+        """Report each leaf product, unless there is only one. `size`: entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
-        products = [kind(self.plan, *problem.size, self.asked) for kind in (leaf_products, leaf_halves)]
+        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, leaf_halves)]
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
             seconds = expected_seconds({self.plan}, without_layouts(problem), self.call.limits, device)
             progress.begin(count * work, count * seconds)
-            self.told = progress.add
+            self.report = progress.add
 
-    def _both_readable(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
+    def _readable_operands(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
         packs = self.call.packs
         return self._readable(a, packs[0], arena), self._readable(b, packs[1], arena)
 
     def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
-        """The matrix as BLAS can read it: copied, if it has another type, negative strides or gaps along both axes."""
+        """Return the matrix as BLAS reads it: a copy for another type, negative strides or gaps along both axes."""
         if not pack:
             return x
-        if self.plan == VENDOR and not self.half:
+        if self.plan == VENDOR and not self.writes_triangle:
             return x if x.dtype == self.dtype else x.astype(self.dtype)
         copy = arena.take(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
-        np.copyto(copy, x, casting="unsafe")  # whether it may be cast was asked before
+        np.copyto(copy, x, casting="unsafe")  # NumpyLibrary.setting has checked the cast
         return copy
 
-    def _check(self, a: Array, b: Array, threads: Threads) -> None:
+    def _check_overflow(self, a: Array, b: Array, threads: Threads) -> None:
         if DTYPES[self.call.dtype].exact:
-            return  # what is beyond the type is cut off, in any order
-        if self.asked != PLAIN and not any(level.saves_products for level in self.plan.levels):
-            return  # nothing is added up that the vendor does not add up
-        scale = max(1.0, abs(complex(self.asked.alpha)))
-        if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill, scale):
-            raise _LeftToVendorError("inf, NaN or numbers so large that sums may overflow are in its operands")
+            return  # integers wrap in any order
+        if self.params != PLAIN and not any(level.saves_products for level in self.plan.levels):
+            return  # the plan adds up nothing that the vendor does not
+        scale = max(1.0, abs(complex(self.params.alpha)))
+        if may_overflow(self.plan, a, b, threads, self.params.op, self.params.fill, scale):
+            raise _VendorNeededError("inf, NaN or numbers so large that sums may overflow are in its operands")
 
 
 def _products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """The products of two matrices that together fill c."""
+    """Yield the products of two matrices that together fill C."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -265,7 +278,7 @@ def _products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tupl
 
 
 def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
-    """What really multiplies, a line each."""
+    """Return the products that run, a line each."""
     if problem.writes_triangle and not plan.levels:
         return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one half; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {count_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
@@ -281,6 +294,6 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
     return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
 
 
-def count_noun(count: int, what: str) -> str:
-    """1 thread, 2 threads."""
-    return f"{count} {what}{'s' * (count != 1)}"
+def count_noun(count: int, noun: str) -> str:
+    """Return "1 thread" or "2 threads"."""
+    return f"{count} {noun}{'s' * (count != 1)}"

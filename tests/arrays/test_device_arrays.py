@@ -35,7 +35,7 @@ from fmm.runtime.decisions.decide import decide_plan, smaller_plans
 from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints, default_workspace_bytes
 from fmm.runtime.devices import gpu_from_description, parse_cuda_index
-from fmm.runtime.operands import NotOursError
+from fmm.runtime.operands import VendorOnlyError
 from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -258,14 +258,14 @@ def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str
     a, b = draw(left), draw(right)
     out = VIEWS[view](np.matmul(a, b).shape)
     call = prepare_query(asked(a, b, out))
-    assert call.direct
+    assert call.writes_out
     carried_out(call, a, b, out)
     np.testing.assert_allclose(out, a @ b, atol=1e-12)
 
 
 @pytest.mark.parametrize("view", ["gaps along both", "backward", "broadcast"])
 def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
-    assert not prepare_query(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
+    assert not prepare_query(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).writes_out
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
     ],
 )
 def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dtype: str | None, why: str) -> None:
-    with pytest.raises(NotOursError, match=why):
+    with pytest.raises(VendorOnlyError, match=why):
         prepare_query(asked(a, b, out, dtype=dtype))
 
 
@@ -588,7 +588,7 @@ def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "CALLS", 4)
+    monkeypatch.setattr(prepare, "CACHED_CALLS", 4)
     library = HostArrays()
     for n in range(8, 20):
         multiply(library, draw((n, n)), draw((n, n)))

@@ -12,12 +12,12 @@ from fmm.distributed.chunk_grid import combined_chunks, multiplied_chunks
 from fmm.distributed.dask_choice import (
     ChunkCosts,
     ChunkTask,
-    Simulated,
-    Way,
+    GridPlan,
+    SimulatedRun,
     Workers,
-    chosen_way,
-    simulated_schedule,
-    usual_together,
+    choose_grid_plan,
+    default_products_per_task,
+    simulate_tasks,
 )
 from fmm.kernels.plans.plan import VENDOR, Plan
 
@@ -27,18 +27,18 @@ WINOGRAD = Plan.parse("winograd > vendor")
 
 def test_a_task_waits_for_what_it_reads() -> None:
     chain = [ChunkTask("a", ("x",), 2.0), ChunkTask("b", ("a",), 3.0), ChunkTask("c", ("x",), 4.0)]
-    assert simulated_schedule(chain, HOMES, Workers(1, 1, 1.0)) == Simulated(9.0, 9.0, 0)
+    assert simulate_tasks(chain, HOMES, Workers(1, 1, 1.0)) == SimulatedRun(9.0, 9.0, 0)
     # Two threads: c beside a and b.
-    assert simulated_schedule(chain, HOMES, Workers(1, 2, 1.0)) == Simulated(6.0, 9.0, 0)
+    assert simulate_tasks(chain, HOMES, Workers(1, 2, 1.0)) == SimulatedRun(6.0, 9.0, 0)
 
 
 def test_what_is_elsewhere_is_sent_once() -> None:
     """Both tasks on y's worker or x's: the first one fetches, the second one finds it there or where x is."""
     tasks = [ChunkTask("a", ("x", "y"), 5.0), ChunkTask("b", ("x", "y"), 5.0), ChunkTask("c", ("x", "y"), 5.0)]
-    assert simulated_schedule(tasks, HOMES, Workers(2, 1, 1.0)) == Simulated(11.0, 15.0, 2)
+    assert simulate_tasks(tasks, HOMES, Workers(2, 1, 1.0)) == SimulatedRun(11.0, 15.0, 2)
     # A link so slow that both stay where x is.
     alone = [ChunkTask("a", ("x",), 5.0), ChunkTask("b", ("x",), 5.0)]
-    assert simulated_schedule(alone, HOMES, Workers(2, 1, 100.0)) == Simulated(10.0, 10.0, 0)
+    assert simulate_tasks(alone, HOMES, Workers(2, 1, 100.0)) == SimulatedRun(10.0, 10.0, 0)
 
 
 def test_tasks_cost_products_passes_and_new_memory() -> None:
@@ -53,24 +53,24 @@ def test_tasks_cost_products_passes_and_new_memory() -> None:
     [((1, 1), 4), ((2, 1), 4), ((4, 1), 4), ((4, 2), 2), ((8, 2), 1), ((100, 8), 1)],
 )
 def test_every_thread_has_enough_tasks(workers: tuple[int, int], expected: int) -> None:
-    assert usual_together((4, 4, 4), workers) == expected
+    assert default_products_per_task((4, 4, 4), workers) == expected
 
 
 def test_levels_only_where_they_clearly_win() -> None:
     """Of products that cost all the time, one level saves an eighth; of such as cost what a chunk does, nothing."""
     grid, plans = (8, 8, 8), (VENDOR, WINOGRAD)
     dear, cheap = ChunkCosts(100.0, 1e6, 1e10), ChunkCosts(0.1, 1e8, 1e10)
-    assert chosen_way(grid, plans, dear, (1, 1)).above == WINOGRAD
-    assert chosen_way(grid, plans, cheap, (1, 1)) == Way(VENDOR, 4)
-    assert chosen_way(grid, (WINOGRAD,), cheap, (1, 1)).above == WINOGRAD  # who asks for it has it
-    assert chosen_way(grid, (WINOGRAD,), ChunkCosts(1e-9, 1e8, 1e10), (1, 1)).above == WINOGRAD
+    assert choose_grid_plan(grid, plans, dear, (1, 1)).above == WINOGRAD
+    assert choose_grid_plan(grid, plans, cheap, (1, 1)) == GridPlan(VENDOR, 4)
+    assert choose_grid_plan(grid, (WINOGRAD,), cheap, (1, 1)).above == WINOGRAD  # who asks for it has it
+    assert choose_grid_plan(grid, (WINOGRAD,), ChunkCosts(1e-9, 1e8, 1e10), (1, 1)).above == WINOGRAD
 
 
 def test_a_larger_grid_is_simulated_on_as_many_fewer_workers() -> None:
     """Each thread has as many tasks as it would have: of a grid with 64 times as many products, 1/64 of the workers."""
     costs, plans = ChunkCosts(1.0, 1e8, 1e10), (VENDOR, WINOGRAD)
-    assert chosen_way((32, 32, 32), plans, costs, (128, 4)) == chosen_way((8, 8, 8), plans, costs, (8, 1))
-    assert chosen_way((32, 32, 32), plans, costs, (64, 4)) == chosen_way((8, 8, 8), plans, costs, (4, 1))
+    assert choose_grid_plan((32, 32, 32), plans, costs, (128, 4)) == choose_grid_plan((8, 8, 8), plans, costs, (8, 1))
+    assert choose_grid_plan((32, 32, 32), plans, costs, (64, 4)) == choose_grid_plan((8, 8, 8), plans, costs, (4, 1))
 
 
 @pytest.mark.parametrize(("processes", "threads", "fetching"), [(1, 3, 0.5), (5, 2, 0.5), (40, 1, 3.0), (7, 1, 0.0)])
@@ -82,10 +82,10 @@ def test_the_worker_is_chosen_as_if_all_were_asked(processes: int, threads: int,
         tasks.append(ChunkTask(i, tuple(rng.sample(made, rng.randrange(4))), rng.choice((0.25, 1.0, 1.5))))
         made.append(i)
     workers = Workers(processes, threads, fetching)
-    assert simulated_schedule(tasks, homes, workers) == simulated_by_asking_all(tasks, homes, workers)
+    assert simulate_tasks(tasks, homes, workers) == simulated_by_asking_all(tasks, homes, workers)
 
 
-def simulated_by_asking_all(tasks: list[ChunkTask], homes: dict[Hashable, int], workers: Workers) -> Simulated:
+def simulated_by_asking_all(tasks: list[ChunkTask], homes: dict[Hashable, int], workers: Workers) -> SimulatedRun:
     free = [[0.0] * workers.threads for _ in range(workers.processes)]
     places, ready = {key: {home} for key, home in homes.items()}, dict.fromkeys(homes, 0.0)
     sent = 0
@@ -100,11 +100,11 @@ def simulated_by_asking_all(tasks: list[ChunkTask], homes: dict[Hashable, int], 
         for key in reads:
             places[key].add(who)
         places[makes], sent = {who}, sent + lacking
-    return Simulated(max(map(max, free)), sum(task.seconds for task in tasks), sent)
+    return SimulatedRun(max(map(max, free)), sum(task.seconds for task in tasks), sent)
 
 
 def test_thousands_of_workers_take_no_longer_to_be_told_apart() -> None:
     tasks = [ChunkTask(i, (("x", i % 8), ("x", 8 + i % 5)), 1.0) for i in range(300)]
     began = time.monotonic()
-    simulated_schedule(tasks, {("x", i): i for i in range(16)}, Workers(20_000, 1, 0.1))
+    simulate_tasks(tasks, {("x", i): i for i in range(16)}, Workers(20_000, 1, 0.1))
     assert time.monotonic() - began < 1.5

@@ -14,7 +14,7 @@ import pytest
 import fmm
 from fmm.distributed import chunk_grid
 from fmm.distributed.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
-from fmm.distributed.dask_recompute import only_if, quietly, same_chunk
+from fmm.distributed.dask_recompute import run_if_any, run_without_warnings, same_chunk
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
@@ -116,13 +116,13 @@ def test_what_may_be_made_again_is_sent_no_chunk_in_vain() -> None:
     """Its products read what hands chunks on, one each, where they are; that gives None while nothing is wrong."""
     x = da.ones((16, 16), chunks=4)
     graph = dict(products.matmul(x, x, plan="winograd").__dask_graph__())
-    spare = {key: task[2:] for key, task in graph.items() if isinstance(task, tuple) and task[0] is only_if}
+    spare = {key: task[2:] for key, task in graph.items() if isinstance(task, tuple) and task[0] is run_if_any}
     handing = {key for key, (function, *_) in spare.items() if function is same_chunk}
     assert len(handing) == 2 * 16 * 2  # of A and B, for each of two pairs of columns or of rows
     assert all(len(spare[key]) == 2 for key in handing)
     for function, *rest in spare.values():
         assert function is same_chunk or handing.issuperset((*rest[0], *rest[1]))
-    assert only_if([False], combined_chunks, (1,), [None]) is None
+    assert run_if_any([False], combined_chunks, (1,), [None]) is None
 
 
 @pytest.mark.parametrize("plan", ["winograd", "strassen", "strassen^2"])
@@ -136,7 +136,7 @@ def test_sums_of_chunks_of_different_heights_are_as_high_as_the_highest(plan: st
 def multiplying_tasks(product: Any) -> list[tuple[Any, ...]]:
     """What is done at any rate: not what is made again."""
     tasks = [task for task in dict(product.__dask_graph__()).values() if isinstance(task, tuple)]
-    own = [task[1:] if task[0] is quietly else task for task in tasks]
+    own = [task[1:] if task[0] is run_without_warnings else task for task in tasks]
     return [task for task in own if task[0] is multiplied_chunks]
 
 
@@ -155,7 +155,7 @@ def chosen(grid: int, chunk: int, **asked: Any) -> tuple[int, int]:
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tasks, in this process."""
-    monkeypatch.setattr(dask_arrays, "workers_there", lambda: (1, 2))
+    monkeypatch.setattr(dask_arrays, "worker_counts", lambda: (1, 2))
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -169,7 +169,7 @@ def test_levels_over_the_grid_where_chunks_are_large() -> None:
 
 def test_more_workers_than_tasks_have_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers, expected in (((2, 1), 16), ((4, 2), 32), ((16, 4), 64)):
-        monkeypatch.setattr(dask_arrays, "workers_there", lambda workers=workers: workers)
+        monkeypatch.setattr(dask_arrays, "worker_counts", lambda workers=workers: workers)
         assert chosen(4, 512) == (64, expected)
 
 
@@ -383,7 +383,7 @@ OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
 
 
 @pytest.mark.parametrize(
-    ("wishes", "growth"),
+    ("constraints", "growth"),
     [
         ({}, None),
         ({"max_error_growth": 3.0}, 3.0),

@@ -118,10 +118,10 @@ def test_what_is_no_open_client_is_refused_in_words() -> None:
         for call in calls:
             for wrong in (None, "x", cluster):
                 with pytest.raises(
-                    TypeError, match=f"^client must be a distributed.Client.*not {type(wrong).__name__}$"
+                    TypeError, match=f"^client must be an open distributed.Client.*not {type(wrong).__name__}$"
                 ):
                     call(wrong)
-            with pytest.raises(ValueError, match=r"^client must be a distributed.Client that is open; .* closed$"):
+            with pytest.raises(ValueError, match=r"^client must be an open distributed.Client; .* closed$"):
                 call(closed)
 
 

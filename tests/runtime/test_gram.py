@@ -354,7 +354,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         chosen = constraints.plan or fast
         decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
         spans = ((0, 8),) * 3
-        return PreparedCall(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
+        return PreparedCall(decision, Setting(0), plan=chosen, writes_out=out is not None, spans=spans)
 
     def run(library: Any, ready: PreparedCall, a: Any, b: Any, out: Any, constraints: Any) -> Any:
         ran.append((str(ready.plan), out is None))

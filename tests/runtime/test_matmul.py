@@ -898,7 +898,7 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
         return Prepared(asked[-1], Setting(1))
 
     monkeypatch.setattr(calls, "prepared", prepared)
-    monkeypatch.setitem(early_declines.REMEMBERED, "cpu", early_declines.Memory(10.0, 2 * 1100**3))
+    monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 2 * 1100**3))
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")

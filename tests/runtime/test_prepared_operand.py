@@ -196,9 +196,9 @@ def test_gradients_are_products_of_which_nothing_is_kept() -> None:
     torch = pytest.importorskip("torch")
     p = fmm.prepare(np.ones((70, 70), np.float32))
     object.__setattr__(p, "_kept", PreparedSide("B", 70, 70, Layout("C", 70)))
-    assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].kept is not None
-    assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].kept is None
-    assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].kept is None
+    assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].prepared_side is not None
+    assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].prepared_side is None
+    assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].prepared_side is None
 
 
 # ---- componentwise

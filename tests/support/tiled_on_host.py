@@ -16,10 +16,10 @@ from tests.support.host_compiler import SANITIZER, header, shared_library
 from tests.support.host_launch import aligned, told_words
 
 FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
-SHARED_BYTES = 16 * 16384  # of host_cuda/turns.h
+SHARED_BYTES = 16 * 16384  # of host_cuda/simt_host.h
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int blocks, int products) {{
-    using Parameters = {told};
+    using Parameters = {params};
     auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
     run(entry, parameters, blocks, products, {threads});
     return sizeof(Parameters);
@@ -31,21 +31,21 @@ Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple
 @cache
 def scheduler() -> Any:
     """Return the scheduler of a block's threads, loaded before any kernel that calls it."""
-    return shared_library(header("turns.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
+    return shared_library(header("emulated_threads.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
 
 
 def tiled_library(text: str) -> Any:
     """Compile kernels with their drivers, without CUDA headers."""
     scheduler()
-    return shared_library(header("turns.h") + text.replace("#pragma once", ""), FLAGS)
+    return shared_library(header("simt_host.h") + text.replace("#pragma once", ""), FLAGS)
 
 
 @cache
 def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
     counts = ", ".join(map(str, (*made.operands, made.products)))
-    told = f"fmm::Parameters<Number, {counts}>"
-    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
-    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
+    params = f"fmm::Parameters<Number, {counts}>"
+    params = f"fmm::Again<{params}>" if made.flag == "obeys" else params
+    driver = DRIVER.format(params=params, threads=made.strategy.threads, entry=ENTRY)
     assert made.shared <= SHARED_BYTES
     return tiled_library(simt_source(made, access) + driver)
 

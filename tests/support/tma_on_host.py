@@ -39,11 +39,11 @@ def for_the_host(kernel: TmaKernel, host: str, gates: str) -> str:
     """Return the kernel's source with host functions in place of ptx_tma.cuh."""
     text, engine = tma_source(kernel), device_code("ptx_tma.cuh").replace("#pragma once\n", "", 1)
     assert text.count(engine) == 1
-    return header("language.h") + host + text.replace(engine, header("copies.h") + gates)
+    return header("language.h") + host + text.replace(engine, header("tma_copies.h") + gates)
 
 
 def described(x: TensorMap, start: int) -> list[int]:
-    """Return the words of Map in host_cuda/copies.h."""
+    """Return the words of Map in host_cuda/tma_copies.h."""
     lines = x.leading * 4, x.layer * 4
     return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.swizzle]
 

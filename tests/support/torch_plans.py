@@ -58,7 +58,9 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     run: list[Plan] = []
     runner = product_call._runner
-    monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
+    monkeypatch.setattr(
+        prepare, "decide_plan", lambda problem, limits, device: Decision(LEVEL, problem, "for the test")
+    )
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 16**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)

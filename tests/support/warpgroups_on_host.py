@@ -20,7 +20,7 @@ from tests.support.tiled_on_host import scheduler
 Array = np.ndarray[Any, Any]
 FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", *SANITIZER)
 ASKS = "// ---- PTX of clusters, the copy engine and warpgroups", "// ---- shared memory"
-# By the instruction's operand type: the type's name in warpgroup_asks.h, and the type of its sums.
+# By the instruction's operand type: the type's name in warpgroup_ptx.h, and the type of its sums.
 KINDS = {"f16": ("FLOAT16", "float"), "bf16": ("BFLOAT16", "float"), "tf32": ("TF32", "float"), "s8": ("BYTES", "int")}
 REDUCED = {"byte": 0, "float16": 1, "bfloat16": 2, "tf32": 3, "float32": 3}  # as warpgroups.h has them
 # Inline PTX on single numbers, replaced by functions of the host.
@@ -50,7 +50,7 @@ struct Step {
 FMA = "static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }\n"
 DRIVER = """
 extern "C" int launch(const void* parameters, int blocks) {{
-    using Parameters = {told};
+    using Parameters = {params};
     auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
     run_clusters(entry, parameters, blocks, 1, {threads}, BLOCKS);
     return sizeof(Parameters);
@@ -67,7 +67,7 @@ def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
     if multiplies:
         text = text if "dot_bytes" not in text else _without(text, "whole_bytes.cuh", FMA + header("whole_bytes.h"))
         begin, end = (text.index(mark) for mark in ASKS)
-        text = text[:begin] + header("warpgroup_asks.h") + text[end:]
+        text = text[:begin] + header("warpgroup_ptx.h") + text[end:]
         kind, total = KINDS[re.findall(r"wgmma\.mma_async\.\S+\.(\w+)\.\1 ", source)[0]]
         macros += [f"#define KIND_OF_STEP fmm::{kind}", f"#define SUM_OF_STEP {total}"]
         text = replaced(r"struct Step \{.*?\n\};", STEP, text)
@@ -78,7 +78,7 @@ def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
             text = re.sub(pattern, lambda _, by=by: by, text, flags=re.DOTALL)  # type: ignore[misc]
         # Declared shared memory belongs to other kernels of the source, which do not run.
         before = before.replace("#define __shared__ static", "#define __shared__")
-    hosts = ("f16_host.h", "block_meets.h", "warps_meet.h")
+    hosts = ("f16_host.h", "emulated_block.h", "warp_collectives.h")
     return "\n".join(macros) + "\n" + before + "".join(map(header, hosts)) + text
 
 
@@ -100,9 +100,9 @@ def compiled(source: str, threads: int, cluster: int, multiplies: bool) -> Any:
     required_compiler()
     scheduler()
     text = for_the_host(source, cluster, multiplies)
-    told = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
-    assert told is not None
-    return shared_library(text + DRIVER.format(told=told[1], threads=threads, entry=ENTRY), FLAGS)
+    params = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
+    assert params is not None
+    return shared_library(text + DRIVER.format(params=params[1], threads=threads, entry=ENTRY), FLAGS)
 
 
 def play(launch: Launch, memory: Mapping[str, Array]) -> None:

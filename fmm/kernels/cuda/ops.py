@@ -123,7 +123,7 @@ def addend_view(problem: Problem) -> View | None:
 
 
 def has_matching_layout(addend: View, dest: View) -> bool:
-    """Return True if the addend is contiguous along the axis on which dest is. (Its lines may be one line, repeated.)"""
+    """Return True if the addend is contiguous along dest's contiguous axis. (Its lines may be one line, repeated.)"""
     count, step = (dest.rows, addend.down) if is_column_major(dest) else (dest.cols, addend.right)
     return count == 1 or step == 1
 

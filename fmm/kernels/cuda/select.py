@@ -173,7 +173,7 @@ def select_tile_with_addend(op: GemmOp, addend: View, target: Target) -> tuple[L
 
 
 def select_tile_launches(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
-    """Return the launches of tiled products: the TMA kernel's where it can compute them faster, else the SIMT kernel's."""
+    """Return the launches of tiled products, by the TMA kernel where it can and is faster, else by the SIMT kernel."""
     op = _with_best_strategy(op, target) if isinstance(op, TileOp) else op
     tma = _as_tma(op, target)
     if tma is not None:

@@ -1,4 +1,4 @@
-"""What the model knows of a device: its tuning, if there is one that is trusted; else a probe of it, or a guess."""
+"""The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fmm.runtime.devices import Device
 
 
 def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
-    """What a choice for this problem rests on; None where nothing is known of the device."""
+    """Return the calibration for decisions about this problem; None for an unknown device."""
     if problem.type.exact:
         return integer_calibration(problem, limits, device)[0]
     tuned = tuning_in_force(problem.dtype, device)
@@ -28,24 +28,24 @@ def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Ca
 
 
 def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
-    """What the configs say of this type on the device; None where they are not to be asked."""
+    """Return the tuning of this type on the device; None without one, or with FMM_TUNING_MODE=off."""
     if environment.tuning_mode() == "off":
         return None
     return files.active_configs().tuned(device.identity, dtype)
 
 
 def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
-    """A tuned type's calibration as choices rest on it; None where it is not trusted."""
+    """Return a tuning's calibration as decisions use it; None if it is not trusted."""
     real = DTYPES[tuned.dtype].real
-    other = files.active_configs().tuned(device.identity, real) if real and tuned.trusted else None
-    return complete_calibration(tuned, other, None if device.threads else device.guess)
+    real_tuning = files.active_configs().tuned(device.identity, real) if real and tuned.trusted else None
+    return complete_calibration(tuned, real_tuning, None if device.threads else device.guess)
 
 
 def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
-    """A tuned type's calibration, on a GPU with the rates of all leaves that the tuning did not measure; None where it
-    is not trusted.
+    """Return a tuning's calibration, on a GPU with rates of all leaves that the tuning did not measure.
 
-    That of complex numbers also has the rate of real ones, if they were tuned too: plans may be made of real products.
+    None if the tuning is not trusted. `real`: the tuning of a complex type's real type; complex plans may consist of
+    real products. `guess`: the calibration by the device's datasheet.
     """
     known, failed = tuned.trusted, tuned.failed
     if known is not None and real is not None and real.trusted is not None:
@@ -57,8 +57,10 @@ def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | 
 @depends_on_rows
 @lru_cache(maxsize=64)
 def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
-    """A tuned calibration, with rates of the leaves that it did not measure, whatever the reason, but for those that
-    failed: beside the vendor's product on this device they are as fast as the guess says that they are beside its own.
+    """Return a tuned calibration with rates of the leaves that it did not measure, except those that failed.
+
+    A leaf without a measurement is as fast, relative to the vendor on this device, as the guess says relative to its
+    own vendor rate.
     """
     rates = dict(tuned.rates)
     for leaf in ending_rows():
@@ -74,14 +76,17 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
 
 
 def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
-    """A leaf's guessed rate on a device that multiplies this type faster, or slower, than was guessed."""
+    """Return a leaf's guessed rate, scaled by the measured over the guessed rate of the vendor."""
     found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
-    """What the model knows of a device that is not tuned: a guess; and where the guess proposes a plan and the device
-    can be probed, what a probe measures now, or has measured in this process."""
+    """Return the calibration of a device that is not tuned.
+
+    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess. A process probes
+    once.
+    """
     guess = device.guess
     if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
@@ -89,10 +94,10 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 
 
 def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
-    """What the model knows of a device's integers, and whether that is of a tuning, namely of float64's.
+    """Return the calibration for integers, and True if it comes from float64's tuning.
 
-    A processor that is not tuned is probed only if a plan with levels is in question: BLAS is by far faster than
-    NumPy's loops over integers, whatever a probe would say.
+    A CPU that is not tuned is probed only if the guess proposes a plan with levels. Without levels no probe is needed:
+    BLAS is far faster than NumPy's loops over integers.
     """
     guess = device.guess
     if not device.threads or guess is None:

@@ -1,7 +1,7 @@
-"""Which plan answers a product on a device, if any, and why: step by step down to the vendor, who is always there.
+"""The decision for a product on a device: a certified entry of exactly this shape, else the model's choice.
 
-A certified entry of exactly this shape; else the model, with the calibration of the device's config, or with what is
-known of it otherwise; else the vendor. Whatever the layouts of a problem, it is looked up by size, type and operation.
+`decide_plan` takes a problem, limits and a device, and touches no array. The rest of the module answers what to do if
+the decided plan cannot run, and how long a plan is expected to take.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE
-from fmm.perfmodel.papers.recursion_points import hasa_choice
 from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, quick_prediction
 from fmm.perfmodel.stability import error_bound_text, expected_error_growth
 from fmm.perfmodel.work import estimated_workspace
@@ -39,37 +38,34 @@ from fmm.runtime.decisions.calibration_in_force import (
 from fmm.runtime.devices import Device
 from fmm.runtime.probe import MEASURED
 
-# What a model without a config is called, by the source of its calibration.
-STEPS = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
-ENTRY = " entry"  # behind an entry's origin
-# Flops from which on a product is large enough to log that the device is not tuned, or to be measured in place.
-WORTH_TUNING = 2 * 2048**3
-# So many times as fast as the plan of a shape's entry another one is predicted to be that comes before it.
-ENTRY_OVERRIDE_GAIN = 1.25
-# On the host NumPy multiplies integers with a shorter side: it takes a millisecond or two.
-SMALLEST_INTEGER_SIDE = 129
+# The decision's source without a config, by the source of the calibration.
+MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
+ENTRY = " entry"  # ends the source of a decision by an entry
+WORTH_TUNING = 2 * 2048**3  # flops from which fmm logs that the device is not tuned, or measures in place
+ENTRY_OVERRIDE_GAIN = 1.25  # predicted speedup over an entry's plan from which another plan replaces it
+SMALLEST_INTEGER_SIDE = 129  # on the host NumPy multiplies integers with a shorter side, in a millisecond or two
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What fmm would do with a product, and why. Printing it explains it; matmul takes it as `plan`."""
+    """The decision for a product, and the reason. Printing it explains it; fmm.matmul accepts it as `plan`."""
 
     plan: Plan
     problem: Problem | None
     reason: str
-    candidates: tuple[Candidate, ...] = ()  # what the model compared, the fastest first
-    source: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
-    trial: online.Trial | None = field(default=None, compare=False)  # the measurement that it takes part in
-    kernels: tuple[str, ...] = ()  # what really runs, a line each
+    candidates: tuple[Candidate, ...] = ()  # the plans that the model compared, the fastest first
+    source: str = "rule"  # a rule, an entry, or a calibrated, probed, built-in or datasheet model
+    trial: online.Trial | None = field(default=None, compare=False)  # the measurement in place that is under way
+    kernels: tuple[str, ...] = ()  # the kernels that run, a line each
     on_cpu: bool = False
 
     def __getstate__(self) -> dict[str, object]:
-        """For other processes, without the trial: a measurement goes on in the process that began it."""
+        """Pickle without the trial: a measurement continues in the process that began it."""
         return {**vars(self), "trial": None}
 
     @property
     def by_entry(self) -> bool:
-        """Did an entry of exactly this shape answer?"""
+        """True if an entry of exactly this shape decided."""
         return self.source.endswith(ENTRY)
 
     @property
@@ -79,23 +75,18 @@ class Decision:
 
     @property
     def error_growth(self) -> float:
-        """Expected error as a multiple of the vendor's own."""
+        """The expected error as a multiple of the vendor's."""
         return expected_error_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.source}"]
         if self.problem:
             problem = self.problem
-            table = explained_table(
-                self.plan,
-                *problem.size,
-                problem.itemsize,
-                _gemm_params(problem),
-                problem.dtype if problem.type.exact else "",
-            )
-            lines += ["", table]
+            exact = problem.dtype if problem.type.exact else ""
+            lines += ["", explained_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
         if self.kernels:
-            lines += ["", "runs:", *_counted(self.kernels), ""]
+            counts = Counter(self.kernels).items()  # levels repeat the kernels below them
+            lines += ["", "runs:", *(f"  {x}" if count == 1 else f"  {count} times: {x}" for x, count in counts), ""]
         notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
         if self.problem and self.problem.type.exact:
             lines += ["expected error: none, integers are exact"]
@@ -110,145 +101,144 @@ class Decision:
         return "\n".join(lines)
 
 
-def _counted(kernels: tuple[str, ...]) -> Iterator[str]:
-    """Each line once, with how often it comes: levels repeat what the levels below them do."""
-    for line, count in Counter(kernels).items():
-        yield f"  {line}" if count == 1 else f"  {count} times: {line}"
-
-
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """The choice on a device: a certified entry, else the model's, else the vendor."""
+    """Return the decision for a problem within the limits; its layouts do not matter to entries."""
     if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
-        return _exact_choice(problem, limits, device)
+        return _decide_integers(problem, limits, device)
     mode = environment.tuning_mode()
     if mode == "hasa":
-        return _by_equation_2(problem, limits, device)
+        return _decide_by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else active_configs().tuned(device.identity, problem.dtype)
-    measured = tuned_calibration(tuned, device) if tuned else None
-    # An entry was measured on operands as they lie: it says nothing of one that a leaf has prepared.
-    on_cpu = device.threads > 0
-    known = decide_by_tuning(problem, limits, tuned, measured, on_cpu) if tuned and not problem.prepared_side else None
-    if known is not None:
-        _log_surpassed(known, problem, device)
-        return known
-    if measured is None:
+    calibration = tuned_calibration(tuned, device) if tuned else None
+    # Entries were measured on operands as they are in memory, not on prepared ones.
+    if tuned and not problem.prepared_side:
+        by_tuning = decide_by_tuning(problem, limits, tuned, calibration, device.threads > 0)
+        if by_tuning is not None:
+            if not by_tuning.by_entry:
+                name = device.identity.name
+                environment.log_once(f"a tuning of {name} for {problem.dtype} is old: {by_tuning.reason}")
+            return by_tuning
+    if calibration is None:
         _log_untuned(problem, tuned, device)
-    calibration = measured or untuned_calibration(problem, limits, device)
-    chosen = decide_by_model(problem, limits, calibration, measured is not None, device.identity)
-    return _online(chosen, problem, device.identity) if mode == "online" else chosen
+    known = calibration or untuned_calibration(problem, limits, device)
+    decision = decide_by_model(problem, limits, known, calibration is not None, device.identity)
+    return _decide_online(decision, problem, device.identity) if mode == "online" else decision
 
 
 def _log_untuned(problem: Problem, tuned: Tuned | None, device: Device) -> None:
-    """Say of a large product, once in the process, that the device is not tuned, or why its tuning is not used."""
+    """Log once per process, for a large product, that the device is not tuned, or why its tuning is not used."""
     if environment.tuning_mode() == "off" or problem.flops < WORTH_TUNING:
         return
     option = "cpu" if device.identity.key.startswith("cpu") else "0"
     message = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
-    if tuned and tuned.doubts:
-        message = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+    if tuned and tuned.diagnostics:
+        message = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.diagnostics[0]}"
     environment.log_once(message)
 
 
-def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """The choice for integers. They are not tuned: the rates of floating point products on the device say enough."""
+def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decision:
+    """Return the decision for integers, by the rates of floating point: integers are not tuned."""
     if device.threads and min(problem.size) < SMALLEST_INTEGER_SIDE:
         return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {SMALLEST_INTEGER_SIDE}")
-    limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # they are exact, whatever is asked
+    limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
     calibration, is_tuned = integer_calibration(problem, limits, device)
     return decide_by_model(problem, limits, calibration, is_tuned, device.identity)
 
 
-@lru_cache(maxsize=4096)
-def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool = False) -> Decision | None:
-    """The entry of exactly this shape, if its plan is within the limits.
-
-    A shape may have two entries: the second one is the best of the plans that need no workspace, for calls that allow
-    none.
-    """
-    lean = None if limits.workspace else tuned.entry(problem.size, lean=True, op=problem.op)
-    entry_and_plan = lean or tuned.entry(problem.size, op=problem.op)
-    if entry_and_plan is None:
-        return None
-    entry, plan = entry_and_plan
-    if (
-        is_b_column_major(problem)
-        and not problem.writes_triangle
-        and is_slow_on_column_major_b(plan.leaf_use, problem.dtype)
-    ):
-        return None  # it was measured on a B that lies row by row
-    allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu))
-    try:
-        check_runnable(plan, problem, on_cpu)
-        needed = peak_workspace(plan, problem)
-    except PlanError as error:
-        environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
-        return None
-    if not allowed or needed > limits.workspace:
-        return None
-    why = f"measured on this device: {entry.text}"
-    return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY}", on_cpu=on_cpu)
+# ---- by a tuning's entries
 
 
 def decide_by_tuning(
     problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration | None, on_cpu: bool
 ) -> Decision | None:
-    """What a tuning says of exactly this shape: the certified entry, or on a GPU what comes before that (on a CPU a
-    calibration has no rates but those that were measured); `calibration` is the tuning's, as choices rest on it."""
+    """Return the decision by the certified entry of exactly this shape; None without one.
+
+    On a GPU a plan by a leaf that the tuning never measured may replace the entry. `calibration`: the tuning's, with
+    the rates of those leaves.
+    """
     entry = find_certified_entry(problem, limits, tuned, on_cpu)
     if entry is None or calibration is None or on_cpu:
         return entry
     return decide_over_entry(entry.plan, problem, limits, tuned, calibration) or entry
 
 
-def _log_surpassed(known: Decision, problem: Problem, device: Device) -> None:
-    """Say once that an entry is passed over, if it is."""
-    if not known.by_entry:
-        environment.log_once(f"a tuning of {device.identity.name} for {problem.dtype} is old: {known.reason}")
+@lru_cache(maxsize=4096)
+def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool = False) -> Decision | None:
+    """Return the decision by the entry of exactly this shape, if its plan is within the limits.
+
+    A shape may have a second entry: the best plan without workspace, for calls that allow none.
+    """
+    lean = None if limits.workspace else tuned.entry(problem.size, lean=True, op=problem.op)
+    entry_and_plan = lean or tuned.entry(problem.size, op=problem.op)
+    if entry_and_plan is None:
+        return None
+    entry, plan = entry_and_plan
+    column_major = is_b_column_major(problem) and not problem.writes_triangle
+    if column_major and is_slow_on_column_major_b(plan.leaf_use, problem.dtype):
+        return None  # the entry was measured on a row-major B
+    is_allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu))
+    try:
+        check_runnable(plan, problem, on_cpu)
+        needed = peak_workspace(plan, problem)
+    except PlanError as error:
+        environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
+        return None
+    if not is_allowed or needed > limits.workspace:
+        return None
+    why = f"measured on this device: {entry.text}"
+    return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY}", on_cpu=on_cpu)
 
 
 @lru_cache(maxsize=4096)
 def decide_over_entry(
     certified: Plan, problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration
 ) -> Decision | None:
-    """A far faster plan than that of the shape's entry, by a leaf that the tuning never measured; else None.
+    """Return the decision for a far faster plan by a leaf that the tuning never measured; else None.
 
-    An entry is evidence of the plans that it compared. What a config from before a leaf says of its shapes is none
-    against that leaf, by which all other shapes of the type go already: `with_unmeasured` adds its rate.
+    An entry is evidence about the plans that it compared. A config from before a leaf says nothing about that leaf,
+    which already multiplies all other shapes of the type.
     """
-    found = tuned.entry(problem.size, op=problem.op)
-    chosen = decide_by_model(problem, limits, calibration, True, tuned.identity)
-    leaf, rate = chosen.plan.leaf_use.leaf, chosen.plan.rate_name(problem.dtype)
+    entry = tuned.entry(problem.size, op=problem.op)
+    decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
+    leaf, rate = decision.plan.leaf_use.leaf, decision.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
-    if found is None or not leaf.time.rate or not leaf.candidacy.probed or rate in measured:
+    if entry is None or not leaf.time.rate or not leaf.candidacy.probed or rate in measured:
         return None
-    gain = 1 / next(c.time for c in chosen.candidates if c.plan == chosen.plan)
-    gain /= found[0].speedup if certified != VENDOR else 1.0
+    gain = 1 / next(c.time for c in decision.candidates if c.plan == decision.plan)
+    gain /= entry[0].speedup if certified != VENDOR else 1.0
     if gain < ENTRY_OVERRIDE_GAIN:
         return None
-    was = f"its entry ({found[0].text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
-    return replace(chosen, reason=f"{was}; tune again to have that measured ({chosen.reason})")
+    was = f"its entry ({entry[0].text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
+    return replace(decision, reason=f"{was}; tune again to have that measured ({decision.reason})")
+
+
+# ---- by the model
 
 
 @lru_cache(maxsize=4096)
 def decide_by_model(
     problem: Problem, limits: Limits, calibration: Calibration | None, is_tuned: bool, identity: Identity
 ) -> Decision:
-    """The model's choice by a calibration, which may be of a tuning; the vendor where there is none."""
+    """Return the model's choice with this calibration; the vendor without one."""
     if calibration is None:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
     if problem.dtype not in calibration.rates:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
     choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
-    step = "calibrated model" if is_tuned else STEPS.get(calibration.source, "datasheet model")
+    source = "calibrated model" if is_tuned else MODEL_SOURCES.get(calibration.source, "datasheet model")
     on_cpu = not calibration.batches
-    return Decision(choice.best.plan, problem, choice.reason, choice.candidates, step, on_cpu=on_cpu)
+    return Decision(choice.best.plan, problem, choice.reason, choice.candidates, source, on_cpu=on_cpu)
 
 
-def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """D'Alberto and Nicolau's rule (Equation 2) instead of the model's choice. Alpha and pi are the calibration's;
-    epsilon is the tuning's, zero where there is none."""
+def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
+    """Return the decision by D'Alberto and Nicolau's rule (Equation 2) instead of the model.
+
+    Alpha and pi are the calibration's; epsilon is the tuning's, 0 without a tuning.
+    """
+    from fmm.perfmodel.papers.recursion_points import hasa_choice
+
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or calibration.find_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
@@ -259,14 +249,17 @@ def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision
     return Decision(plan, problem, why, (), "Equation 2", on_cpu=not calibration.batches)
 
 
-def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
-    """The first products of a shape are measured in place, the model's choice against the vendor."""
-    if chosen.plan == VENDOR or problem.writes_triangle or problem.flops < WORTH_TUNING:
-        return chosen
-    trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
+def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
+    """Return the decision with a trial: the first products of a shape time the model's choice against the vendor."""
+    if decision.plan == VENDOR or problem.writes_triangle or problem.flops < WORTH_TUNING:
+        return decision
+    trial = online.shape_trial(without_layouts(problem), identity, decision.plan)
     if (entry := trial.entry) is None:
-        return replace(chosen, problem=problem, source="being measured", trial=trial)
-    return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, source="measured online")
+        return replace(decision, problem=problem, source="being measured", trial=trial)
+    return replace(decision, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, source="measured online")
+
+
+# ---- a plan's needs
 
 
 def _gemm_params(problem: Problem) -> Asked:
@@ -274,13 +267,12 @@ def _gemm_params(problem: Problem) -> Asked:
 
 
 def peak_workspace(plan: Plan, problem: Problem) -> int:
-    """Bytes of temporaries that the plan has at a time, for all that is asked of it."""
+    """Return the plan's peak bytes of temporaries for this problem."""
     return workspace(plan, *problem.size, problem.itemsize, *_gemm_params(problem))
 
 
 def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
-    """PlanError for a plan whose leaf is not on a CPU, that does not multiply the type, or that makes too many
-    products of these sizes."""
+    """Raise PlanError if a leaf does not run on the processor or multiply the type, or the products are too many."""
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
@@ -288,41 +280,41 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     check_products(plan, *problem.size)
 
 
-LEANER = 0.8  # the share of a plan's workspace that the next one may have: a difference where memory is in pieces
+# ---- other plans, if the decided one cannot run
+
+SMALLER = 0.8  # the share of a plan's workspace for the next attempt: enough where free memory is fragmented
 
 
-def next_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """Where the plan `than` cannot run on these arrays after all: what else wins within the limits, the fastest first.
-
-    The model says so, even if an entry of a config had chosen the plan: that names no others.
-    """
+def next_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """Yield the model's other winning plans within the limits, the fastest first."""
     for candidate in _candidates(problem, limits, device):
-        if candidate.wins and _is_allowed(candidate, limits) and candidate.plan not in (than, VENDOR):
+        if candidate.wins and _is_allowed(candidate, limits) and candidate.plan not in (refused, VENDOR):
             yield candidate.plan
 
 
-def smaller_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """Where memory ran out for the plan `than`: the best plan with at most LEANER of its workspace, then the best with
-    at most LEANER of that one's, and so on until there is none."""
-    room = peak_workspace(than, problem)
-    while room > 0:
-        room = int(room * LEANER)
-        leaner = next(next_plans(problem, than, replace(limits, workspace=room), device), None)
-        if leaner is None:
+def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """Yield, after memory ran out, the best plan with at most SMALLER of the last plan's workspace, and so on."""
+    nbytes = peak_workspace(refused, problem)
+    while nbytes > 0:
+        nbytes = int(nbytes * SMALLER)
+        plan = next(next_plans(problem, refused, replace(limits, workspace=nbytes), device), None)
+        if plan is None:
             return
-        yield leaner
-        room = peak_workspace(leaner, problem)
+        yield plan
+        nbytes = peak_workspace(plan, problem)
 
 
-def decide_without_vendor(vendors: Decision, limits: Limits, device: Device) -> Decision:
-    """Instead of the decision for the vendor, where the library has no such product: the fastest plan within the
-    limits, even if it does not win; the same decision where there is none."""
-    problem = vendors.problem
+def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> Decision:
+    """Return the decision for the fastest plan within the limits, where the library has no such product.
+
+    `vendor`, the decision for the vendor, is returned if there is no plan.
+    """
+    problem = vendor.problem
     assert problem is not None
     for candidate in () if environment.is_disabled() else _candidates(problem, limits, device):
         if candidate.plan != VENDOR and _is_allowed(candidate, limits):
-            return replace(vendors, plan=candidate.plan, reason="the library has no product of this type")
-    return vendors
+            return replace(vendor, plan=candidate.plan, reason="the library has no product of this type")
+    return vendor
 
 
 def _is_allowed(candidate: Candidate, limits: Limits) -> bool:
@@ -330,50 +322,54 @@ def _is_allowed(candidate: Candidate, limits: Limits) -> bool:
 
 
 def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
-    """All candidates with their predictions, the fastest first."""
+    """Return all candidates with their predictions, the fastest first."""
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return ()
     return choose(ranking_problem(problem, calibration.batches), calibration, limits).candidates
 
 
-# The vendor cuts a product of few rows along a long inner side; whether its functions for one half do so too, the model
-# does not know. So with an inner side of more than so many times the rows, a product stays whole.
-MOST_INNER = 16
-# On a GPU the vendor's half of so few rows takes as long as the whole product, or longer. (1024 of an H200, with as
-# many columns: 63 us by syrk and 59 for all in float32, 41 and 42 in float64.)
+# ---- expected times outside a choice
+
+# The vendor splits a product of few rows along a long inner side; the model does not know whether syrk does so too.
+# With an inner side of more than this multiple of the rows, the whole product is computed.
+MAX_INNER_RATIO = 16
+# On a GPU, with so few rows, syrk takes as long as the whole product or longer. (1024 on an H200, with as many columns:
+# 63 us by syrk and 59 us whole in float32, 41 and 42 us in float64.)
 FEW_ROWS = 1024
 
 
-def is_gram_faster(half: Decision, limits: Limits, device: Device) -> bool:
-    """Is a call for one half, with its mirror, clearly predicted to be faster than one for the whole product by the
-    best plan?"""
-    problem = half.problem
+def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
+    """Return True if one triangle with its mirror is predicted to be clearly faster than the best whole product."""
+    problem = gram.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
     calibration = calibration_in_force(problem, limits, device)
-    if calibration is None or problem.dtype not in calibration.rates or problem.k > MOST_INNER * problem.m:
+    if calibration is None or problem.dtype not in calibration.rates or problem.k > MAX_INNER_RATIO * problem.m:
         return False
-    if calibration.batches and half.plan == VENDOR and problem.m <= FEW_ROWS:
+    if calibration.batches and gram.plan == VENDOR and problem.m <= FEW_ROWS:
         return False
     best = decide_plan(whole, limits, device).plan
-    of_whole = min(
+    whole_seconds = min(
         recurring_call_seconds(quick_prediction(plan, whole, calibration), calibration) for plan in (VENDOR, best)
     )
-    of_half = recurring_call_seconds(quick_prediction(half.plan, without_layouts(problem), calibration), calibration)
+    gram_prediction = quick_prediction(gram.plan, without_layouts(problem), calibration)
+    gram_seconds = recurring_call_seconds(gram_prediction, calibration)
     margin = calibration.margin + few_tiles_margin(problem, calibration)
-    return of_half <= (1 - margin) * of_whole
+    return gram_seconds <= (1 - margin) * whole_seconds
 
 
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
-    """Seconds by the vendor, or by the fastest of these plans that fits into the workspace; 0 where nothing is known of
-    the device. (Choosing among all plans would take a thousand times as long.)"""
+    """Return the seconds of the fastest of the vendor and these plans within the workspace; 0 without a calibration.
+
+    (Choosing among all plans would take a thousand times as long.)
+    """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return 0.0
     seconds = [recurring_call_seconds(quick_prediction(VENDOR, problem, calibration), calibration)]
     for plan in plans:
-        with suppress(PlanError):  # it cannot be done at these sides
+        with suppress(PlanError):  # the plan cannot run at these sides
             if estimated_workspace(plan, problem) <= limits.workspace:
                 seconds.append(recurring_call_seconds(quick_prediction(plan, problem, calibration), calibration))
     return min(seconds)

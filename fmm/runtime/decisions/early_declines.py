@@ -1,7 +1,7 @@
-"""Products that no plan makes faster, recognised in a microsecond or less and left to the vendor.
+"""Products that no plan makes faster, declined in a microsecond or less and left to the vendor.
 
-A small product takes ten microseconds or less: to look for a plan would cost more than it. It is recognised in three
-ways: by the bytes of its operands, by their sides, and because such a product was left to the vendor a moment ago.
+A small product takes ten microseconds or less, and looking for a plan would take longer. A product is declined by the
+bytes of its operands, by its sides, or because the vendor was chosen for one of the same sizes a moment ago.
 """
 
 from __future__ import annotations
@@ -21,119 +21,115 @@ from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Products with fewer multiply-adds take less time, on any device, than the launches of a plan: SMALL of any type;
-# SMALL_HALF of 16-bit types, which tensor cores multiply faster; SMALL_UNALIGNED of 16-bit types whose rows are not
-# aligned, which vendors multiply several times slower.
+# With fewer multiply-adds a product takes less time than the launches of a plan, on any device: SMALL for any type,
+# SMALL_16_BIT for 16-bit types on tensor cores, SMALL_16_BIT_UNALIGNED for 16-bit types with unaligned rows, which
+# vendors multiply several times slower.
 SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
-# The same without a look at the sides: the bytes of A times those of B are the multiply-adds times the inner side times
-# the square of an item's bytes. Where the inner side is below SHORT_SIDE, a product waits for its result to be written,
-# so that no plan makes it faster; where it is not, there are fewer than SMALL (of 2 bytes: SMALL_UNALIGNED)
-# multiply-adds.
+# The same test by bytes alone: bytes(A) bytes(B) = (m k n) k itemsize^2. If k < SHORT_SIDE, the product is bound by
+# writing C, and no plan helps; if not, fewer bytes than SMALL_BYTES mean fewer multiply-adds than the limits above.
 SHORT_SIDE = 144
 SMALL_BYTES = SHORT_SIDE * min(SMALL * 4**2, SMALL_16_BIT_UNALIGNED * 2**2)
 
 
 def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
-    """On a CUDA device: is a product of two matrices so small that no plan makes it faster?"""
+    """Return True if a product of two matrices on a CUDA device is too small for any plan."""
     work = m * k * n
     return work < SMALL or (itemsize == 2 and work < (SMALL_16_BIT_UNALIGNED if (k | n) & 7 else SMALL_16_BIT))
 
 
-def is_declined_on_device(library: Library, a: Any, b: Any, room: int) -> bool:
-    """On a CUDA device: is the product of the two the vendor's for certain? `room`: the bytes of A times those of B.
+def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int) -> bool:
+    """Return True if the vendor multiplies these arrays on a CUDA device for certain.
 
-    (Each number that torch is asked for takes a tenth of a microsecond or more: as few are as will do.)
+    `nbytes_product`: bytes of A times bytes of B. Each attribute of a torch tensor takes 0.1 microseconds or more, so
+    the function reads as few as possible.
     """
     try:
         shape = a.shape
         k = shape[-1]
     except (IndexError, RuntimeError):  # a number; nested tensors have no shape
         return False
-    if type(k) is not int:  # but a tensor, of which torch.jit.trace takes note
+    if type(k) is not int:  # a tensor, which torch.jit.trace records
         return False
-    itemsize, tensors = a.itemsize, library.differentiable  # of one type, or torch rejects them
-    work = room // (k * itemsize * (itemsize if tensors else b.itemsize))
+    itemsize, tensors = a.itemsize, library.differentiable  # torch rejects operands of two types
+    work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
     if work < SMALL:
         return True
-    # The vendor's tensor cores multiply halves, and no integers (of which torch has no products at all).
-    halves = itemsize == 2 and work < SMALL_16_BIT and (tensors or a.dtype.kind not in "iu")
-    if halves and (work < SMALL_16_BIT_UNALIGNED or not (k | b.shape[-1]) & 7):
+    # Tensor cores multiply 16-bit floats, and no integers (torch has no integer products at all).
+    is_small_16_bit = itemsize == 2 and work < SMALL_16_BIT and (tensors or a.dtype.kind not in "iu")
+    if is_small_16_bit and (work < SMALL_16_BIT_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    known: float | None = library.calls.get((room, shape, b.ndim, library.type_key(a, b)))
-    return known is not None and known > time.monotonic()
+    expiry: float | None = library.calls.get((nbytes_product, shape, b.ndim, library.type_key(a, b)))
+    return expiry is not None and expiry > time.monotonic()
 
 
 # ---- on the host
 
 
 def smallest_side() -> int:
-    """A side below which no plan can win, whatever the other sides are.
+    """Return the side below which no plan can win, whatever the other sides are.
 
-    One level saves an eighth of the m k n multiply-adds, and its sums at least read and write B once, 2 k n elements:
-    below 16 times (bytes an element) times (flops a byte) / (flops a multiply-add) for m, that pass alone costs more.
+    One level saves an eighth of the m k n multiply-adds. Its sums read and write B at least once, 2 k n elements. Below
+    m = 16 (bytes an element) (flops a byte) / (flops a multiply-add), that pass alone costs more than the level saves.
     """
     sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in FLOPS_PER_BYTE.items())
     return int(min(sides))
 
 
 SMALLEST_SIDE = smallest_side()
+FEW_NUMBERS = SMALLEST_INTEGER_SIDE**2  # entries of A; with fewer, one of its sides is too short for any plan
 
 
 def is_small_on_host(a: Any, b: Any) -> bool:
-    """On the host: is a side so small that no plan makes the product faster? What is no plain array is NumPy's too."""
+    """Return True if a side is too short for any plan on the host, or if an operand is no plain NumPy array."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
         return True
     if a.ndim == 2 and b.ndim == 2:
         (m, k), n = a.shape, b.shape[1]
     elif a.ndim < 3 or b.ndim < 2:
         return True
-    else:  # a stack, of whose rows there are many together
+    else:  # a stack has many rows in total
         m, k, n = SMALLEST_SIDE, a.shape[-1], b.shape[-1]
     if m >= SMALLEST_SIDE and k >= SMALLEST_SIDE and n >= SMALLEST_SIDE:
         return False
-    return (
-        m < SMALLEST_INTEGER_SIDE or k < SMALLEST_INTEGER_SIDE or n < SMALLEST_INTEGER_SIDE or a.dtype.kind not in "iub"
-    )
+    shortest = SMALLEST_INTEGER_SIDE
+    return m < shortest or k < shortest or n < shortest or a.dtype.kind not in "iub"
 
 
-# ---- remembered
+# ---- declined a moment ago
 
 
-class Memory(NamedTuple):
-    """For how many seconds a product is remembered as the vendor's, and from how many flops on that is worth while."""
+class DeclineMemory(NamedTuple):
+    """How long a decline is remembered, and for products of how many flops or more."""
 
     seconds: float
     flops: int
 
 
-# On the host for long: after a long product no cache has what a decision needs, Python's code included, so that to
-# decide again takes milliseconds. On a device for as long as its free memory is taken for known.
-REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Memory(1.0, 0)}
+# On the host for long: after a long product the caches hold neither the decision's data nor its code, so deciding again
+# takes milliseconds. On a device as long as a reading of the free memory is used.
+DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
 def decline_key(library: Library, a: Any, b: Any) -> Hashable:
-    """By which it is remembered. B's sides follow from the bytes, or else do not match."""
+    """Return the key of a remembered decline. B's sides follow from the bytes, or do not match."""
     return a.nbytes * b.nbytes, a.shape, b.ndim, library.type_key(a, b)
 
 
 def was_declined(library: Library, a: Any, b: Any) -> bool:
-    """Was a product like this one left to the library a moment ago?"""
-    until: float = library.calls.get(decline_key(library, a, b), 0.0)
-    return until > time.monotonic()
+    """Return True if a product of the same sizes was left to the vendor a moment ago."""
+    expiry: float = library.calls.get(decline_key(library, a, b), 0.0)
+    return expiry > time.monotonic()
 
 
 def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
-    """From now on, for a moment, products of matrices of these sizes are the library's, however they lie in memory."""
-    memory, problem = REMEMBERED[library.processor], decision.problem
+    """Leave products of these sizes to the vendor for a moment, whatever the layouts."""
+    memory, problem = DECLINE_MEMORY[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != without_layouts(problem):
-        return  # another plan may be faster where they lie otherwise
-    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say
+        return  # in another layout another plan may be faster
+    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, for example
         return
-    # On the host a rule may be about these very arrays: that one is the other's transpose, say.
+    # On the host a rule may concern these very arrays, for example that one is the other's transpose.
     if library.processor == "cpu" and (decision.source == "rule" or problem is None or problem.flops < memory.flops):
         return
     library.calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
-
-
-FEW_NUMBERS = SMALLEST_INTEGER_SIDE**2  # entries of A; with fewer, a side is too short for any plan on the host

@@ -1,4 +1,4 @@
-"""What a plan may cost: what the caller asks for, else a share of the memory that is free, and a usual error."""
+"""Limits of a plan: the caller's constraints, else a share of the free memory and a default error growth."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
 
-WORKSPACE_SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
-FREE_MEMORY_SECONDS = 1.0  # seconds for which the free memory is taken for known
-
 
 class PreparedSide(NamedTuple):
-    """Behind which operand stands what a leaf has made of it, and what that operand was like."""
+    """The operand that a leaf has prepared, and its layout then. The prepared data follows the operand in memory."""
 
     base: Literal["A", "B"]
     rows: int
@@ -28,26 +25,26 @@ class PreparedSide(NamedTuple):
     layout: Layout
 
     def is_of(self, problem: Problem) -> bool:
-        """Is it the problem's operand, as it was then?"""
+        """Return True if the problem's operand has the same size and layout."""
         i = "AB".index(self.base)
         return problem.shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
 
 
 class PlanConstraints(NamedTuple):
-    """What the caller asks of a plan; None: nothing."""
+    """The caller's constraints on the plan; None: no constraint."""
 
-    plan: Plan | None = None  # this one
-    error_growth: float | None = None  # at most; else what is usual on the device
-    workspace: int | None = None  # bytes at most; else a share of what is free
-    asked: Asked = PLAIN  # besides A B
-    replaceable: bool = False  # is the plan fmm's own idea, so that another may take its place?
-    componentwise: bool = False  # every entry right beside its own size
-    kept: PreparedSide | None = None  # of which operand something is kept
-    added: tuple[int, ...] | None = None  # strides of what is added, of C's shape, where that is not what C holds
+    plan: Plan | None = None
+    error_growth: float | None = None  # upper limit; None: the device's default
+    workspace: int | None = None  # upper limit in bytes; None: a share of the free memory
+    params: Asked = PLAIN  # alpha, beta, op and fill
+    replaceable: bool = False  # fmm chose the plan, so another may replace it
+    componentwise: bool = False  # bound the error of each entry
+    prepared_side: PreparedSide | None = None
+    addend_strides: tuple[int, ...] | None = None  # of the addend, in C's shape; None: C holds the addend
 
     @property
     def plan_required(self) -> bool:
-        """Must it be this plan, or an error?"""
+        """True if the call must run this plan or raise an error."""
         return self.plan is not None and not self.replaceable
 
 
@@ -55,56 +52,60 @@ NO_CONSTRAINTS = PlanConstraints()
 
 
 class GramKey(NamedTuple):
-    """What is asked of a matrix and its own transpose, where that is all; no limit is among it."""
+    """Cache key of a product of a matrix and its own transpose, without factors and constraints."""
 
     rows: bool
     fill: Literal["full", "lower", "upper"]
     workspace: None = None
 
 
-def limits_without_arrays(op: Operation, dtype: str, room: int, growth: float) -> Limits:
-    """What a plan may cost where it is decided without arrays, besides that what the environment says of all calls."""
-    entries = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
-    return Limits(room, growth, is_emulation_allowed(), entries)
+def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growth: float) -> Limits:
+    """Return the limits for a decision without arrays; the environment may add to the caller's."""
+    componentwise = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
+    return Limits(workspace, error_growth, is_emulation_allowed(), componentwise)
 
 
-_shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: until when it is good, and the share
+# ---- the default workspace limit
+
+WORKSPACE_SHARE = 0.5  # of the free memory
+FREE_MEMORY_SECONDS = 1.0  # how long a reading of the free memory is used
+_shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: expiry, bytes
 
 
 def default_workspace_bytes(library: Library, number: int) -> int:
-    """Bytes that a workspace may take if the caller names no limit: asked for at most once a second.
+    """Return the workspace limit without a caller's limit; the free memory is read at most once a second.
 
-    Of a device that several processes use, each takes its part of that: all of them see the same memory free. Rounded
-    down, so that calls and choices under it are found again.
+    Processes that share a GPU all see the same free memory, so each takes its part. The limit is rounded down, so that
+    cached calls and choices are found again.
     """
-    known, now = _shares.get((library.name, number)), time.monotonic()
-    if known is None or known[0] < now:
-        sharers = count_gpu_processes(number) if library.processor == "cuda" else 1
-        known = _shares[library.name, number] = (
-            now + FREE_MEMORY_SECONDS,
-            workspace_share(library.free_bytes(number), sharers),
-        )
-    return known[1]
+    cached, now = _shares.get((library.name, number)), time.monotonic()
+    if cached is None or cached[0] < now:
+        processes = count_gpu_processes(number) if library.processor == "cuda" else 1
+        share = workspace_share(library.free_bytes(number), processes)
+        cached = _shares[library.name, number] = now + FREE_MEMORY_SECONDS, share
+    return cached[1]
 
 
-def workspace_share(free: int, sharers: int = 1) -> int:
-    """Bytes that a workspace may take of so many that are free, rounded down."""
-    share = max(int(free * WORKSPACE_SHARE / sharers), 0)
+def workspace_share(free: int, processes: int = 1) -> int:
+    """Return the share of `free` bytes that a workspace may take, rounded down to three significant bits."""
+    share = max(int(free * WORKSPACE_SHARE / processes), 0)
     step = 1 << max(share.bit_length() - 3, 0)
     return share // step * step
 
 
 def workspace_valid_until(library: Library, number: int) -> float:
-    """When that share will be asked for again."""
+    """Return the time.monotonic() at which the free memory is read again."""
     return _shares[library.name, number][0]
 
 
-INSUFFICIENT_SIZE = 7  # NVML's answer where there are processes and no room was given for telling which
+# ---- processes on a GPU, counted by NVIDIA's management library (NVML), which comes with the driver
+
+INSUFFICIENT_SIZE = 7  # NVML's status if there are processes and the caller passes no array for them
 NVML = "libnvidia-ml.so.1"
 
 
 def count_gpu_processes(number: int) -> int:
-    """Processes on this CUDA device, this one among them; 1 where nobody can tell."""
+    """Return the number of processes on a CUDA device, this one included; 1 without NVML."""
     handle = _handle(number)
     if handle is None:
         return 1
@@ -115,18 +116,18 @@ def count_gpu_processes(number: int) -> int:
 
 @lru_cache(maxsize=64)
 def _handle(number: int) -> Any:
-    """NVML's name of the device, which it counts in another order; None where there is none."""
+    """Return NVML's handle of the device, found by its PCI bus: NVML and CUDA number devices differently."""
     library = _nvml()
     if library is None:
         return None
     handle = ctypes.c_void_p()
-    found = library.nvmlDeviceGetHandleByPciBusId_v2(_bus(number).encode(), ctypes.byref(handle))
-    return handle if found == 0 else None
+    status = library.nvmlDeviceGetHandleByPciBusId_v2(_bus(number).encode(), ctypes.byref(handle))
+    return handle if status == 0 else None
 
 
 @lru_cache(maxsize=1)
 def _nvml() -> Any:
-    """The library, ready; None without it, or where it is too old."""
+    """Return the initialised library; None if it is missing or too old."""
     try:
         library = ctypes.CDLL(NVML)
         ready = library.nvmlInit_v2() == 0

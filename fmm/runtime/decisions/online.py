@@ -1,8 +1,7 @@
 """Measuring in place: the first products of a large shape time the model's choice against the vendor.
 
-D'Alberto and Nicolau's dynamic HASA, made practical: plan and vendor take turns in shuffled pairs, every product
-returns its result, and what was found is kept for the process and written into the config. FMM_TUNING_MODE=online asks
-for it.
+D'Alberto and Nicolau's dynamic HASA: plan and vendor run in shuffled pairs, and every product returns its result. The
+measurement decides for the rest of the process and is written into the config. FMM_TUNING_MODE=online turns it on.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
 PAIRS = certify.ROUNDS
-NOISE = 0.01  # assumed: in place there is no pair of equal products to tell it
+NOISE = 0.01  # assumed: a measurement in place has no A/A pair
 
 
 class Trial:
-    """One shape's measurement: pairs of the vendor and one plan; `entry` is what they showed, once all are done."""
+    """The measurement of one shape: pairs of the vendor and one plan. `entry` is the result, None until the end."""
 
     def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
         self.problem, self.device, self.plan = problem, device, plan
@@ -33,13 +32,13 @@ class Trial:
         self._lock = threading.Lock()
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(PAIRS)]
-        self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # first one of each that does not count
-        self._seconds: list[float] = []  # of the first so many turns: one `append` ends a turn
+        self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # the first two products are not counted
+        self._seconds: list[float] = []  # of the turns that are over
 
     def run(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
-        """One product, by the plan whose turn it is; products in other threads meanwhile are not measured.
+        """Return one product by the next plan in turn. Concurrent products of other threads are not measured.
 
-        `settle` waits for a device that computes on its own.
+        `settle` waits for an asynchronous device.
         """
         if self.entry is not None:
             return multiply(Plan.parse(self.entry.plan))
@@ -50,7 +49,7 @@ class Trial:
 
     def _timed(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
         done = len(self._seconds)
-        if done == len(self._turns):  # another thread's, or this one's before an exception, was the last
+        if done == len(self._turns):  # the last turn ended in another thread, or before an exception
             self._conclude()
             return multiply(self.plan)
         settle()
@@ -66,13 +65,15 @@ class Trial:
         pairs = list(zip(self._turns, self._seconds, strict=True))
         vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
         self.entry = certify.entry_of_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
-        self._keep(self.entry)
+        self._save(self.entry)
 
-    def _keep(self, entry: Entry) -> None:
+    def _save(self, entry: Entry) -> None:
         try:
             store.add_entry(files.default_path(), self.device, self.problem.dtype, entry)
         except (OSError, RuntimeError, schema.ConfigError) as error:
-            environment.log_once(f"what was measured is kept for this process only: {error}")
+            environment.log_once(
+                f"what was measured is kept for this process only; the config was not written: {error}"
+            )
 
 
 _trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
@@ -80,6 +81,6 @@ _lock = ForkSafeLock()
 
 
 def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
-    """The trial of a shape, begun at its first product; the problem is without layouts, so that all share one."""
+    """Return the trial of a shape; the problem has no layouts, so all layouts share one trial."""
     with _lock.now:
         return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

@@ -82,8 +82,8 @@ def tunings_left(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[tuple
     untried = {gain.dtype for gain in gains if gain.untried}
     for device in dict.fromkeys(case.device for case in cases):
         own = [case for case in cases if case.device == device]
-        unused = [case.dtype for case in own if case.tuned.doubts]
-        partial = [c.dtype for c in own if not c.tuned.doubts and (c.used.left_out or c.dtype in untried)]
+        unused = [case.dtype for case in own if case.tuned.diagnostics]
+        partial = [c.dtype for c in own if not c.tuned.diagnostics and (c.used.left_out or c.dtype in untried)]
         if unused:
             yield tuning_command(device, unused), f"tune again on an idle machine ({RESUMES})"
         if partial:

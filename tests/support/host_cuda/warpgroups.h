@@ -24,22 +24,22 @@ static unsigned short bfloat16_of(float x) {
     return static_cast<unsigned short>((word + 0x7fff + (word >> 16 & 1)) >> 16);
 }
 
-struct Gate { short arrivals, waiting, due, phase; };  // due: in units of 128 bytes
-static void init_barrier(Gate* g, int arrivals) {
+struct Barrier { short arrivals, waiting, due, phase; };  // due: in units of 128 bytes
+static void init_barrier(Barrier* g, int arrivals) {
     const short count = static_cast<short>(arrivals);
     *g = {count, count, 0, 0};
 }
 static void fence_barrier_init() {}
-static void settle(Gate* g) {
+static void settle(Barrier* g) {
     if (g->waiting < 0) __builtin_trap();  // a thread has arrived twice
     if (g->waiting == 0 && g->due == 0) { g->waiting = g->arrivals; ++g->phase; }
 }
-static void expect_bytes(Gate* g, int bytes) { g->due += bytes / 128; --g->waiting; settle(g); }
-static void arrive(Gate* g) { --g->waiting; settle(g); }
+static void expect_bytes(Barrier* g, int bytes) { g->due += bytes / 128; --g->waiting; settle(g); }
+static void arrive(Barrier* g) { --g->waiting; settle(g); }
 
 // ---- pending copies of the copy engine, done 16 bytes at a time
 
-struct Copy { const Map* map; char* memory; unsigned at; int x, y, z, sender, adds; Gate* gate; };
+struct Copy { const Map* map; char* memory; unsigned at; int x, y, z, sender, adds; Barrier* barrier; };
 constexpr int MOST_COPIES = 4096;
 static Copy copies[MOST_COPIES];
 static int copies_asked;
@@ -53,7 +53,7 @@ static void make_copy(const Copy& c) {
             const long long rest = line_there ? m.length - first : 0, bytes = rest < 0 ? 0 : rest < 16 ? rest : 16;
             char* const line = reinterpret_cast<char*>(m.address) + c.z * m.layer + (c.y + j) * m.leading + first;
             char* const here = c.memory + exchanged(c.at + static_cast<unsigned>(j * m.across + i));
-            if (c.gate) {
+            if (c.barrier) {
                 memcpy(here, line, bytes);
                 for (long long b = bytes; b < 16; ++b) here[b] = 0;
             } else if (c.adds) {
@@ -62,9 +62,9 @@ static void make_copy(const Copy& c) {
                 memcpy(line, here, bytes);
             }
         }
-    if (c.gate) {
-        c.gate->due -= static_cast<short>(m.across * m.down / 128);
-        settle(c.gate);
+    if (c.barrier) {
+        c.barrier->due -= static_cast<short>(m.across * m.down / 128);
+        settle(c.barrier);
     }
 }
 static void ask_copy(const Copy& c) {
@@ -78,13 +78,13 @@ static void engine_works() {
     copies[i] = copies[--copies_asked];
     make_copy(c);
 }
-static void wait_barrier(Gate* g, unsigned parity) {
+static void wait_barrier(Barrier* g, unsigned parity) {
     while ((g->phase & 1) == parity) {
         engine_works();
         let_others();
     }
 }
-static void load_tile(void* to, const Map* m, int x, int y, int z, Gate* g) {
+static void load_tile(void* to, const Map* m, int x, int y, int z, Barrier* g) {
     ask_copy({m, shared_begin(), shared_address(to), x, y, z, -1, 0, g});
 }
 }

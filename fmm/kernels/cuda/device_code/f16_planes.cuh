@@ -93,9 +93,9 @@ __device__ __forceinline__ SpreadCounts sum_counts(SpreadCounts x) {
 
 // ---- lines along the inner dimension
 
-// A group of GROUP threads for each line: a warp or a thread block. A thread keeps the first KEPT loads of its share in
+// A group of GROUP threads for each line: a warp or a thread block. A thread keeps the first LOADS loads of its share in
 // registers, and reads the rest again.
-template <class Rule, int GROUP, int KEPT, bool WIDE, class Params>
+template <class Rule, int GROUP, int LOADS, bool WIDE, class Params>
 __device__ __forceinline__ void by_line(const Params& p, int block) {
     constexpr int GROUPS = THREADS / GROUP, STEP = GROUP * 4, WARPS = THREADS / 32;
     using Most = typename Rule::Most;
@@ -107,18 +107,18 @@ __device__ __forceinline__ void by_line(const Params& p, int block) {
     const Rule rule(p, layer);
     const float* const from = p.source + layer * p.layer + line * p.leading;
     unsigned short* const to = p.planes + Rule::Layout::STEP * number * p.pitch;
-    Four kept[KEPT];
+    Four loaded[LOADS];
     Most most = 0;
-    const auto see = [&](const Four& v, int at) {
+    const auto update = [&](const Four& v, int at) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) most = rule.seen(most, v.x[i], at + i);
     };
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i) {
-        kept[i] = four_of<WIDE>(from, mine + i * STEP, p.length);
-        see(kept[i], mine + i * STEP);
+    for (int i = 0; i < LOADS; ++i) {
+        loaded[i] = four_of<WIDE>(from, mine + i * STEP, p.length);
+        update(loaded[i], mine + i * STEP);
     }
-    for (int at = mine + KEPT * STEP; at < p.length; at += STEP) see(four_of<WIDE>(from, at, p.length), at);
+    for (int at = mine + LOADS * STEP; at < p.length; at += STEP) update(four_of<WIDE>(from, at, p.length), at);
     most = largest_of<Rule, 32>(most);
     if (GROUP > 32) {
         if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void by_line(const Params& p, int block) {
     if (!Rule::RECORDS && mine == 0) p.exponents[number] = e;
     const typename Rule::Factor scaled(e);
     SpreadCounts found;
-    const auto put = [&](int at, Four v) {
+    const auto store = [&](int at, Four v) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float x = rule.scaled(v.x[i], scaled, at + i);
@@ -139,9 +139,9 @@ __device__ __forceinline__ void by_line(const Params& p, int block) {
         store_four(to + Rule::Layout::place(at), Rule::Layout::low(p), v);
     };
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i)
-        if (mine + i * STEP < p.pitch) put(mine + i * STEP, kept[i]);
-    for (int at = mine + KEPT * STEP; at < p.pitch; at += STEP) put(at, four_of<WIDE>(from, at, p.length));
+    for (int i = 0; i < LOADS; ++i)
+        if (mine + i * STEP < p.pitch) store(mine + i * STEP, loaded[i]);
+    for (int at = mine + LOADS * STEP; at < p.pitch; at += STEP) store(at, four_of<WIDE>(from, at, p.length));
     if constexpr (Rule::RECORDS) {
         found = sum_counts<32>(found);
         if (GROUP > 32) {

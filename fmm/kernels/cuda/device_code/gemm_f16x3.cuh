@@ -54,15 +54,15 @@ constexpr bool MIRRORED<LowerSizes3<M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = MIRR
 // Load 64 numbers of every line of a plane at a time. They are at twice their place in the line, because lo follows hi
 // in chunks of 64.
 template <class S, class Left, class Right>
-__device__ __forceinline__ void load_planes(const Product3& p, half* memory, const Gates& gates) {
+__device__ __forceinline__ void load_planes(const Product3& p, half* memory, const Barriers& barriers) {
     static_assert(S::CLUSTER <= 2, "there are two planes");
     const int rank = cluster_rank();
     Round<S::STAGES> round;
     for_each_tile<S>(p, [&](const Place& place) {
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
-            wait_barrier(gates.empty + round.stage, round.parity ^ 1);
-            Gate* const full = gates.full + round.stage;
+            wait_barrier(barriers.empty + round.stage, round.parity ^ 1);
+            Barrier* const full = barriers.full + round.stage;
             half* const to = memory + round.stage * S::STAGE;
             expect_bytes(full, S::STAGE * static_cast<int>(sizeof(half)));
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ bool store_result(const Product3& p, const Place& pla
 }
 
 template <class Step, class S, class Left, class Right, bool CHECKED>
-__device__ __forceinline__ void multiply_planes(const Product3& p, half* memory, const Gates& gates, int group) {
+__device__ __forceinline__ void multiply_planes(const Product3& p, half* memory, const Barriers& barriers, int group) {
     constexpr int WORDS = S::STAGE / 8, COUNT = S::WIDTH / 2, LOW_A = Left::SIZE / 8, LOW_B = Right::SIZE / 8;
     const auto a = Left::descriptor(memory + group * 64 * S::LINE), b = Right::descriptor(memory + 2 * Left::SIZE);
     const int thread = threadIdx.x % 128, row = group * 64 + thread / 32 * 16 + thread % 32 / 4;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
             const auto left = a + round.stage * WORDS, right = b + round.stage * WORDS;
-            wait_barrier(gates.full + round.stage, round.parity);
+            wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
@@ -156,7 +156,7 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
             }
             wgmma_commit();
             wgmma_wait<1>();  // hi hi of this step, and all of the previous stage
-            if (t && thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
+            if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
             before = round.stage;
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
         wgmma_wait<0>();
 #pragma unroll
         for (float& x : low) read_after_wait(x);
-        if (thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
+        if (thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
         const bool right = store_result<S, CHECKED>(p, place, place.row + row, sum, low);
         if (p.flag && !right) *static_cast<volatile int*>(p.flag) = 1;
     });
@@ -178,11 +178,11 @@ template <class Step, class S, Along LEFT, Along RIGHT, bool CHECKED>
 __device__ __forceinline__ void multiply_f16x3(const Product3& p, half* memory) {
     using Left = Panel<half, LEFT, S::HEIGHT>;
     using Right = Panel<half, RIGHT, S::WIDTH>;
-    const auto copy = [&](const Gates& gates, int) {
-        if (threadIdx.x == 0) load_planes<S, Left, Right>(p, memory, gates);
+    const auto copy = [&](const Barriers& barriers, int) {
+        if (threadIdx.x == 0) load_planes<S, Left, Right>(p, memory, barriers);
     };
-    run_warpgroups<S, false>(memory, copy, [&](const Gates& gates, int group) {
-        multiply_planes<Step, S, Left, Right, CHECKED>(p, memory, gates, group);
+    run_warpgroups<S, false>(memory, copy, [&](const Barriers& barriers, int group) {
+        multiply_planes<Step, S, Left, Right, CHECKED>(p, memory, barriers, group);
     });
 }
 

@@ -262,7 +262,7 @@ struct UsedTile {
 template <class Element, class Lines, int BLOCKS, int STAGES, bool TRANSPOSED, Path PATH, bool LEFT>
 struct Operand {
     static constexpr bool SUMMED = BLOCKS > 1, HELD = PATH != Path::ASYNC;
-    static_assert(!(SUMMED && HELD), "what is summed is copied past the registers");
+    static_assert(!(SUMMED && HELD), "blocks of a sum are copied asynchronously");
     using TileLayout = UsedTile<Lines, TRANSPOSED && SUMMED && Lines::INNER>;
     static constexpr int SIZE = STAGES * TileLayout::SIZE + (SUMMED ? BLOCKS * Lines::SIZE : 0);
     static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // accesses of a thread for the sums of a tile

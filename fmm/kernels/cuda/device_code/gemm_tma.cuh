@@ -66,10 +66,10 @@ struct SharedTile {
     static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
     static constexpr int PITCH = INNER ? K_S : OUT, SIZE = OUT * K_S;
     static constexpr int BYTES = K_S * static_cast<int>(sizeof(Element)), CHUNKS = BYTES / 16;  // of a line, if INNER
-    static_assert(!INNER || BYTES == 32 || BYTES == 64 || BYTES == 128, "the engine knows these exchanges");
-    static_assert(SIZE * sizeof(Element) % 1024 == 0, "tiles begin where the pattern of exchanges does");
+    static_assert(!INNER || BYTES == 32 || BYTES == 64 || BYTES == 128, "the copy engine has these swizzles");
+    static_assert(SIZE * sizeof(Element) % 1024 == 0, "tiles begin at multiples of the swizzle pattern");
     // The swizzle of a line: its chunk numbers are combined with this by exclusive or.
-    __device__ static __forceinline__ constexpr int exchange(int line) { return line * BYTES / 128 & (CHUNKS - 1); }
+    __device__ static __forceinline__ constexpr int swizzle_of(int line) { return line * BYTES / 128 & (CHUNKS - 1); }
 };
 
 // One operand: TERMS tiles beside each other, and a separate place for their sum. The copy engine never writes to the
@@ -107,13 +107,13 @@ template <class Element, class SharedTile_, int REGS, int LANES>
 struct Reader : Fragment<Element, SharedTile_, REGS, LANES> {
     using Numbers = Fragment<Element, SharedTile_, REGS, LANES>;
     using Numbers::INNER, Numbers::PACK, Numbers::place, Numbers::x;
-    const int exchanged;  // swizzle of this thread's first line
+    const int swizzle;  // swizzle of this thread's first line
 
-    __device__ __forceinline__ explicit Reader(int lane) : exchanged(INNER ? SharedTile_::exchange(lane) : 0) {}
+    __device__ __forceinline__ explicit Reader(int lane) : swizzle(INNER ? SharedTile_::swizzle_of(lane) : 0) {}
     __device__ __forceinline__ void read_ahead(const Element* tile, int i, int k) {
         if constexpr (INNER) {
             if (k % PACK == 0) {
-                const int chunk = (k / PACK ^ SharedTile_::exchange(i * LANES)) ^ exchanged;
+                const int chunk = (k / PACK ^ SharedTile_::swizzle_of(i * LANES)) ^ swizzle;
                 const auto v = pack<Element, PACK>(tile + place(i) * SharedTile_::PITCH + chunk * PACK);
 #pragma unroll
                 for (int e = 0; e < PACK; ++e) x[i][e] = v.lane[e];
@@ -139,7 +139,7 @@ template <class Element, class S, class Left, class Right>
 struct StagedTile {
     static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element)), CHUNKS = S::WIDTH / WIDE;
     static constexpr int EACH = S::HEIGHT * CHUNKS / S::THREADS;  // chunks of a thread
-    static_assert(S::HEIGHT * CHUNKS % S::THREADS == 0, "as many for all");
+    static_assert(S::HEIGHT * CHUNKS % S::THREADS == 0, "every thread has the same number of chunks");
 
     __device__ static __forceinline__ int chunk(int row, int number) {
         return row * CHUNKS + (number ^ (Left::INNER ? row : row / WIDE) % (CHUNKS < 8 ? CHUNKS : 8));
@@ -289,7 +289,7 @@ __device__ __forceinline__ void store_triangle_block(const Params& p, const Task
 template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, Order ORDER, Triangle TRIANGLE, class Params,
           class Task>
 __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task, const Tile& tile, int number,
-                                              Element* memory, Gate* gates) {
+                                              Element* memory, Barrier* barriers) {
     using LeftTile = SharedTile<Element, LEFT, S::HEIGHT, S::DEPTH>;
     using RightTile = SharedTile<Element, RIGHT, S::WIDTH, S::DEPTH>;
     using LeftSums = Summer<Element, LeftTile, LEFTS, S::THREADS>;
@@ -305,8 +305,8 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     constexpr int FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : ENTIRE;
     constexpr int COME = FIRST - 1;  // the step that waits for the copies
     static_assert(S::STAGES >= 3 + (SUMS ? AHEAD : 1), "a stage is filled three tiles after its last use");
-    Gate* const full = gates;
-    Gate* const summed = full + S::STAGES;
+    Barrier* const full = barriers;
+    Barrier* const summed = full + S::STAGES;
 
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const int steps = task.steps;
@@ -355,9 +355,9 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
         else if (i < SUMS)
             RightSums::write_sum(i - LeftSums::SUMS, sum + LeftSums::SIZE, held, right_factor);
     };
-    auto all_arrive = [&](Gate* gate) {
+    auto all_arrive = [&](Barrier* barrier) {
         __syncwarp();
-        if (lane == 0) arrive(gate);
+        if (lane == 0) arrive(barrier);
     };
     // This thread's first number in a stage's tile.
     auto left_of = [&](int stage) {
@@ -487,12 +487,12 @@ __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
     constexpr int LEFT_COPIES = LEFTS + (LEFTS > 1), RIGHT_COPIES = RIGHTS + (RIGHTS > 1);
     constexpr int STAGES = S::STAGES * S::DEPTH * (S::HEIGHT * LEFT_COPIES + S::WIDTH * RIGHT_COPIES);
     constexpr int NUMBERS = max_of(STAGES, S::HEIGHT * S::WIDTH);
-    Gate* const gates = reinterpret_cast<Gate*>(memory + NUMBERS);
+    Barrier* const barriers = reinterpret_cast<Barrier*>(memory + NUMBERS);
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < S::STAGES; ++i) {
-            init_barrier(gates + i, 1);
-            init_barrier(gates + S::STAGES + i, S::THREADS / 32);
+            init_barrier(barriers + i, 1);
+            init_barrier(barriers + S::STAGES + i, S::THREADS / 32);
         }
         fence_barrier_init();
     }
@@ -510,19 +510,19 @@ __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
     const bool sums_left = task.lefts > 1, sums_right = task.rights > 1;
     if constexpr (SHAPES & 1) {
         if (!sums_left && !sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, 1, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, 1, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
     if constexpr (SHAPES & 2) {
         if (!sums_left && sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, 1, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, 1, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
     if constexpr (SHAPES & 4) {
         if (sums_left && !sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
     if constexpr (SHAPES & 8) {
         if (sums_left && sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
 }
 

@@ -73,13 +73,13 @@ struct Product {
 
 // Arrive at a barrier of a thread block of the cluster: its data have been read. (No written data must become visible,
 // so the scope is not wider; a wider scope would empty the L1 cache each time.)
-__device__ __forceinline__ void arrive_remote(Gate* gate, int rank) {
+__device__ __forceinline__ void arrive_remote(Barrier* barrier, int rank) {
     asm volatile(
         "{\n"
         ".reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-        "}" ::"r"(shared_address(gate)),
+        "}" ::"r"(shared_address(barrier)),
         "r"(rank)
         : "memory");
 }
@@ -87,12 +87,12 @@ __device__ __forceinline__ void arrive_remote(Gate* gate, int rank) {
 // As `load_tile`, to the same place in each of a cluster's first COUNT thread blocks; the barriers at that place count
 // the bytes.
 template <int COUNT>
-__device__ __forceinline__ void load_tile_multicast(void* to, const Map* map, int x, int y, int z, Gate* gate) {
+__device__ __forceinline__ void load_tile_multicast(void* to, const Map* map, int x, int y, int z, Barrier* barrier) {
     constexpr unsigned short ALL = (1 << COUNT) - 1;
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(gate)), "r"(x), "r"(y), "r"(z), "h"(ALL)
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(ALL)
         : "memory");
 }
 
@@ -141,7 +141,7 @@ struct Panel {
     static constexpr int DEEP = 32 / ITEM;  // steps of the inner dimension in an instruction
     // distance of one instruction's operand from the next, in 16 bytes
     static constexpr int NEXT = INNER ? DEEP * ITEM / 16 : DEEP * 128 / 16;
-    static_assert(INNER || ITEM == 2, "instructions read only 16-bit numbers along the outer dimension");
+    static_assert(INNER || ITEM == 2, "wgmma reads MN-major operands of 16-bit types only");
 
     // The matrix descriptor of an operand, in units of 16 bytes: its address, the distance to the next LINE numbers,
     // the distance to the next 8 lines, and the 128-byte swizzle.
@@ -177,7 +177,7 @@ struct Sizes {  // a thread block's tile; CLUSTER thread blocks below each other
     // columns in shared memory at a time
     static constexpr int PASSES = sizeof(Element) > 2 ? 2 : 1, PART = WIDTH / PASSES;
     static constexpr int STAGED = 64 * PART, NUMBERS = STAGES * STAGE + GROUPS * STAGED;
-    static_assert(PART % LINE == 0 && WIDTH / CLUSTER % 8 == 0, "whole lines, whose chunks are exchanged within 8");
+    static_assert(PART % LINE == 0 && WIDTH / CLUSTER % 8 == 0, "whole lines, which are swizzled within 8");
 };
 
 // The same for a symmetric C: only tiles that touch the lower triangle are multiplied. With MIRROR, their transposes
@@ -208,8 +208,8 @@ struct Round {
     }
 };
 
-struct Gates {
-    Gate *full, *empty, *staged, *sent;
+struct Barriers {
+    Barrier *full, *empty, *staged, *sent;
 };
 
 // ---- roles of the warps, tile after tile
@@ -233,14 +233,14 @@ __device__ __forceinline__ void for_each_tile(const Params& p, const Work& work)
 }
 
 template <class S, class Left, class Right, class Element>
-__device__ __forceinline__ void load_tiles(const Product& p, Element* memory, const Gates& gates) {
+__device__ __forceinline__ void load_tiles(const Product& p, Element* memory, const Barriers& barriers) {
     const int rank = cluster_rank();
     Round<S::STAGES> round;
     for_each_tile<S>(p, [&](const Place& place) {
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
-            wait_barrier(gates.empty + round.stage, round.parity ^ 1);
-            Gate* const full = gates.full + round.stage;
+            wait_barrier(barriers.empty + round.stage, round.parity ^ 1);
+            Barrier* const full = barriers.full + round.stage;
             Element* const to = memory + round.stage * S::STAGE;
             expect_bytes(full, S::STAGE * static_cast<int>(sizeof(Element)));
             Left::template copy_part<S::HEIGHT>(to, 0, place.row, t * S::DEPTH, [&](Element* there, int x, int y) {
@@ -323,17 +323,17 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
         const Element* const first = old + line * p.leading;
 #pragma unroll
         for (int begin = 0; begin < COUNT / 4; begin += AT_ONCE) {
-            float2 kept[AT_ONCE];
+            float2 old_pair[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j) {
-                kept[j] = {0, 0};
-                if ((begin + j) * 8 < there) kept[j] = widened_pair(first + (begin + j) * 8);
+                old_pair[j] = {0, 0};
+                if ((begin + j) * 8 < there) old_pair[j] = widened_pair(first + (begin + j) * 8);
             }
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j) {
                 float* const pair = x + (begin + j) * 4 + r * 2;
-                pair[0] += p.keep * kept[j].x;
-                pair[1] += p.keep * kept[j].y;
+                pair[0] += p.keep * old_pair[j].x;
+                pair[1] += p.keep * old_pair[j].y;
             }
             asm volatile("" ::: "memory");  // no later loads are moved up to here
         }
@@ -341,7 +341,7 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
 }
 
 template <class Step, class S, class Left, class Right, class Element, class Finish>
-__device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Gates& gates,
+__device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Barriers& barriers,
                                              int group) {
     constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16, WIDE = 16 / static_cast<int>(sizeof(Element));
     const auto a = Left::descriptor(memory + group * 64 * S::LINE), b = Right::descriptor(memory + Left::SIZE);
@@ -355,7 +355,7 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
         int before = 0;
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
-            wait_barrier(gates.full + round.stage, round.parity);
+            wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
@@ -363,7 +363,7 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
                                                                      b + round.stage * WORDS + k * Right::NEXT, t || k);
             wgmma_commit();
             wgmma_wait<1>();  // so that the previous stage is free
-            if (t && thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
+            if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
             before = round.stage;
             if constexpr (Finish::MAX_STEPS > 0) {
                 if ((t + 1) % Finish::MAX_STEPS == 0) {
@@ -379,14 +379,14 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
         wgmma_wait<0>();
 #pragma unroll
         for (auto& x : sum) read_after_wait(x);
-        if (thread < S::CLUSTER) arrive_remote(gates.empty + before, thread);
+        if (thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
         if constexpr (Finish::ADDS) {
             if (p.keep != 0)
                 add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
         }
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
-            wait_barrier(gates.sent + group, staged.parity ^ 1);
+            wait_barrier(barriers.sent + group, staged.parity ^ 1);
 #pragma unroll
             for (int j = 0; j < S::PART; j += 8)
 #pragma unroll
@@ -401,14 +401,14 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
                 if (diagonal >= 0 && diagonal < S::WIDTH) make_symmetric<S>(staging + diagonal * 64, group);
             }
             fence_async_proxy();
-            arrive(gates.staged + group);
+            arrive(barriers.staged + group);
         }
         if constexpr (MIRRORED<S>) {
             if (place.col < place.row + group * 64) {
-                wait_barrier(gates.sent + group, staged.parity ^ 1);
+                wait_barrier(barriers.sent + group, staged.parity ^ 1);
                 stage_transposed<S>(staging, sum, p.factor);
                 fence_async_proxy();
-                arrive(gates.staged + group);
+                arrive(barriers.staged + group);
                 staged.next();
             }
         }
@@ -416,14 +416,14 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
 }
 
 template <class S, class Element>
-__device__ __forceinline__ void store_tiles(const Product& p, Element* memory, const Gates& gates, int group) {
+__device__ __forceinline__ void store_tiles(const Product& p, Element* memory, const Barriers& barriers, int group) {
     const Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     Round<1> staged;
     for_each_tile<S>(p, [&](const Place& place) {
         const int row = place.row + group * 64;
 #pragma unroll 1
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
-            wait_barrier(gates.staged + group, staged.parity);
+            wait_barrier(barriers.staged + group, staged.parity);
 #pragma unroll
             for (int i = 0; i < S::PART; i += S::LINE) {
                 const int col = place.col + from + i;
@@ -435,16 +435,16 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
             }
             commit_stores();
             wait_stores_read();
-            arrive(gates.sent + group);
+            arrive(barriers.sent + group);
         }
         if constexpr (MIRRORED<S>) {
             if (place.col >= row) return;
-            wait_barrier(gates.staged + group, staged.parity);
+            wait_barrier(barriers.staged + group, staged.parity);
             for (int col = place.col; col < row && col < place.col + S::WIDTH; col += 64)
                 store_tile(&p.dest, staging + (col - place.col) * 64, row, col, place.layer);
             commit_stores();
             wait_stores_read();
-            arrive(gates.sent + group);
+            arrive(barriers.sent + group);
             staged.next();
         }
     });
@@ -457,17 +457,17 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
 // warpgroup copies, which takes few registers; the others multiply, with the registers that it gives up.
 template <class S, bool STAGES_RESULT, class Element, class Copy, class Multiply>
 __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
-    Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
-    Gate* const staged = full + 2 * S::STAGES;
-    const Gates gates{full, full + S::STAGES, staged, staged + S::GROUPS};
+    Barrier* const full = reinterpret_cast<Barrier*>(memory + S::NUMBERS);
+    Barrier* const staged = full + 2 * S::STAGES;
+    const Barriers barriers{full, full + S::STAGES, staged, staged + S::GROUPS};
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; ++i) {
-            init_barrier(gates.full + i, 1);
-            init_barrier(gates.empty + i, S::GROUPS * S::CLUSTER);
+            init_barrier(barriers.full + i, 1);
+            init_barrier(barriers.empty + i, S::GROUPS * S::CLUSTER);
         }
         for (int i = 0; STAGES_RESULT && i < S::GROUPS; ++i) {
-            init_barrier(gates.staged + i, 128);
-            init_barrier(gates.sent + i, 1);
+            init_barrier(barriers.staged + i, 128);
+            init_barrier(barriers.sent + i, 1);
         }
         fence_barrier_init();
     }
@@ -477,10 +477,10 @@ __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp < 4) {
         decrease_registers<40>();
-        copy(gates, warp);
+        copy(barriers, warp);
     } else {
         increase_registers<232>();
-        multiply(gates, warp / 4 - 1);
+        multiply(barriers, warp / 4 - 1);
     }
     cluster_sync();  // no thread block exits while others may arrive at its barriers
 }
@@ -491,13 +491,13 @@ template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Fin
 __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
     using Left = Panel<Element, LEFT, S::HEIGHT>;
     using Right = Panel<Element, RIGHT, S::WIDTH>;
-    const auto copy = [&](const Gates& gates, int warp) {
+    const auto copy = [&](const Barriers& barriers, int warp) {
         const bool first = threadIdx.x % 32 == 0;
-        if (warp == 0 && first) load_tiles<S, Left, Right>(p, memory, gates);
-        if (warp > 0 && warp <= S::GROUPS && first) store_tiles<S>(p, memory, gates, warp - 1);
+        if (warp == 0 && first) load_tiles<S, Left, Right>(p, memory, barriers);
+        if (warp > 0 && warp <= S::GROUPS && first) store_tiles<S>(p, memory, barriers, warp - 1);
     };
-    run_warpgroups<S, true>(memory, copy, [&](const Gates& gates, int group) {
-        multiply_all<Step, S, Left, Right>(p, finish, memory, gates, group);
+    run_warpgroups<S, true>(memory, copy, [&](const Barriers& barriers, int group) {
+        multiply_all<Step, S, Left, Right>(p, finish, memory, barriers, group);
     });
 }
 

@@ -134,10 +134,10 @@ __device__ __forceinline__ void settle(const Task& p, typename Ring::Element& va
                                        typename Ring::Element old) {
     const bool improved = p.old == nullptr || Ring::better(value, old);
     if constexpr (ARGS) {
-        int told = improved ? arg : -1;
-        if (p.via && told >= 0) told = p.via[told * p.args_leading[2] + col];
-        else if (p.via) told = p.old_args[row * p.args_leading[1] + col];
-        p.args[row * p.args_leading[0] + col] = told;
+        int argument = improved ? arg : -1;
+        if (p.via && argument >= 0) argument = p.via[argument * p.args_leading[2] + col];
+        else if (p.via) argument = p.old_args[row * p.args_leading[1] + col];
+        p.args[row * p.args_leading[0] + col] = argument;
     }
     value = Ring::stored(p.old == nullptr ? value : ARGS ? (improved ? value : old) : Ring::best(value, old));
 }

@@ -12,31 +12,31 @@ struct alignas(64) Map {  // CUtensorMap: address, sizes and strides of a block,
     unsigned long long word[16];
 };
 
-using Gate = unsigned long long;
+using Barrier = unsigned long long;
 
 __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-__device__ __forceinline__ void init_barrier(Gate* gate, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(gate)), "r"(arrivals) : "memory");
+__device__ __forceinline__ void init_barrier(Barrier* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
 // Make initialized barriers visible to the copy engine.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Arrive, and expect this many bytes of copies in the phase.
-__device__ __forceinline__ void expect_bytes(Gate* gate, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(gate)), "r"(bytes)
+__device__ __forceinline__ void expect_bytes(Barrier* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
 
-__device__ __forceinline__ void arrive(Gate* gate) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(gate)) : "memory");
+__device__ __forceinline__ void arrive(Barrier* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // Wait until the phase of this parity has completed.
-__device__ __forceinline__ void wait_barrier(Gate* gate, unsigned parity) {
+__device__ __forceinline__ void wait_barrier(Barrier* barrier, unsigned parity) {
     asm volatile(
         "{\n"
         ".reg .pred open;\n"
@@ -45,17 +45,17 @@ __device__ __forceinline__ void wait_barrier(Gate* gate, unsigned parity) {
         "@open bra.uni DONE;\n"
         "bra.uni AGAIN;\n"
         "DONE:\n"
-        "}" ::"r"(shared_address(gate)),
+        "}" ::"r"(shared_address(barrier)),
         "r"(parity)
         : "memory");
 }
 
 // Load the tile that begins at number x of line y of layer z; numbers outside of the block are zero. The barrier counts
 // the bytes.
-__device__ __forceinline__ void load_tile(void* to, const Map* map, int x, int y, int z, Gate* gate) {
+__device__ __forceinline__ void load_tile(void* to, const Map* map, int x, int y, int z, Barrier* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
-        ::"r"(shared_address(to)), "l"(map), "r"(shared_address(gate)), "r"(x), "r"(y), "r"(z)
+        ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
 

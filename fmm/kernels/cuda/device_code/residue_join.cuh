@@ -227,8 +227,8 @@ __device__ __forceinline__ void join_part(const Join<Element>& p) {
         for (int i = 0; i < COLS; ++i) {
             if (first + i >= end) continue;
             const int f = p.columns[spot.layer * c.n + first + i];
-            const bool known = e != NOT_FINITE && f != NOT_FINITE;
-            double x = known ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
+            const bool is_scaled = e != NOT_FINITE && f != NOT_FINITE;
+            double x = is_scaled ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
             if (p.keep != 0) x += p.keep * to[i];
             found[i] = static_cast<Element>(x);  // values too large for float32 become inf here
             finite = finite && fabs(static_cast<double>(found[i])) < infinite;

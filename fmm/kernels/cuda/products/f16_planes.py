@@ -114,10 +114,10 @@ class OperandPlanes:
         """Offset behind the exponents in bytes."""
         return self.exponents + exponent_bytes(self.count * self.outer)
 
-    def split_kernel(self, divides: Mapping[str, int]) -> SplitKernel:
+    def split_kernel(self, alignment: Mapping[str, int]) -> SplitKernel:
         """Return how the operand is split: a thread block for each long line, a warp for each short one."""
         wide = all(x * FLOAT32_BYTES % VECTOR_BYTES == 0 for x in (self.source.leading, self.source.stride))
-        wide = wide and self.source.offset % VECTOR_BYTES == 0 and divides[self.source.base] % VECTOR_BYTES == 0
+        wide = wide and self.source.offset % VECTOR_BYTES == 0 and alignment[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
             return SplitKernel("outer", 0, 0, wide)
         group = WARP if self.length <= 1024 else SPLIT_THREADS
@@ -213,13 +213,13 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
 
 
 def plane_split_launch(
-    operands: Sequence[OperandPlanes], divides: Mapping[str, int], rule: ScalingRule = "default"
+    operands: Sequence[OperandPlanes], alignment: Mapping[str, int], rule: ScalingRule = "default"
 ) -> Launch:
     """Return the launch that makes the exponents and planes of these operands.
 
-    `divides` maps a base to the largest power of two that divides its address.
+    `alignment` maps a base to the largest power of two that divides its address.
     """
-    kernels = tuple(x.split_kernel(divides) for x in operands)
+    kernels = tuple(x.split_kernel(alignment) for x in operands)
     parameters = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
     grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
@@ -285,10 +285,10 @@ def balance_source(left: Along, right: Along) -> str:
 
 
 def checked_split_launches(
-    x: ExponentSpread, multiprocessors: int, divides: Mapping[str, int]
+    x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int]
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: split and record the spread, decide whether to balance, and split again if so."""
-    kernels = x.left.split_kernel(divides), x.right.split_kernel(divides)
+    kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.parameters(kernels)
     grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
 

@@ -70,7 +70,7 @@ class PlaneSums:
         return kernel if self.planes.pitch == self.split.cols else replace(kernel, whole=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
+def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
     """Return the split that writes planes in place of an operand of a batch of products.
 
     None if the split writes neither operand of the batch, or cannot write its planes.
@@ -80,7 +80,7 @@ def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], separa
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
     sums = [PlaneSums(split, x, side, separate) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
-    return sums[0] if sums and not any(divides[base] % size for base in bases) else None
+    return sums[0] if sums and not any(alignment[base] % size for base in bases) else None
 
 
 def _can_write(split: SumOp, x: OperandPlanes) -> bool:
@@ -100,11 +100,11 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
         and layout == (x.source.base, x.source.offset, x.source.leading, x.source.stride)
         and (split.rows, split.cols) == (x.lines, x.length)
         and split.access == "vector"
-        and kernel.lanes > 1
+        and kernel.vector_width > 1
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
-        and -(-x.pitch // (SUM_THREADS * kernel.lanes)) <= GRID_LIMIT
+        and -(-x.pitch // (SUM_THREADS * kernel.vector_width)) <= GRID_LIMIT
     )
 
 
@@ -129,7 +129,7 @@ def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
-    call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
+    call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
     return _source(parameters, call, kernel.bounds, step_lines(kernel))
 
 
@@ -140,19 +140,19 @@ def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = 
 # ---- the launches
 
 
-def plane_sum_launches(x: PlaneSums, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
+def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
     """Return three launches: the largest numbers of blocks, the exponents of sums, and the sums as planes."""
-    return _extent_launch(x, divides), _bound_launch(x), _sum_launch(x)
+    return _extent_launch(x, alignment), _bound_launch(x), _sum_launch(x)
 
 
-def _extent_launch(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
+def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """The results go to the memory of the sums, which no launch writes now."""
     a, (down, across) = x.source, x.blocks
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
     )
     wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
-    wide = wide and a.offset % VECTOR_BYTES == 0 and divides[a.base] % VECTOR_BYTES == 0
+    wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)
@@ -181,7 +181,7 @@ def _sum_launch(x: PlaneSums) -> Launch:
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
-    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.lanes)), 1
+    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.vector_width)), 1
     kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

@@ -147,11 +147,11 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.addend)
 
 
-def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, ...]:
+def plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
     """Return the launches that make the missing planes."""
     if op.spread is not None:
-        return checked_split_launches(op.spread, multiprocessors, divides)
-    return (plane_split_launch(op.missing, divides),) if op.missing else ()
+        return checked_split_launches(op.spread, multiprocessors, alignment)
+    return (plane_split_launch(op.missing, alignment),) if op.missing else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
@@ -194,14 +194,14 @@ class PlaneProduct(NamedTuple):
 
 
 def vendor_f16x3_steps(
-    op: GemmOp, multiprocessors: int, divides: Mapping[str, int], flagged: bool
+    op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
     """Return the split, the vendor's products of planes, and the unscaling; or the reason why this is impossible."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
     missing = missing_planes(op, (a, b))
-    splits = (plane_split_launch(missing, divides, "separate"),) if missing else ()
+    splits = (plane_split_launch(missing, alignment, "separate"),) if missing else ()
     calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
     return *splits, *calls, _unscale_launch(op, a, b, multiprocessors, flagged)
 

@@ -101,11 +101,11 @@ class ResidueOp:
 
 
 def residue_op(
-    op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, divides: Mapping[str, int] = NO_ALIGNMENT
+    op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
     """Return the product by planes in the leaf's workspace, or by the operands' own bytes.
 
-    None if alpha or beta is complex. `divides` maps a base to a power of two that divides its address.
+    None if alpha or beta is complex. `alignment` maps a base to a power of two that divides its address.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
@@ -117,14 +117,14 @@ def residue_op(
     left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
     are_residues = dtype in RINGS and g.item == 1 and moduli == 1
     first, second = (
-        _bytes_from(source, dimension, divides) if are_residues else None
+        _bytes_from(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
     y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.turned[0], second)
     x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
-    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, divides)
+    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, alignment)
     # The products of a fast scheme's blocks are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
@@ -139,16 +139,16 @@ def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOper
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
-def _bytes_from(x: GemmOperand, along: Along, divides: Mapping[str, int]) -> BytesFrom | None:
+def _bytes_from(x: GemmOperand, along: Along, alignment: Mapping[str, int]) -> BytesFrom | None:
     """Return the source of an operand's bytes that are residues themselves; None if they must be copied first."""
     if along == "outer":
         return "planes"
-    return "source" if _is_aligned(x, divides) else None
+    return "source" if _is_aligned(x, alignment) else None
 
 
-def _is_aligned(x: GemmOperand, divides: Mapping[str, int]) -> bool:
+def _is_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
     """Return True if the copy engine can read the lines of an operand of bytes."""
-    return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, divides.get(x.base, 1)))
+    return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, alignment.get(x.base, 1)))
 
 
 @lru_cache(maxsize=4096)
@@ -165,13 +165,13 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 # ---- the launches
 
 
-def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
+def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
     """Return all launches of a product: exponents, then planes and their products by groups of moduli, then C.
 
-    `divides` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
+    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
     for an inf or NaN in C.
     """
-    aligned, exact = _aligned_sides(op, divides), DTYPES[op.dtype].exact
+    aligned, exact = _aligned_sides(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.sides)
     launches = [measure_launch(op.sides, op.dtype, aligned)] if measures else []
     first = 0
@@ -185,13 +185,13 @@ def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -
     return tuple(launches)
 
 
-def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
+def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
     """Return the launches that prepare one operand, and their workspace in bytes."""
     if not any(x.is_prepared for x in op.sides):
         return (), 0
     # The operand to prepare is the one that residue_op describes as ready.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
-    aligned, moduli = _aligned_sides(op, divides), remainder_weights(op.geometry.moduli).moduli
+    aligned, moduli = _aligned_sides(op, alignment), remainder_weights(op.geometry.moduli).moduli
     workspace = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
@@ -200,9 +200,9 @@ def residue_preparation_launches(op: ResidueOp, divides: Mapping[str, int]) -> t
     return launches, workspace
 
 
-def _aligned_sides(op: ResidueOp, divides: Mapping[str, int]) -> tuple[bool, ...]:
+def _aligned_sides(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
     """Return whether A and B begin at multiples of 16 bytes."""
-    return tuple(divides[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
+    return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
 
 
 # ---- products of planes

@@ -30,11 +30,13 @@ WIDE, NARROW, WIDE_PAIR, NARROW_PAIR = (
 
 def placed(x: Array, order: str, gap: int = 0) -> tuple[Array, Array, Layout]:
     """Return memory with NaN around a matrix of this layout, the matrix in it, and the layout."""
-    lies = x if order == "C" else x.T
-    memory = aligned((len(lies) + 1) * (lies.shape[1] + gap), np.float32, np.nan)
-    inside = memory[: len(lies) * (lies.shape[1] + gap)].reshape(len(lies), -1)[:, : lies.shape[1]]
-    inside[...] = lies
-    layout = Layout(order, lies.shape[1] + gap)  # type: ignore[arg-type]
+    lines_in_memory = x if order == "C" else x.T
+    memory = aligned((len(lines_in_memory) + 1) * (lines_in_memory.shape[1] + gap), np.float32, np.nan)
+    inside = memory[: len(lines_in_memory) * (lines_in_memory.shape[1] + gap)].reshape(len(lines_in_memory), -1)[
+        :, : lines_in_memory.shape[1]
+    ]
+    inside[...] = lines_in_memory
+    layout = Layout(order, lines_in_memory.shape[1] + gap)  # type: ignore[arg-type]
     return memory, inside if order == "C" else inside.T, layout
 
 
@@ -47,14 +49,14 @@ def only_product(problem: Problem) -> tuple[GemmOp, int]:
 
 
 def computed(
-    a: Array, b: Array, orders: str = "CCC", gap: int = 0, sizes: Any = WIDE, **asked: Any
+    a: Array, b: Array, orders: str = "CCC", gap: int = 0, sizes: Any = WIDE, **params: Any
 ) -> tuple[Array, Array, bool]:
     """Return C, all of its memory, and whether the flag was raised; C is NaN before."""
     (m, k), n = a.shape, b.shape[1]
-    old = asked.pop("old", np.full((m, n), np.nan, np.float32))
+    old = params.pop("old", np.full((m, n), np.nan, np.float32))
     placed_ones = [placed(x, order, gap) for x, order in zip((a, b, old), orders, strict=True)]
     layouts: Any = tuple(x[2] for x in placed_ones)
-    op, room = only_product(Problem(m, k, n, "float32", layouts, **asked))
+    op, room = only_product(Problem(m, k, n, "float32", layouts, **params))
     memory = dict(zip("ABC", (x[0] for x in placed_ones), strict=True))
     raised = multiplied(op, sizes, memory, room)
     return placed_ones[2][1], placed_ones[2][0], raised

@@ -44,8 +44,8 @@ BY_PLANES = ("f16x3", "gram > f16x3", "gram > strassen.batched.pad16 > f16x3")
 @pytest.mark.parametrize(("dtype", "plan"), [*product(ROUNDOFF, BY_ALL), *(("float32", plan) for plan in BY_PLANES)])
 def test_few_launches_of_triangles(dtype: str, plan: str) -> None:
     """Several tiles, edges of tiles, the mirror, updates; aligned rows and others."""
-    asked: tuple[tuple[Fill, float], ...] = ("full", 0), ("lower", 2), ("full", -1)
-    for (n, k), rows, (fill, beta) in product(((264, 72), (137, 19)), (True, False), asked):
+    cases: tuple[tuple[Fill, float], ...] = ("full", 0), ("lower", 2), ("full", -1)
+    for (n, k), rows, (fill, beta) in product(((264, 72), (137, 19)), (True, False), cases):
         rng = np.random.default_rng(n + k)
         x, square = rng.standard_normal((n, k)).astype(dtype), rng.standard_normal((n, n))
         old, problem = (square + square.T).astype(dtype), half_problem(n, k, dtype, rows, fill, beta)

@@ -168,11 +168,11 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
 def assert_rounded(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
     """Each entry is the integer product, scaled back and rounded: within one unit in the last place."""
     exact, e, f = exact_product(a, b, moduli_count)
-    known = 24 if c.dtype == np.float32 else 53  # bits
+    precision = 24 if c.dtype == np.float32 else 53  # bits
     for i, j in np.ndindex(c.shape):
         value = Fraction(exact[i][j]) / Fraction(2) ** int(e[i] + f[j])
-        assert abs(Fraction(float(c[i, j])) - value) <= abs(value) * Fraction(1, 2 ** (known - 1)), (i, j)
-        assert abs(exact[i][j]) >= 2**known or Fraction(float(c[i, j])) == value
+        assert abs(Fraction(float(c[i, j])) - value) <= abs(value) * Fraction(1, 2 ** (precision - 1)), (i, j)
+        assert abs(exact[i][j]) >= 2**precision or Fraction(float(c[i, j])) == value
 
 
 def type_of(leaf: str) -> str:
@@ -527,8 +527,8 @@ def test_products_stay_in_registers() -> None:
     """Only sm_90a has wgmma. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    told = len(residue_product_launch(made, 0, moduli(14)).parameters)
-    size = f"static_assert(sizeof(fmm::ResidueProduct) == {told});"
+    struct_bytes = len(residue_product_launch(made, 0, moduli(14)).parameters)
+    size = f"static_assert(sizeof(fmm::ResidueProduct) == {struct_bytes});"
     jobs = [
         (str(s), f"{residue_product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
         for s in RESIDUE_SIZES
@@ -543,12 +543,12 @@ def test_measuring_and_transposing_compile() -> None:
     made = op_of(Problem(512, 512, 512), ONE)
     parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
     size = f"static_assert(sizeof(fmm::residues::Operands<double>) == {len(parameters)});"
-    given = (
+    pairs = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
         (MeasureKernel("outer", 0, True), MeasureKernel("outer", 0, False)),
     )
-    jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in given]
+    jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
 

@@ -56,11 +56,11 @@ def placed(x: Array, order: str, dtype: str, gap: int = 16) -> tuple[Array, Arra
     """Return memory with NaN around a matrix of this layout, the matrix in it, and the layout; 16 bytes at a time."""
     poison = POISON[dtype]
     stored = np.uint32 if dtype == "tf32" else np.uint16
-    lies = x if order == "C" else x.T
-    step = -(-lies.shape[1] // 8) * 8 + gap
-    memory = aligned((len(lies) + 1) * step, stored, poison)
-    inside = memory[: len(lies) * step].reshape(len(lies), step)[:, : lies.shape[1]]
-    inside[...] = bits_of(lies, dtype)
+    lines_in_memory = x if order == "C" else x.T
+    step = -(-lines_in_memory.shape[1] // 8) * 8 + gap
+    memory = aligned((len(lines_in_memory) + 1) * step, stored, poison)
+    inside = memory[: len(lines_in_memory) * step].reshape(len(lines_in_memory), step)[:, : lines_in_memory.shape[1]]
+    inside[...] = bits_of(lines_in_memory, dtype)
     return memory, inside if order == "C" else inside.T, Layout(order, step)  # type: ignore[arg-type]
 
 

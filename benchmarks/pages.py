@@ -1,4 +1,4 @@
-"""Writes the measured numbers of README.md and docs/ from results/: `python -m benchmarks.readme [--check]`.
+"""Writes the measured numbers of README.md and docs/ from results/: `python -m benchmarks.pages [--check]`.
 
 A page marks the place of a table with `<!-- results: NAME -->` and `<!-- end -->`; what stands between is replaced.
 """

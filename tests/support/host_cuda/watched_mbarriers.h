@@ -1,19 +1,19 @@
 namespace fmm {
 constexpr auto NO_ORDER = std::memory_order_relaxed;
 constexpr int PHASES = 64;
-struct Gate {
+struct Barrier {
     std::atomic<unsigned> phase;          // completed phases; opens the barrier without memory order
     std::atomic<long long> missing;       // of this phase: 2^32 for each missing arrival, and missing bytes
     std::atomic<int> order[PHASES];       // of each phase: released by arriving threads, acquired by waiting ones
     int arrivals;
 };
-static void init_barrier(Gate* g, int arrivals) {
-    new (g) Gate();
+static void init_barrier(Barrier* g, int arrivals) {
+    new (g) Barrier();
     g->arrivals = arrivals;
     g->missing = (long long)arrivals << 32;
 }
 static void fence_barrier_init() {}
-static void settle(Gate* g, long long come) {
+static void settle(Barrier* g, long long come) {
     const unsigned phase = g->phase.load(NO_ORDER);
     if (phase >= PHASES) std::abort();
     g->order[phase].fetch_add(1, std::memory_order_release);
@@ -22,9 +22,9 @@ static void settle(Gate* g, long long come) {
     g->phase.store(phase + 1, std::memory_order_release);  // never acquired
     wake_all(g->phase);
 }
-static void arrive(Gate* g) { settle(g, 1LL << 32); }
-static void expect_bytes(Gate* g, int bytes) { settle(g, (1LL << 32) - bytes); }
-static void wait_barrier(Gate* g, unsigned parity) {
+static void arrive(Barrier* g) { settle(g, 1LL << 32); }
+static void expect_bytes(Barrier* g, int bytes) { settle(g, (1LL << 32) - bytes); }
+static void wait_barrier(Barrier* g, unsigned parity) {
     unsigned phase;
     while (((phase = g->phase.load(NO_ORDER)) & 1) == parity) wait_while(g->phase, phase);
     if (left_out == (g->arrivals == 1 ? COPIES : SUMS)) return;
@@ -32,7 +32,7 @@ static void wait_barrier(Gate* g, unsigned parity) {
 }
 // The copy engine: each copy is ordered after its request and before its barrier, and with no other copy.
 static thread_local std::vector<std::thread> copies;
-static void load_tile(void* to, const Map* m, int x, int y, int z, Gate* g) {
+static void load_tile(void* to, const Map* m, int x, int y, int z, Barrier* g) {
     copies.emplace_back([=] {
         copy(to, m, x, y, z);
         settle(g, 4 * m->across * m->down);

@@ -1,5 +1,5 @@
-static void arrive_remote(Gate* gate, int rank) { arrive(remote_address(gate, rank)); }
-template <int COUNT> void load_tile_multicast(void* to, const Map* m, int x, int y, int z, Gate* g) {
+static void arrive_remote(Barrier* barrier, int rank) { arrive(remote_address(barrier, rank)); }
+template <int COUNT> void load_tile_multicast(void* to, const Map* m, int x, int y, int z, Barrier* g) {
     for (int i = 0; i < COUNT; ++i) ask_copy({m, shared_begin(i), shared_address(to), x, y, z, -1, 0, remote_address(g, i)});
 }
 static void store_tile(const Map* m, const void* from, int x, int y, int z) {

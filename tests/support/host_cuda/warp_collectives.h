@@ -1,4 +1,4 @@
-// Warp shuffles and reductions by the emulated threads of turns.cpp.
+// Warp shuffles and reductions by the emulated threads of emulated_threads.cpp.
 template <class T> static T from_lane(T x, unsigned thread) {
     static T given[1024];
     given[threadIdx.x] = x;

@@ -1,4 +1,4 @@
-// The emulated threads of turns.cpp.
+// The emulated threads of emulated_threads.cpp.
 extern Dim blockIdx, gridDim, threadIdx;
 extern "C" void meet();
 extern "C" void meet_warp();
