@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
-from fmm.config.older_keys import meant_key
 from fmm.config.schema import Raw, Tuned, read_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
@@ -95,11 +94,6 @@ def tuned_keys() -> tuple[str, ...]:
     return tuple(_sections_by_key())
 
 
-def device_key(name: str) -> str:
-    """Return the name of a device; for an older key the present one, if the active configs hold one such card."""
-    return meant_key(name, tuned_keys())
-
-
 def is_local_cpu(name: str) -> bool:
     """Return True for the name of this CPU."""
     return name.casefold() == "cpu"
@@ -146,9 +140,9 @@ def memory_in_config(name: str) -> int | None:
 def rejected_because(name: str, dtype: str) -> str:
     """Return why the tuning of a device is rejected; empty if it is used, or if there is none."""
     tuned = config_tuning(name, dtype)
-    if not tuned or not tuned.doubts:
+    if not tuned or not tuned.diagnostics:
         return ""
-    return f"tuning rejected: {tuned.doubts[0]}; used instead: {fallback_model(tuned.identity, dtype)}"
+    return f"tuning rejected: {tuned.diagnostics[0]}; used instead: {fallback_model(tuned.identity, dtype)}"
 
 
 def rejected_here(sections: Mapping[str, Raw], key: str) -> list[str]:
@@ -158,7 +152,7 @@ def rejected_here(sections: Mapping[str, Raw], key: str) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for dtype, raw in sections.items():
         own = raw.get("doubts") or ()
-        for diagnostic in read_section(raw, f"{key}.{dtype}", find_identity("cpu"), dtype).doubts:
+        for diagnostic in read_section(raw, f"{key}.{dtype}", find_identity("cpu"), dtype).diagnostics:
             if diagnostic not in own:
                 reasons.setdefault(diagnostic, []).append(dtype)
     instead = fallback_model(find_identity("cpu"), "")

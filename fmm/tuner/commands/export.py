@@ -13,7 +13,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.config.older_keys import meant_key
 from fmm.config.schema import ConfigError, Entry, Raw, Spread, Thresholds, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -112,10 +111,9 @@ def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
 def with_predictions(trials: Any, sections: Sections) -> Any:
     """Return the trials with a column `predicted`: the seconds by the config's calibration, where it has one."""
     calibrations = {key: found.calibration for key, found in sections.items()}
-    keys = {x: meant_key(x, dict.fromkeys(key for key, _ in sections)) for x in trials.device.unique()}
 
     def predicted(row: Any) -> float | None:
-        calibration = calibrations.get((keys[row.device], row.dtype))
+        calibration = calibrations.get((row.device, row.dtype))
         if calibration is None:
             return None
         run, problem = Run(Plan.parse(row.plan), row.part, row.twin), Problem(row.m, row.k, row.n, row.dtype, op=row.op)

@@ -37,7 +37,6 @@ from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.device_registry import (
     config_tuning,
-    device_key,
     find_calibration,
     find_datasheet,
     find_identity,
@@ -100,7 +99,7 @@ def _whole_number(text: str) -> int:
 
 def run_predict(options: argparse.Namespace) -> int:
     """Print the decision; bad arguments are one line and exit code 2."""
-    name = "cpu" if options.device is None else device_key(options.device)
+    name = "cpu" if options.device is None else options.device
     try:
         problem = _problem(options)
         calibration = find_calibration(name, problem.dtype)

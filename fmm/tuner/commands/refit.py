@@ -248,7 +248,7 @@ def other_fields(before: Raw, after: Raw) -> list[str]:
 def _values(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, ValueText]]:
     """Yield each compared value by its name."""
     used = model_in_use(key, dtype, sections)
-    diagnostics, known = list(used.tuned.doubts), used.tuned.calibration
+    diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
     yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NONE
     yield "margin", NONE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
     yield from _gains(dtype, used)

@@ -60,7 +60,7 @@ def _check(path: Path) -> int:
             print(f"fmm-tune verify: {path}: {error}", file=sys.stderr)
             code = 1
             continue
-        unused = "".join(f"; rejected: {diagnostic}" for diagnostic in found.doubts)
+        unused = "".join(f"; rejected: {diagnostic}" for diagnostic in found.diagnostics)
         unreadable = raw["thresholds"] and read_thresholds(raw["thresholds"]) is None
         old = "; its thresholds are of another version: run `fmm-tune --refit`" if unreadable else ""
         print(f"{key}, {dtype}: valid, {len(found.entries)} entries{old}{unused}")

@@ -129,7 +129,7 @@ class SectionText:
     @property
     def tables(self) -> Iterator[Table]:
         """Yield the tables that have rows: decisions first, then measurements, then the model's parameters."""
-        noisy = is_noisy(self.used.tuned.doubts)
+        noisy = is_noisy(self.used.tuned.diagnostics)
         found = [self.diagnostics(), self.squares(), self.certified(), self.unmeasured()]
         if self.fitted is not None:
             thresholds = None if noisy else read_thresholds(self.section["thresholds"])
@@ -142,7 +142,7 @@ class SectionText:
     def diagnostics(self) -> Table:
         """Return why the tuning is rejected, and what fmm.matmul uses instead."""
         instead = fallback_model(self.used.tuned.identity, self.dtype)
-        rows = [(diagnostic, instead) for diagnostic in self.used.tuned.doubts]
+        rows = [(diagnostic, instead) for diagnostic in self.used.tuned.diagnostics]
         return make_table("rejected", ("diagnostic", "used instead"), rows)
 
     def squares(self) -> Table:
@@ -349,7 +349,7 @@ class TypeSummary:
     def cells(self) -> tuple[str, ...]:
         """Type, status, first side that gains, speedup of a large square, largest certified speedup."""
         best, timed = self.large, self.timed
-        status = "in use" if self.used.calibration else "rejected" if self.used.tuned.doubts else "no model"
+        status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
         start = str(self.first or NEVER) if self.used.calibration else ""
         gain = f"{best.speedup:.2f} at {best.side} ({best.known})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
@@ -383,9 +383,9 @@ def speedup_table(types: Sequence[TypeSummary]) -> Table:
 def rejected_table(types: Sequence[TypeSummary]) -> Table:
     """Return the first diagnostic of each rejected tuning, and what fmm.matmul uses instead."""
     rows = [
-        (x.dtype, x.used.tuned.doubts[0], fallback_model(x.used.tuned.identity, x.dtype))
+        (x.dtype, x.used.tuned.diagnostics[0], fallback_model(x.used.tuned.identity, x.dtype))
         for x in types
-        if x.used.tuned.doubts
+        if x.used.tuned.diagnostics
     ]
     return make_table("rejected tunings", ("type", "diagnostic", "used instead"), rows)
 
@@ -401,7 +401,7 @@ def next_steps(key: str, types: Sequence[TypeSummary], in_force: bool, name: str
 
     `name` is the config's path, `in_force` whether fmm reads it, `short` the types that were tuned with a short effort.
     """
-    unused = [x.dtype for x in types if x.used.tuned.doubts]
+    unused = [x.dtype for x in types if x.used.tuned.diagnostics]
     partial = [x.dtype for x in types if x.left_out]
     left = {
         f"tune again on an idle machine ({RESUMES})": unused,

@@ -242,7 +242,7 @@ def _type_details(case: Case, pictures: Mapping[str, str]) -> str:
 
 def parameters_table(case: Case) -> str:
     """Return the fitted parameters with their meanings, values and 95 % intervals."""
-    if is_noisy(case.tuned.doubts):
+    if is_noisy(case.tuned.diagnostics):
         return f"<p>{NOISY}</p>"
     calibration = case.section["calibration"]
     values = {**calibration, **{f"rate.{k}": v for k, v in calibration["rate"].items()}}

@@ -276,7 +276,7 @@ def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> N
     assert dict(tunings_left([case], untried)) == {
         "fmm-tune --device cpu --dtype float64": "measure the plans that were not tried"
     }
-    unused = replace(case, tuned=replace(case.tuned, doubts=("it was disturbed",)))
+    unused = replace(case, tuned=replace(case.tuned, diagnostics=("it was disturbed",)))
     assert list(dict(tunings_left([unused], untried))) == ["fmm-tune --device cpu --dtype float64"]
     older = list(tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json"))
     assert [command for command, _ in tunings_left(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
