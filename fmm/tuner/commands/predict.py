@@ -13,9 +13,9 @@ from typing import Any
 
 from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.explain import explained_table, spelled_bytes
+from fmm.kernels.plans.explain import format_bytes, plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
     CPU_ERROR_GROWTH,
@@ -233,9 +233,7 @@ def _left(name: str, problem: Problem) -> int:
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
         who = "A and C" if problem.op == "gram" else "A, B and C"
-        raise ValueError(
-            f"{who} take {spelled_bytes(operands)}, {gpu.name if gpu else name} has {spelled_bytes(memory)}"
-        )
+        raise ValueError(f"{who} take {format_bytes(operands)}, {gpu.name if gpu else name} has {format_bytes(memory)}")
     return memory - operands
 
 
@@ -302,9 +300,9 @@ def _text(found: dict[str, Any]) -> str:
         f"speedup over {found['library']}": f"{best['speedup']:.2f}",
         "rate": f"{best['tflops']:.3g} TFLOPS",
         "limited by": best["dominant"],
-        "memory traffic": spelled_bytes(best["traffic"]),
+        "memory traffic": format_bytes(best["traffic"]),
         "launches": str(best["launches"]),
-        "workspace": spelled_bytes(best["workspace"]),
+        "workspace": format_bytes(best["workspace"]),
         "error growth": growth_text(best["error_growth"]),
     }
     lines = [
@@ -316,7 +314,7 @@ def _text(found: dict[str, Any]) -> str:
         *(f"{name}: {value}" for name, value in numbers.items()),
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         "",
-        explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, Asked(op=op)),
+        plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
         "",
         *_runners_up(found["runners_up"]).lines,
         "",
@@ -330,7 +328,7 @@ def _runners_up(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])
         numbers = f"{row['seconds']:.4g}", f"{row['speedup']:.2f}", f"{row['tflops']:.3g}"
-        sizes = spelled_bytes(row["traffic"]), spelled_bytes(row["workspace"]), f"{row['error_growth']:.1f}"
+        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), f"{row['error_growth']:.1f}"
         cells.append((*numbers, *sizes, row["dominant"], row["plan"], exceeds))
     columns = "seconds", "speedup", "TFLOPS", "traffic", "workspace", "error", "limited by", "plan", "exceeds"
     return make_table("runners-up, by estimated time", columns, cells)

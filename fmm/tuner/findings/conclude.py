@@ -14,7 +14,7 @@ from typing import Any
 
 from fmm.config import certify, schema
 from fmm.config.schema import Thresholds
-from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
@@ -140,7 +140,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """Return the calibration to begin with, reduced to the rates of one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    names = [leaf.time.rate for leaf in ending_rows() if dtype in leaf.types.below]
+    names = [leaf.time.rate for leaf in plan_leaves() if dtype in leaf.types.below]
     own = {name: rates[name] for name in names if name in rates}
     return replace(calibration, rates={dtype: rate, **own})
 
@@ -184,8 +184,8 @@ def checked_model(
 
     `slower` is the slowdown against the quietest moment, `measured` the side of the largest product with a plan.
     """
-    tiled = [o for o in held if o.run.plan.timed_by_tiles or o.kind == "vendor"]
-    others = [o for o in held if not o.run.plan.timed_by_tiles]
+    tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
+    others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
     losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
     promised = [promised_margin(e["speedup"]) for e in (error, own)]

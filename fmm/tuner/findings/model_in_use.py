@@ -80,7 +80,7 @@ def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, s
     """Yield the leaves that decisions consider for this type and that have a rate of their own, with its name."""
     for plan in compared_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
-        if leaf.time.rate and plan.considered_for(dtype) and rate in guess.rates:
+        if leaf.time.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
             yield leaf, rate
 
 

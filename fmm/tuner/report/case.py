@@ -123,7 +123,7 @@ class Case:
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
     """Return the number of held-out times in the section's error, which excludes fmm's own tiled kernel."""
-    return sum(not o.run.plan.timed_by_tiles for o in stage_medians(trials, (HELD_OUT,)))
+    return sum(not o.run.plan.uses_tile_model for o in stage_medians(trials, (HELD_OUT,)))
 
 
 def cube_side(problem: Problem) -> float:
