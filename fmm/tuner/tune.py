@@ -138,7 +138,7 @@ def _cannot_write(path: Path, error: BaseException) -> int:
 
 
 def _dry_run(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
-    plan = [
+    plan: list[dict[str, Any]] = [
         {
             "device": job.device.identity.key,
             "name": job.device.identity.name,

@@ -49,6 +49,11 @@ class Table:
     note: str = ""
 
     @property
+    def pairs(self) -> dict[str, str]:
+        """The second cell of each row by the first."""
+        return {row[0]: row[1] for row in self.rows}
+
+    @property
     def lines(self) -> Iterator[str]:
         """Yield the title, the aligned rows and the note."""
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
