@@ -54,7 +54,7 @@ def asked(
         questions.append(tuple(a.shape))
         return own(self, a, *rest)
 
-    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
     monkeypatch.setattr(torch_answers.Answers, "_answer", answer)
@@ -334,7 +334,7 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
             lambda: torch.mm(a, a, out=wrong),
             "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: out is of",
         ),
-        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: what is added is no plain"),
+        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: the addend is no plain"),
     ]
     for call, told in calls:
         report = begin_report()
@@ -516,7 +516,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
     device: str, compiled: bool, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread may be in a kernel that is taken out."""
-    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
     a, b, wrong, done = drawn(device), drawn(device, 16, 16), [], threading.Event()

@@ -204,7 +204,7 @@ def test_an_install_that_cannot_work_says_so_once(
             fmm.install("absent", "refusing", "another")
             fmm.uninstall("absent", "refusing", "another")
     assert [record.getMessage() for record in caplog.records] == [
-        "fmm: nothing is installed for no_such_library: there is no such library here",
+        "fmm: nothing is installed for no_such_library: no library of this name can be imported",
         "fmm: nothing is installed for numpy: not here",
         "fmm: nothing is installed for numpy: AttributeError: no dot",
     ]
@@ -330,7 +330,7 @@ def test_a_library_that_may_not_be_imported_is_absent(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "fmm"):
         fmm.install("forbidden")
     assert [r.getMessage() for r in caplog.records] == [
-        "fmm: nothing is installed for forbidden_library: there is no such library here"
+        "fmm: nothing is installed for forbidden_library: no library of this name can be imported"
     ]
     fmm.uninstall("forbidden")
 

@@ -70,8 +70,8 @@ def test_products_that_numpy_answers_in_the_end_are_not_the_plans(counts: Counts
     a = 1e153 * np.eye(200)
     assert np.matmul(a, a).max() == 1e153 * 1e153
     _, outcome = one(counts)
-    assert not outcome.plan and outcome.told.startswith("inf, NaN or numbers so large that sums may overflow are in")
-    assert outcome.told.endswith("was chosen") and counts.report().by_plans == 0
+    assert not outcome.plan and outcome.reason.startswith("inf, NaN or numbers so large that sums may overflow are in")
+    assert outcome.reason.endswith("was chosen") and counts.report().by_plans == 0
     out = np.empty((200, 200))
     np.matmul(a, a, out=out)  # which NumPy completes in a thread of fmm's
     assert out.max() == 1e153 * 1e153 and counts.report().by_plans == 0
@@ -83,7 +83,7 @@ def test_settings_of_the_caller_s_that_leave_products_to_numpy_are_named(
     a = rng.standard_normal((200, 200))
     with np.errstate(under="raise"):
         np.matmul(a, a)
-    assert "numpy.errstate asks to be told of underflow" in one(counts)[1].told
+    assert "numpy.errstate asks to be told of underflow" in one(counts)[1].reason
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Any]:
@@ -114,7 +114,7 @@ def test_want_of_memory_is_a_reason(
 ) -> None:
     a, _ = rng.standard_normal((200, 200)), failing(monkeypatch, 1000)
     np.testing.assert_allclose(np.matmul(a, a), a @ a)
-    assert one(counts)[1].told.startswith("memory ran out; ") and not one(counts)[1].plan
+    assert one(counts)[1].reason.startswith("memory ran out; ") and not one(counts)[1].plan
 
 
 def test_who_multiplied_while_a_shape_is_measured_is_told(
@@ -127,8 +127,8 @@ def test_who_multiplied_while_a_shape_is_measured_is_told(
     for _ in range(2):  # the first turns are the plan's and the library's
         np.matmul(a, a)
     ours, numpys = sorted((outcome for _, outcome in counts.counts), key=lambda outcome: not outcome.plan)
-    assert ours.plan and "times as fast is expected" in ours.told
-    assert numpys.told == f"it was the library's turn to be measured; {ours.plan} was chosen"
+    assert ours.plan and "times as fast is expected" in ours.reason
+    assert numpys.reason == f"it was the library's turn to be measured; {ours.plan} was chosen"
 
 
 @pytest.mark.parametrize(
