@@ -79,7 +79,12 @@ class CupyFunctions:
 
     def inner(self, *operands: Any, **options: Any) -> Any:
         """Return cupy.inner's result, for two matrices the product of the first and the second's transpose."""
-        if len(operands) == 2 and not options and self.are_plain(operands) and operands[0].ndim == operands[1].ndim == 2:
+        if (
+            len(operands) == 2
+            and not options
+            and self.are_plain(operands)
+            and operands[0].ndim == operands[1].ndim == 2
+        ):
             a, b = operands[0], operands[1].T
             matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype
             by_fmm = matches and not self.is_small(a, (*a.shape, b.shape[1]))

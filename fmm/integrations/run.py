@@ -21,7 +21,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
 
-from fmm.integrations.install_targets import INSTALL_TARGETS, VARIABLE, install, default_targets
+from fmm.integrations.install_targets import INSTALL_TARGETS, VARIABLE, default_targets, install
 from fmm.integrations.report import PROCESS, STDERR, report_at_exit
 from fmm.integrations.report import VARIABLE as REPORT_VARIABLE
 
@@ -133,11 +133,13 @@ def _set_first_path(folder: str) -> None:
 def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
     """Return the options before the program, the program, and the program's own arguments."""
     parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE, description=__doc__, allow_abbrev=False)
-    report_help = (
-        "at exit, print to stderr which products ran by plans; to a FILE: JSON if it ends in .json, %%p is the process id"
-    )
+    report_help = "at exit, print which products ran by plans (to a FILE: JSON if it ends in .json, %%p is the process)"
     parser.add_argument("--report", metavar="FILE", help=report_help)
-    parser.add_argument("--install", default=",".join(default_targets()), help=f"names separated by commas: {', '.join(INSTALL_TARGETS)}")
+    parser.add_argument(
+        "--install",
+        default=",".join(default_targets()),
+        help=f"names separated by commas: {', '.join(INSTALL_TARGETS)}",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
