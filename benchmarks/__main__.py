@@ -1,4 +1,4 @@
-"""Run one benchmark: `python -m benchmarks NAME [OPTION ...]`; without a name, list them."""
+"""Run one benchmark: `python -m benchmarks NAME [--help] [OPTION ...]`; without a name, list them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,41 @@ from importlib import import_module
 
 # The module of each benchmark has a function main(arguments) that returns the exit code.
 BENCHMARKS = {
-    "papers": "benchmarks.papers.command",
-    "compare": "benchmarks.compare_tunings",
+    # products on a CPU
     "cpu": "benchmarks.cpu",
+    "cpu_structured": "benchmarks.cpu_structured",
+    # products on a GPU
+    "gpu": "benchmarks.gpu",
+    "gpu_calls": "benchmarks.gpu_calls",
+    "gpu_random": "benchmarks.gpu_random",
+    "gpu_complex": "benchmarks.gpu_complex",
+    "gpu_emulation": "benchmarks.gpu_emulation",
+    "gpu_residues": "benchmarks.gpu_residues",
+    "gpu_added": "benchmarks.gpu_added",
+    "gpu_host": "benchmarks.gpu_host",
+    "gram": "benchmarks.gram",
+    "guard": "benchmarks.guard",
+    # products on both
+    "integers": "benchmarks.integers",
+    "structured_random": "benchmarks.structured_random",
+    "shortest_paths": "benchmarks.shortest_paths",
+    "out_of_core": "benchmarks.out_of_core",
+    "distributed": "benchmarks.distributed",
+    "dask_arrays": "benchmarks.dask_arrays",
+    "training": "benchmarks.training",
+    "outside": "benchmarks.outside",
+    # choices and models
+    "regret": "benchmarks.regret",
+    "replay": "benchmarks.replay",
+    "compare": "benchmarks.compare_tunings",
+    "shipped": "benchmarks.shipped",
+    "papers": "benchmarks.papers.command",
+    # checks and pages
+    "gpu_check": "benchmarks.gpu_check",
+    "compile_ahead": "benchmarks.compile_ahead",
+    "pages": "benchmarks.pages",
+    "scaling": "benchmarks.scaling",
+    "notebooks": "benchmarks.notebooks",
 }
 
 
@@ -18,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark that the first argument names; return its exit code."""
     name, *others = arguments or ["--help"]
     if name in ("-h", "--help"):
-        print(f"usage: python -m benchmarks NAME [--help] [OPTION ...]\n\n{__doc__}\nnames: {', '.join(BENCHMARKS)}")
+        print(f"usage: python -m benchmarks NAME [--help] [OPTION ...]\n\nnames: {', '.join(BENCHMARKS)}")
         return 0
     if name not in BENCHMARKS:
         print(f"benchmarks: no benchmark {name!r}; valid: {', '.join(BENCHMARKS)}", file=sys.stderr)

@@ -5,9 +5,9 @@
 What the device's tests launch, or with `--paper` what `fmm-tune paper missing [NAME ...] --measure` would.
 
 Each kernel once, by all processors, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working folder.
-Which kernels these are is found by running the tests on NumPy in the place of a device. So nothing here needs a device:
-with `--chip`, a name of the datasheets, the cache can be filled on any machine with the same CuPy and NVRTC, and taken
-along to the device. Tests compile what is missing, when they need it.
+Which kernels these are is found by running the tests on NumPy in the place of a device. So nothing here needs a
+device: with `--chip`, a name of the datasheets, the cache can be filled on any machine with the same CuPy and NVRTC,
+and taken along to the device. Tests compile what is missing, when they need it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.plan_error import PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
@@ -74,8 +74,8 @@ def with_cache(environment: Mapping[str, str]) -> dict[str, str]:
     return {"CUPY_CACHE_DIR": str(FOLDER.resolve()), **environment}
 
 
-def processes(installed: Callable[[str], object] = find_spec, cores: int = os.cpu_count() or 1) -> tuple[str, ...]:
-    """pytest's options for one process on each processor, if pytest-xdist is there."""
+def xdist_options(installed: Callable[[str], object] = find_spec, cores: int = os.cpu_count() or 1) -> tuple[str, ...]:
+    """Return pytest's options for one process on each processor, if pytest-xdist is installed."""
     if not installed("xdist"):
         return ()
     # Beside xdist, pytest-benchmark warns that it is off, and warnings are errors.
@@ -143,7 +143,7 @@ def noted_kernels(of: Chip, folder: Path) -> list[Path]:
     (folder / "chip").write_bytes(pickle.dumps(of))
     told = {"FMM_CHIP": str(folder / "chip"), "FMM_KERNELS": str(kernels), "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run(
-        [*ON_NUMPY, *processes(), *TESTS], env={**os.environ, **told}, stdout=subprocess.DEVNULL, check=False
+        [*ON_NUMPY, *xdist_options(), *TESTS], env={**os.environ, **told}, stdout=subprocess.DEVNULL, check=False
     )
     return sorted(kernels.iterdir(), key=lambda path: -path.stat().st_size)  # the longest first
 

@@ -1,4 +1,5 @@
-"""What fmm gains on this CPU, and that it costs nothing elsewhere: `python -m benchmarks cpu [--quick] [--suite NAME]`.
+"""What fmm gains on this CPU, and that it costs nothing elsewhere: `python -m benchmarks cpu [--quick] [--suite
+NAME]`.
 
 Suites: large products, random products, small calls, memory, errors, the check for overflow. Each row of a suite holds
 plain numbers and raw samples; with --output (default: results/) a suite becomes results/<device>/<suite>.json.

@@ -1,19 +1,15 @@
-"""Dask's arrays on two local workers: `python -m benchmarks.dask_arrays --sides 16384 --out FILE`.
+"""Dask's arrays on two local workers: `python -m benchmarks dask_arrays [--sides 16384]`.
 
-`x @ y` of plain Dask beside `fmm.dask.matmul(x, y)`, in turns, on workers with one thread each; operands and results
-stay on the workers. Chunks are a quarter of the side.
+`x @ y` of plain Dask and `fmm.dask.matmul(x, y)` in turn, on workers with one thread each; operands and results stay
+on the workers. Chunks are a quarter of the side. Samples go to results/<device>/dask.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import dask.array as da
@@ -21,69 +17,67 @@ import numpy as np
 from distributed import Client, LocalCluster, wait
 
 import fmm.dask
-from fmm.tuner.trials.environment import environment
+from benchmarks.harness import RESULTS, Row, benchmark_parser, cases_in_time, paired_speedup, write_result
+from fmm.tuner.trials.environment import device_folder, environment, typed_command
 
 GRID = 4  # chunks along a side
 
 
-def seconds_of(product: Any) -> tuple[float, Any]:
-    began = time.perf_counter()
-    found = product.persist()
-    wait(found)
-    return time.perf_counter() - began, found
-
-
-def measured(side: int, dtype: str, rounds: int, until: float) -> dict[str, Any]:
+def measured(side: int, dtype: str, rounds: int, until: float) -> Row:
+    """Measure one side; no round begins after `until` (time.monotonic), but the first one always does."""
     rng = da.random.default_rng(1)
     chunk = side // GRID
     x, y = (rng.standard_normal((side, side), chunks=chunk).astype(dtype).persist() for _ in range(2))
     wait([x, y])
-    ways = {"dask": lambda: x @ y, "fmm": lambda: fmm.dask.matmul(x, y)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    corner = {}
-    for turn in range(rounds):
-        for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
-            if turn and time.monotonic() > until:
-                break
-            taken, found = seconds_of(ways[name]())
-            seconds[name].append(taken)
-            corner[name] = found[:64, :64].compute()
-            del found
-    apart = np.linalg.norm(corner["fmm"] - corner["dask"]) / np.linalg.norm(corner["dask"])
-    tasks = Counter(task[0].__name__ for task in dict(ways["fmm"]().dask).values() if isinstance(task, tuple))
+    calls = {"dask": lambda: x @ y, "fmm": lambda: fmm.dask.matmul(x, y)}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    corner: dict[str, Any] = {}
+    for number in range(rounds):
+        if number and time.monotonic() > until:
+            break
+        for name in list(calls) if number % 2 == 0 else list(calls)[::-1]:
+            began = time.perf_counter()
+            product = calls[name]().persist()
+            wait(product)
+            seconds[name].append(time.perf_counter() - began)
+            corner[name] = product[:64, :64].compute()
+            del product
+    difference = np.linalg.norm(corner["fmm"] - corner["dask"]) / np.linalg.norm(corner["dask"])
+    tasks = Counter(task[0].__name__ for task in dict(calls["fmm"]().dask).values() if isinstance(task, tuple))
     row = {"side": side, "dtype": dtype, "chunk": chunk, "tasks": dict(tasks)}
-    return {**row, "seconds": seconds, "apart": float(apart)}
+    return {**row, "seconds": seconds, "apart": float(difference)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sides", default="16384")
-    parser.add_argument("--dtype", default="float64")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which nothing more is begun")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    until, runs = time.monotonic() + given.time_limit, list[dict[str, Any]]()
+def text_line(row: Row) -> str:
+    """Return the line that a terminal shows for a row."""
+    times = ", ".join(f"{name} {[round(x, 2) for x in samples]} s" for name, samples in row["seconds"].items())
+    gain = paired_speedup(row["seconds"]["dask"], row["seconds"]["fmm"])
+    what = f"{row['dtype']} {row['side']}, {row['tasks']}"
+    return f"{what}: {times}; plain Dask's over fmm's {gain:.3f}; difference {row['apart']:.1e}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return the exit code."""
+    parser = benchmark_parser("dask_arrays", __doc__, time_limit=1e9)
+    add = parser.add_argument
+    add("--sides", default="16384", help="separated by commas")
+    add("--dtype", default="float64")
+    add("--rounds", type=int, default=3)
+    add("--workers", type=int, default=2)
+    options = parser.parse_args(arguments)
+    until, rows = time.monotonic() + options.time_limit, list[Row]()
+    path = (options.output or RESULTS / device_folder()) / "dask.json"
     with (
-        LocalCluster(given.workers, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster,
+        LocalCluster(options.workers, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster,
         Client(cluster),
     ):
-        measured(GRID * 64, given.dtype, 1, until)  # the workers load what they need
-        for side in map(int, given.sides.split(",")):
-            if runs and time.monotonic() > until:
-                break
-            runs.append(measured(side, given.dtype, given.rounds, until))
-            told = {"runs": runs, "environment": environment(["python -m benchmarks.dask_arrays", *sys.argv[1:]])}
-            given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-            times = runs[-1]["seconds"]
-            gain = median(theirs / ours for theirs, ours in zip(times["dask"], times["fmm"], strict=False))
-            shown = ", ".join(f"{name} {[round(t, 2) for t in taken]}" for name, taken in times.items())
-            paired = [round(theirs / ours, 3) for theirs, ours in zip(times["dask"], times["fmm"], strict=False)]
-            print(f"{given.dtype} {side}, {runs[-1]['tasks']}: {shown}; plain Dask's over fmm's {paired}, {gain:.3f};")
-            print(f"  apart by {runs[-1]['apart']:.1e}", flush=True)
+        measured(GRID * 64, options.dtype, 1, until)  # the workers load their modules
+        for side in cases_in_time(map(int, options.sides.split(",")), options.time_limit):
+            rows.append(measured(side, options.dtype, options.rounds, until))
+            write_result(path, environment(typed_command()), rows, key="runs")
+            print(text_line(rows[-1]), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(sys.argv[1:]))

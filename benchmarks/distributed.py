@@ -1,10 +1,10 @@
 """Products that several GPUs share: `torchrun --nproc-per-node 2 -m benchmarks.distributed --out FILE`.
 
-Matrices sharded by rows, some of four processes or more in blocks on a mesh of two dimensions, as DTensors, in one run:
-torch's own product, the same with fmm installed below it, and fmm.distributed.matmul, the latter two also without
+Matrices sharded by rows, some of four processes or more in blocks on a mesh of two dimensions, as DTensors, in one
+run: torch's own product, the same with fmm installed below it, and fmm.distributed.matmul, the latter two also without
 emulation (FMM_EMULATION=0); and what one GPU takes for its own part of the work alone, the operands being there.
-Everybody starts at the same time, and a product ends with its last process. Raw seconds are written, rounds in shuffled
-order; every result is compared with products by a vector.
+Everybody starts at the same time, and a product ends with its last process. Raw seconds are written, rounds in
+shuffled order; every result is compared with products by a vector.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""For pytest, `-p benchmarks.forced_plan`: every product that comes to fmm runs the plan in FMM_FORCED_PLAN, if it can.
+"""For pytest, `-p benchmarks.forced_plan`: every product that comes to fmm runs the plan in FMM_FORCED_PLAN, if it
+can.
 
 Nothing is left to the library because it is small or would not be faster. At the end, a line says how many ran.
 """

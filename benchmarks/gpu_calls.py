@@ -1,18 +1,15 @@
-"""What fmm.matmul does on a GPU: `python -m benchmarks.gpu_calls [--large | --layouts]`.
+"""Default calls of fmm.matmul on a GPU: `python -m benchmarks gpu_calls [--large | --layouts]`.
 
-Default calls, as a user makes them: the config that fmm reads chooses (what ships, unless the device was tuned), on
-random normal data, into a given `out`, against the library's own product, in shuffled rounds. `float32-ieee` and
-`float64-ieee` are these types with FMM_EMULATION=0. With `--large`, products of which operands and result fill a third
-of the device's memory or more, and the same once others have taken two thirds of what is left beside them. With
-`--layouts`, operands that lie row by row (N) or column by column (T), as `a @ b.T` has them. Errors are those of the
-Frobenius norm of sampled rows against float64, as multiples of the library's. Raw samples go to
+The config that fmm reads chooses (the shipped one, unless the device was tuned), on random normal data, into `out`,
+against the library's own product. `float32-ieee` and `float64-ieee` are these types with FMM_EMULATION=0. --large:
+operands and result fill a third of the device's memory or more, alone and with two thirds of the remaining memory
+taken by others. --layouts: operands row-major (N) or column-major (T), as `a @ b.T` has them. Errors are in the
+Frobenius norm of sampled rows against float64, as multiples of the library's. Samples go to
 results/<device>/calls.json, large.json or layouts.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
@@ -21,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,32 +25,40 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
-from benchmarks.held_out import IEEE, OWN, Size, paired
+from benchmarks.harness import (
+    benchmark_parser,
+    cases_in_time,
+    failure_text,
+    gpu_environment,
+    gpu_folder,
+    gpu_seconds,
+    paired_speedup,
+    write_result,
+)
+from benchmarks.held_out import IEEE, OWN, Size
 from benchmarks.timed_machines import Gpu
 from benchmarks.tried_plans import element_type
 from fmm.runtime.decisions.limits import FREE_MEMORY_SECONDS, WORKSPACE_SHARE
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
-LEAST = 5e-3  # seconds of a sample: shorter calls are repeated
+SAMPLE = 5e-3  # seconds of a sample: shorter calls are repeated
 WARM = 8  # calls before short products are timed: by then a recurring one is a graph
-WARM_SECONDS = 0.1  # that long at least: a library's very first products are slower for longer than eight calls
-LONG = 2.0  # seconds of a product of which every call counts
+WARM_SECONDS = 0.1  # of warming up, at least: a library's first products stay slow for more than eight calls
+LONG = 2.0  # seconds of a product from which on its first call is a sample
 SAMPLED_ROWS = 32
-TAKEN = 2 / 3  # of the memory beside the operands, that others have
-COMPILING = 40.0  # seconds that are waited for compilers before anything is measured
+TAKEN = 2 / 3  # share of the memory beside the operands that others hold
+COMPILING = 40.0  # longest wait for compilers before the first case, in seconds
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product, in one type or several that begin with the same numbers; how much others have of the memory; and how A
-    and B lie, row by row (N) or column by column (T)."""
+    """A product in types of the same numbers, under shares of the memory that others hold; layouts of A and B."""
 
     dtypes: tuple[str, ...]
     size: Size
     taken: tuple[float, ...] = (0.0,)
     rounds: int = 7
-    lie: str = "NN"
+    lie: str = "NN"  # N: row-major, T: column-major
 
 
 def cube(dtype: str, side: int, rounds: int = 7) -> Case:
@@ -86,7 +90,7 @@ LAYOUTS = tuple(
 
 @dataclass
 class Row:
-    """A product in one type, so much of the memory taken: paired samples in seconds."""
+    """A product in one type with one share of the memory taken: paired samples in seconds, and the error."""
 
     dtype: str
     size: Size
@@ -97,28 +101,24 @@ class Row:
     workspace: int = 0
     seconds: list[float] = field(default_factory=list)
     vendor_seconds: list[float] = field(default_factory=list)
-    error: float = float("nan")  # as a multiple of the library's
+    error: float = float("nan")  # over the library's
     failure: str = ""
-
-    @property
-    def whole(self) -> bool:
-        return bool(self.seconds) and len(self.seconds) == len(self.vendor_seconds) and not self.failure
 
     def __str__(self) -> str:
         what = f"{self.dtype:12} {' x '.join(map(str, self.size)):22} {self.lie} {self.taken:4.0%} taken"
-        if not self.whole:
+        if self.failure or not self.seconds:
             return f"{what}  {self.failure[:120] or 'not measured'}"
-        speedup = paired(self.vendor_seconds, self.seconds)
+        speedup = paired_speedup(self.vendor_seconds, self.seconds)
         times = f"{1e3 * median(self.seconds):10.3f} of {1e3 * median(self.vendor_seconds):10.3f} ms {speedup:6.3f}"
         return f"{what} {times}  {self.error:5.2f} {self.workspace / 2**30:6.2f} GiB  {self.plan} ({self.step})"
 
 
-# ---- memory that others have
+# ---- memory that others hold
 
 
 @contextmanager
 def others_take(share: float) -> Iterator[None]:
-    """That share of the free memory. fmm asks for what is free once in a while."""
+    """Hold this share of the free memory; before and after, wait until fmm asks again how much is free."""
     if not share:
         yield
         return
@@ -136,59 +136,60 @@ def others_take(share: float) -> Iterator[None]:
 # ---- errors
 
 
-def double(x: Any) -> Any:
+def double_precision(x: Any) -> Any:
+    """Return CuPy's array or torch's tensor in float64."""
     return x.double() if hasattr(x, "double") else x.astype(np.float64)
 
 
-def error(a: Any, b: Any, c: Any) -> float:
-    """Of sampled rows, in the Frobenius norm."""
+def relative_error(a: Any, b: Any, c: Any) -> float:
+    """Return the error of sampled rows in the Frobenius norm."""
     rows = [int(i) for i in np.linspace(0, a.shape[0] - 1, SAMPLED_ROWS)]
-    left, off, norm = double(a[rows]), 0.0, 0.0
+    left, error, norm = double_precision(a[rows]), 0.0, 0.0
     for first in range(0, b.shape[1], 4096):  # a float64 copy of all of B may not fit
-        exact = left @ double(b[:, first : first + 4096])
-        off += float(((double(c[rows, first : first + 4096]) - exact) ** 2).sum())
+        exact = left @ double_precision(b[:, first : first + 4096])
+        error += float(((double_precision(c[rows, first : first + 4096]) - exact) ** 2).sum())
         norm += float((exact**2).sum())
-    return float((off / norm) ** 0.5)
+    return float((error / norm) ** 0.5)
 
 
 # ---- measuring
 
 
-def lying(x: Any, order: str) -> Any:
-    """The same numbers, column by column if that is asked for (T)."""
-    if order == "N":
+def in_layout(x: Any, layout: str) -> Any:
+    """Return the same numbers row-major (N) or column-major (T)."""
+    if layout == "N":
         return x
     return x.T.contiguous().T if hasattr(x, "contiguous") else x.T.copy().T
 
 
 def measured(case: Case) -> list[Row]:
-    """The rows of a case; what fails is a row that says why."""
+    """Measure a case: a row for each type and share of memory; one that fails says why."""
     machine = Gpu()
     rows = [Row(dtype, case.size, taken, case.lie) for taken in case.taken for dtype in case.dtypes]
     try:
         with machine.as_type(case.dtypes[0]):
             a, b, vendor = machine.operands(case.size, case.dtypes[0])
-            a, b = (lying(x, order) for x, order in zip((a, b), case.lie, strict=True))
-            made: list[Any] = []
-            first = gpu_seconds(lambda: made.append(vendor(a, b)), 1)
-            c = made.pop()
-            if first < LONG:  # a library's very first product is loaded as well
+            a, b = (in_layout(x, layout) for x, layout in zip((a, b), case.lie, strict=True))
+            results: list[Any] = []
+            first = gpu_seconds(lambda: results.append(vendor(a, b)), 1)
+            c = results.pop()
+            if first < LONG:  # the time of a library's very first product includes loading it
                 first = gpu_seconds(lambda: vendor(a, b), 1)
-            base = error(a, b, c)
+            base = relative_error(a, b, c)
         for row in rows:
-            _prepare(machine, row, (a, b, c), base)
-        _sample(machine, case, rows, (a, b, c), vendor, first)
+            prepare_row(machine, row, (a, b, c), base)
+        sample_rows(machine, case, rows, (a, b, c), vendor, first)
     except Exception as failure:  # whatever may go wrong: the next case is measured
         for row in rows:
-            row.failure = row.failure or f"{type(failure).__name__}: {failure}"
+            row.failure = row.failure or failure_text(failure)
     finally:
         a = b = c = None
         machine.forget()
     return rows
 
 
-def _prepare(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None:
-    """What is chosen, and whether it is right; after that, its kernels are compiled."""
+def prepare_row(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None:
+    """Record the choice and its error; afterwards its kernels are compiled."""
     a, b, c = arrays
     try:
         with machine.as_type(row.dtype), others_take(row.taken):
@@ -196,13 +197,13 @@ def _prepare(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None
             row.plan, row.step, row.workspace = str(decision.plan), decision.source, decision.workspace
             c[...] = float("nan")
             fmm.matmul(a, b, out=c)
-            row.error = error(a, b, c) / base
+            row.error = relative_error(a, b, c) / base
     except (MemoryError, RuntimeError, ValueError) as failure:
-        row.failure = f"{type(failure).__name__}: {failure}"
+        row.failure = failure_text(failure)
 
 
-def warmed(call: Callable[[], object]) -> float:
-    """Seconds of a call, once it has been made often and for long enough."""
+def warm_seconds(call: Callable[[], object]) -> float:
+    """Warm a call up; return its seconds."""
     until = time.monotonic() + WARM_SECONDS
     gpu_seconds(call, WARM)
     while time.monotonic() < until:
@@ -210,28 +211,30 @@ def warmed(call: Callable[[], object]) -> float:
     return gpu_seconds(call, WARM)
 
 
-def _sample(
+def sample_rows(
     machine: Gpu, case: Case, rows: Sequence[Row], arrays: Sequence[Any], vendor: Callable[..., object], first: float
 ) -> None:
-    """In shuffled rounds: the library's product and every row's call. Where it takes seconds, the library's first call,
-    which compiles nothing, is one of its samples."""
+    """Time the library's product and every row's call in shuffled rounds.
+
+    Where it takes seconds, the library's first call, which compiles nothing, is one of its samples.
+    """
     a, b, c = arrays
     theirs, ours = partial(vendor, a, b, out=c), partial(fmm.matmul, a, b, out=c)
     right = [row for row in rows if not row.failure]
-    if first < LEAST:
+    if first < SAMPLE:
         with machine.as_type(case.dtypes[0]):
-            first = warmed(theirs)
+            first = warm_seconds(theirs)
         for row in right:
             with machine.as_type(row.dtype):
-                warmed(ours)
-    repeats, known = max(round(LEAST / first), 1), [first] if first > LONG else []
+                warm_seconds(ours)
+    repeats, earlier = max(round(SAMPLE / first), 1), [first] if first > LONG else []
     takes = dict.fromkeys(row.taken for row in right)
     sample = first
     for _ in range(case.rounds):
         for taken in random.sample([None, *takes], 1 + len(takes)):
             if taken is None:
                 with machine.as_type(case.dtypes[0]):
-                    sample = known.pop() if known else gpu_seconds(theirs, repeats)
+                    sample = earlier.pop() if earlier else gpu_seconds(theirs, repeats)
                 continue
             with others_take(taken):
                 for row in (r for r in right if r.taken == taken):
@@ -241,8 +244,8 @@ def _sample(
             row.vendor_seconds.append(sample)
 
 
-def make_ready(cases: Sequence[Case]) -> None:
-    """Compile what will be called, on all processors."""
+def compile_cases(cases: Sequence[Case]) -> None:
+    """Compile the kernels of all cases, on all processors."""
     wanted = []
     total = cupy.cuda.runtime.memGetInfo()[1]
     for case in cases:
@@ -250,39 +253,34 @@ def make_ready(cases: Sequence[Case]) -> None:
             m, k, n = case.size
             beside = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
             for taken in case.taken:
-                room = int(WORKSPACE_SHARE * (1 - taken) * max(beside, 0))
+                limit = int(WORKSPACE_SHARE * (1 - taken) * max(beside, 0))
                 with Gpu().as_type(dtype):
-                    found = fmm.plan(*case.size, dtype=element_type(dtype), device=0, workspace=room)
+                    found = fmm.plan(*case.size, dtype=element_type(dtype), device=0, workspace=limit)
                 wanted.append((element_type(dtype), found.plan, case.size))
     with working_ahead(0, list(call_jobs(wanted))) as ahead:
         ahead.wait_for_all(COMPILING)
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return 1 if a row failed."""
+    parser = benchmark_parser("gpu_calls", __doc__, time_limit=300)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--large", action="store_true", help="the largest products, with and without others' memory")
-    which.add_argument("--layouts", action="store_true", help="operands that lie row by row and column by column")
+    which.add_argument("--layouts", action="store_true", help="row-major and column-major operands")
     parser.add_argument("--dtype", action="append", help="only cases of this type (may be repeated)")
     parser.add_argument("--rounds", type=int, help="of each case (7; of the largest products 2)")
-    parser.add_argument("--time-limit", type=float, default=300, help="seconds after which no case is begun")
-    parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    began, rows = time.monotonic(), list[Row]()
     name, every = ("large", LARGE) if options.large else ("layouts", LAYOUTS) if options.layouts else ("calls", CASES)
-    wanted = set(options.dtype or chain.from_iterable(x.dtypes for x in every))
-    known = [replace(x, dtypes=tuple(t for t in x.dtypes if t in wanted)) for x in every]
-    cases = [replace(x, rounds=options.rounds or x.rounds) for x in known if x.dtypes]
-    folder = options.output or gpu_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    make_ready(cases)
-    for case in cases:
-        if time.monotonic() - began > options.time_limit:
-            break
-        rows += measured(case)
-        print(*rows[-len(case.dtypes) * len(case.taken) :], sep="\n", flush=True)
-        content = {"environment": gpu_environment(), "rows": [asdict(row) for row in rows]}
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    types = set(options.dtype or chain.from_iterable(case.dtypes for case in every))
+    known = [replace(case, dtypes=tuple(t for t in case.dtypes if t in types)) for case in every]
+    cases = [replace(case, rounds=options.rounds or case.rounds) for case in known if case.dtypes]
+    compile_cases(cases)
+    rows: list[Row] = []
+    for case in cases_in_time(cases, options.time_limit):
+        found = measured(case)
+        rows += found
+        print(*found, sep="\n", flush=True)
+        write_result((options.output or gpu_folder()) / f"{name}.json", gpu_environment(), [asdict(x) for x in rows])
     return int(any(row.failure for row in rows))
 
 

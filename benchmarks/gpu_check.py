@@ -1,17 +1,17 @@
 """The checks that need a device: `python -m benchmarks.gpu_check [--time-limit S] [--steps NAME,...] [...]`.
 
-The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
-Then, beside each other, every test marked gpu, a minute of interrupts, threads and faults, 2,000 random products of
-integers or as many as there is time for, a few launches under compute-sanitizer where it is on PATH, and the tests of
-torch and CuPy where FMM_TORCH_TESTS and FMM_CUPY_TESTS name checkouts. Then, one after the other, what measures:
-benchmarks, and what is missing of the papers' figures. Where there are several devices, their tests and benchmark too
-(with `--gpus N` those alone, on N devices, into results/<device>-xN/). All other arguments go to benchmarks.gpu.
+First the kernels of the tests are compiled, each once, into a portable cache (benchmarks.compile_ahead). Then run,
+beside each other: every test marked gpu, a minute of interrupts, threads and faults, up to 2,000 random products of
+integers, a few launches under compute-sanitizer where it is on PATH, and the tests of torch and CuPy where
+FMM_TORCH_TESTS and FMM_CUPY_TESTS name checkouts. Then, one after the other: benchmarks, and the missing figures of
+the papers. Where there are several devices, their tests and benchmark too (with `--gpus N` those alone, on N devices,
+into results/<device>-xN/). All other arguments go to benchmarks.gpu.
 
-How each step ended is written to results/<device>/checks.json, beside the environment and the commit (the environment
-variable FMM_COMMIT names it in a copy of the tree). The same command again does what this code has not done yet: a
-step that has ended, well or not, is not repeated (but with `--anew`, or if it is named), and one that was ended goes on
-where it was, if it can. So with `--time-limit` all can be done in pieces; the exit status is 3 as long as something is
-left, 1 if something failed, else 0. A step that fails keeps none from being run.
+The outcome of each step is written to results/<device>/checks.json, beside the environment and the commit (the
+variable FMM_COMMIT names it in a copy of the tree). The same command again runs the steps that this code has not run
+yet: a step that ended, well or not, is not repeated (except with `--anew`, or if it is named), and one that was
+stopped goes on where it was, if it can. So with `--time-limit` the check can run in pieces. The exit status is 3 while
+steps are left, 1 if a step failed, else 0. A failing step keeps no other from running.
 """
 
 from __future__ import annotations
@@ -31,19 +31,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compile_ahead import with_cache
-from benchmarks.gpu_steps import SANITIZER, Places, Step, several_steps, side_by_side, steps
-from benchmarks.step_runs import TIME_WAS_UP, Ended, last_lines, run_together
+from benchmarks.gpu_steps import (
+    SANITIZER,
+    TIME_WAS_UP,
+    Ended,
+    Places,
+    Step,
+    last_lines,
+    run_together,
+    several_steps,
+    side_by_side,
+    steps,
+)
 
 ROOT = Path(__file__).parents[1]
-NOTES = ROOT / ".test-cache" / "gpu-check"  # what steps say, and which tests have ended
+NOTES = ROOT / ".test-cache" / "gpu-check"  # output of the steps, and the tests that have ended
 CODE = "fmm", "tests", "benchmarks"
-LEFT = 3  # the exit status
+LEFT = 3  # exit status while steps are left
 Check = dict[str, Any]
-Together = Callable[[Sequence[Step], float, Path], list[Ended]]
+RunTogether = Callable[[Sequence[Step], float, Path], list[Ended]]
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Of all that is run. (A commit says less: results that are written into the tree change what git says of it.)"""
+    """Return a digest of all code that runs. (A commit says less: new results make the tree dirty.)"""
     found = hashlib.sha256()
     for folder in CODE:
         for path in sorted((root / folder).rglob("*")):
@@ -52,20 +62,20 @@ def code_digest(root: Path = ROOT) -> str:
     return found.hexdigest()[:12]
 
 
-def told_command(step: Step) -> str:
-    """As it is written down: without the folders of this machine."""
+def recorded_command(step: Step) -> str:
+    """Return the step's command without the folders of this machine."""
     return " ".join(step.command[1:]).replace(f"{ROOT}/", "").replace(sys.executable, "python")
 
 
-def joined(known: Iterable[Check], found: Iterable[Check], order: Sequence[str]) -> list[Check]:
-    """All checks in the order of the steps, the new ones instead of the old."""
+def merged_checks(known: Iterable[Check], found: Iterable[Check], order: Sequence[str]) -> list[Check]:
+    """Return all checks in the order of the steps; new ones replace old ones."""
     by_name = {check["step"]: check for check in (*known, *found)}
     place = {name: i for i, name in enumerate(order)}
     return sorted(by_name.values(), key=lambda check: place.get(check["step"], len(place)))
 
 
 def batches(planned: Iterable[Step]) -> Iterator[list[Step]]:
-    """Steps that measure are alone, those between them run beside each other."""
+    """Yield each step that runs alone, and the steps between them together."""
     for alone, found in groupby(planned, key=lambda step: step.alone):
         together = list(found)
         yield from ([step] for step in together) if alone else [together]
@@ -77,36 +87,36 @@ def _checks_in(path: Path) -> list[Check]:
 
 @dataclass
 class Checks:
-    """The file of them, and what is done in this call. `about`: the environment; `code`: that which is checked."""
+    """The file of outcomes; `about`: the environment, `code`: the digest of the checked code."""
 
     path: Path
     about: Check
     code: str
     order: Sequence[str]
-    notes: Path  # where it stands too what this code has done, whatever becomes of that file
+    notes: Path  # holds the outcomes of this code too, should the file be replaced
     copy_to: Path | None = None
     began: float = field(default_factory=time.time)
 
     @property
     def known(self) -> list[Check]:
-        return joined(_checks_in(self.path), _checks_in(self._noted), self.order)
+        return merged_checks(_checks_in(self.path), _checks_in(self._noted), self.order)
 
     @property
     def _noted(self) -> Path:
         return self.notes / f"{self.path.parent.name}-{self.path.name}"
 
     def ended(self, name: str) -> Check | None:
-        """How the step ended, if this code has done it."""
+        """Return the outcome of a step that this code has run, else None."""
         for check in self.known:
             if check["step"] == name and check.get("code") == self.code:
                 return None if check["outcome"].startswith((TIME_WAS_UP, "left out")) else check
         return None
 
     def note(self, step: Step, outcome: str, seconds: float | None = None) -> None:
-        """(Read as late as this: other steps may have been run beside this one.)"""
-        ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": told_command(step)}
+        """Write and print the outcome of a step."""
+        ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": recorded_command(step)}
         row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
-        rows = joined(self.known, [row], self.order)
+        rows = merged_checks(self.known, [row], self.order)
         ours = [row for row in rows if row.get("code") == self.code]
         for path, checks in ((self.path, rows), (self._noted, ours)):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +124,7 @@ class Checks:
         print(f"{step.name}: {outcome}" + ("" if seconds is None else f" ({seconds:.1f} s)"), flush=True)
 
     def copy(self, *folders: Path) -> None:
-        """What was written since this call began, to where it is fetched from."""
+        """Copy all files that were written since this call began to --copy-to."""
         for folder in folders if self.copy_to else ():
             for path in folder.rglob("*"):
                 if self.copy_to and path.is_file() and path.stat().st_mtime >= self.began:
@@ -123,18 +133,18 @@ class Checks:
                     shutil.copy2(path, to)
 
 
-def run_steps(planned: Sequence[Step], checks: Checks, places: Places, limit: float, run: Together) -> list[str]:
-    """All of these, as far as there is time; the names of those that are left."""
+def run_steps(planned: Sequence[Step], checks: Checks, places: Places, limit: float, run: RunTogether) -> list[str]:
+    """Run these steps within the time limit; return the names of those that are left."""
     until, left, first = time.monotonic() + limit, list[str](), True
     for batch in batches(planned):
         for step in (step for step in batch if step.missing):
             checks.note(step, f"left out: {step.missing}")
         here = [step for step in batch if not step.missing]
-        room = until - time.monotonic()
-        begun = [step for step in here if first or room >= step.least]
+        seconds = until - time.monotonic()
+        begun = [step for step in here if first or seconds >= step.least]
         left += [step.name for step in here if step not in begun]
         first = first and not begun
-        for ended in run(begun, room, places.notes) if begun else ():
+        for ended in run(begun, seconds, places.notes) if begun else ():
             outcome = ended.outcome(limit)
             checks.note(ended.step, outcome, ended.seconds)
             if ended.step.alone or outcome != "passed":
@@ -144,29 +154,31 @@ def run_steps(planned: Sequence[Step], checks: Checks, places: Places, limit: fl
     return left
 
 
-def chosen(planned: Sequence[Step], names: Sequence[str], anew: bool, checks: Checks) -> list[Step]:
-    """Those that are named; else those that this code has not done."""
+def chosen_steps(planned: Sequence[Step], names: Sequence[str], anew: bool, checks: Checks) -> list[Step]:
+    """Return the named steps; without names, those that this code has not run."""
     if names:
         return [step for step in planned if step.name in names]
     return [step for step in planned if anew or checks.ended(step.name) is None]
 
 
-def arguments_of(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def parsed_options(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of the check, and the arguments that go to benchmarks.gpu."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--steps", default="", help="names, with commas between, whether they are done or not; all unless given")
-    add("--anew", action="store_true", help="all steps, those too that this code has done")
-    add("--time-limit", type=float, default=inf, metavar="S", help="seconds; the same command again does what is left")
-    add("--gpus", type=int, default=0, help="what needs several devices, on so many, and nothing else")
-    add("--list", action="store_true", help="what would be run, and how what is done has ended")
-    add("--copy-to", type=Path, metavar="DIR", help="copy there what steps write, after each")
+    add("--steps", default="", help="names, separated by commas; these run whether done or not (default: all)")
+    add("--anew", action="store_true", help="all steps, even if this code has run them")
+    add("--time-limit", type=float, default=inf, metavar="S", help="seconds; the same command again runs the rest")
+    add("--gpus", type=int, default=0, help="the steps that need several devices alone, on N devices", metavar="N")
+    add("--list", action="store_true", help="list the steps to run, and the outcomes so far")
+    add("--copy-to", type=Path, metavar="DIR", help="copy what steps write to this folder, after each step")
     return parser.parse_known_args(arguments)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Run the steps that are to run; return the exit status."""
     from benchmarks.harness import gpu_count, gpu_environment, gpu_folder
 
-    options, others = arguments_of(arguments)
+    options, others = parsed_options(arguments)
     os.environ.update(with_cache(os.environ))
     folder, count = gpu_folder(), options.gpus or gpu_count()
     code = code_digest()
@@ -185,23 +197,23 @@ def main(arguments: list[str]) -> int:
     checks = Checks(path, gpu_environment(), code, [step.name for step in all_steps], places.notes, options.copy_to)
     if options.anew or "tests" in names:
         places.ended_tests.unlink(missing_ok=True)
-    wanted = chosen(planned, names, options.anew, checks)
+    wanted = chosen_steps(planned, names, options.anew, checks)
     if not options.list:
         left = run_steps(wanted, checks, several if options.gpus else places, options.time_limit, run_together)
     else:
         left = [step.name for step in wanted if not step.missing]
-    return told(planned, left, checks)
+    return report_outcomes(planned, left, checks)
 
 
-def told(planned: Sequence[Step], left: Sequence[str], checks: Checks) -> int:
-    """The table, and the exit status."""
+def report_outcomes(planned: Sequence[Step], left: Sequence[str], checks: Checks) -> int:
+    """Print the table of steps; return the exit status."""
     rows = [(step, checks.ended(step.name)) for step in planned]
     print(f"\n{checks.path}, code {checks.code}:")
     for step, check in rows:
         outcome = check["outcome"] if check else f"left out: {step.missing}" if step.missing else "left"
         print(f"  {step.name:26}{outcome}")
     if left:
-        print(f"left: {', '.join(left)}; the same command again goes on with them")
+        print(f"left: {', '.join(left)}; the same command again runs them")
     failed = any(check is not None and check["outcome"] != "passed" for _, check in rows)
     return LEFT if left else int(failed)
 

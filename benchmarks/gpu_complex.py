@@ -1,43 +1,47 @@
-"""Complex products, and products that are added, on a GPU: `python -m benchmarks.gpu_complex [--quick]`.
+"""Complex products on a GPU: `python -m benchmarks gpu_complex [--quick] [--chosen] [--update]`.
 
-Whole calls of fmm.matmul as a user makes them, splitting and joining inside, against cupy.matmul, in shuffled rounds;
-beside what fmm chooses by the configs in force, plans that are named here (the level 3m above plans of real numbers),
-the three real products alone, which bound what 3m can gain, and cuBLAS's own complex product by three real ones. With
-`--update`, fmm.gemm in place (beta 1) against cuBLAS's gemm. Raw samples go to results/<device>/complex.json.
+Whole calls of fmm.matmul, splitting and joining inside, against cupy.matmul: fmm's own choice, named plans (the level
+3m above plans of real numbers), the three real products alone, which bound the gain of 3m, and cuBLAS's own complex
+product by three real ones. With --update: fmm.gemm in place (beta 1) against cuBLAS's gemm. Samples go to
+results/<device>/complex.json or update.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
 import fmm
-from benchmarks.harness import gpu_environment, gpu_folder, gpu_seconds
+from benchmarks.harness import (
+    Call,
+    Row,
+    benchmark_parser,
+    environment_variable,
+    free_gpu_memory,
+    gpu_folder,
+    measure_cases,
+    paired_samples,
+    paired_speedup,
+)
 
 ROUNDS, QUICK_ROUNDS = 11, 5
-LEAST = 10.0  # milliseconds of a sample
+SAMPLE = 10e-3  # seconds of a sample
 SAMPLED = 4, 256  # rows and columns of C that are compared with a product in higher precision
 REAL = {"complex64": "float32", "complex128": "float64"}
 
 
 class Case(NamedTuple):
-    """A product of square matrices, and plans beside the one that fmm chooses."""
+    """A product of square matrices, plans beside fmm's choice, and the speedup hoped for."""
 
     dtype: str
     side: int
     plans: tuple[str, ...]
-    target: float  # of fmm.matmul's speed against cupy.matmul's
+    target: float
     quick: bool = False
 
 
@@ -57,31 +61,22 @@ CASES = (
 UPDATES = (("float32", 8192), ("float64", 8192), ("bfloat16", 8192), ("complex64", 8192), ("float32", 2048))
 
 
+def milliseconds(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Return the samples of every call in shuffled rounds, in milliseconds."""
+    samples = paired_samples(calls, rounds, SAMPLE)
+    return {name: [1e3 * x for x in found] for name, found in samples.items()}
+
+
 def random_normal(side: int, dtype: str) -> Any:
+    """Return a square matrix of normal numbers; the parts of a complex matrix are independent."""
     if dtype in REAL:
         parts = [cupy.random.standard_normal((side, side), dtype=REAL[dtype]) for _ in range(2)]
         return parts[0] + cupy.asarray(1j, dtype) * parts[1]
     return cupy.random.standard_normal((side, side), dtype=dtype)
 
 
-def paired_samples(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of every call in every round, the calls of a round in random order."""
-    for call in calls.values():
-        gpu_seconds(call, 2)
-    repeats = {name: max(int(LEAST / max(1e3 * gpu_seconds(call, 1), 1e-3)), 1) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name in random.sample(list(calls), len(calls)):
-            samples[name].append(1e3 * gpu_seconds(calls[name], repeats[name]))
-    return samples
-
-
-def speedup(samples: Mapping[str, list[float]], name: str, base: str = "vendor") -> float:
-    return median(v / x for v, x in zip(samples[base], samples[name], strict=True))
-
-
-def three_real_products(side: int, dtype: str) -> Callable[[], object]:
-    """What 3m leaves to be multiplied, by fmm.matmul."""
+def three_real_products(side: int, dtype: str) -> Call:
+    """Return the call of the three real products that 3m leaves to be multiplied."""
     x, y = (cupy.random.standard_normal((side, side), dtype=REAL[dtype]) for _ in range(2))
     out = cupy.empty_like(x)
 
@@ -93,7 +88,7 @@ def three_real_products(side: int, dtype: str) -> Callable[[], object]:
 
 
 def relative_error(c: Any, a: Any, b: Any) -> float:
-    """In norm, of a few rows and columns, against NumPy in extended precision."""
+    """Return the error of a few rows and columns in norm, against NumPy in extended precision."""
     rows, cols = SAMPLED
     left, right = (x.get().astype(np.clongdouble) for x in (a[:rows], b[:, :cols]))
     expected = left @ right
@@ -101,97 +96,80 @@ def relative_error(c: Any, a: Any, b: Any) -> float:
     return float(np.linalg.norm((found - expected).astype(complex)) / np.linalg.norm(expected.astype(complex)))
 
 
-def chosen_without_emulation(a: Any, b: Any) -> str:
-    """The plan that fmm.matmul takes where FMM_EMULATION=0."""
-    before = os.environ.get("FMM_EMULATION")
-    os.environ["FMM_EMULATION"] = "0"
-    try:
-        return str(fmm.explain(a, b).plan)
-    finally:
-        del os.environ["FMM_EMULATION"]
-        os.environ |= {} if before is None else {"FMM_EMULATION": before}
-
-
-def measured_product(case: Case, rounds: int, beside: bool = True) -> dict[str, Any]:
-    """What fmm chooses, and, if they are to be `beside` it, the plans that the case names."""
+def measured_product(case: Case, rounds: int, chosen_only: bool) -> Row:
+    """Measure fmm's choice with and without emulation and, unless `chosen_only`, the case's plans beside it."""
     a, b = (random_normal(case.side, case.dtype) for _ in range(2))
-    plans = (*case.plans, "vendor3m") if beside else ()
-    calls: dict[str, Callable[[], object]] = {"vendor": partial(cupy.matmul, a, b), "fmm": partial(fmm.matmul, a, b)}
+    plans = () if chosen_only else (*case.plans, "vendor3m")
+    calls: dict[str, Callable[[], Any]] = {"vendor": partial(cupy.matmul, a, b), "fmm": partial(fmm.matmul, a, b)}
     calls |= {plan: partial(fmm.matmul, a, b, plan=plan) for plan in plans}
-    alone = chosen_without_emulation(a, b)
-    calls["without emulation"] = partial(fmm.matmul, a, b, plan=alone)
+    with environment_variable("FMM_EMULATION", "0"):
+        without_emulation = str(fmm.explain(a, b).plan)
+    calls["without emulation"] = partial(fmm.matmul, a, b, plan=without_emulation)
     errors = {name: relative_error(call(), a, b) for name, call in calls.items()}
-    if beside:
+    if not chosen_only:
         calls["three real products"] = three_real_products(case.side, case.dtype)
-    samples = paired_samples(calls, rounds)
+    samples = milliseconds(calls, rounds)
     chosen = fmm.explain(a, b)
+    free_gpu_memory()
     return {
         "kind": "product",
-        "chosen_without_emulation": alone,
+        "chosen_without_emulation": without_emulation,
         **case._asdict(),
         "chosen": str(chosen.plan),
         "answered": chosen.source,
         "errors": errors,
-        "speedups": {name: speedup(samples, name) for name in samples},
+        "speedups": {name: paired_speedup(samples["vendor"], found) for name, found in samples.items()},
         "samples": samples,
     }
 
 
-def measured_update(dtype: str, side: int, rounds: int) -> dict[str, Any]:
-    """C = 1.5 A B + C in place; by torch for bfloat16, which CuPy has no name for."""
-    a, b, c, vendor = _torch_update(side) if dtype == "bfloat16" else _cupy_update(side, dtype)
-    own = partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c)
-    calls: dict[str, Callable[[], object]] = {"vendor": vendor, "fmm": own}
-    samples = paired_samples(calls, rounds)
+def measured_update(dtype: str, side: int, rounds: int) -> Row:
+    """Measure C = 1.5 A B + C in place; bfloat16 by torch, since CuPy has no such type."""
+    calls: dict[str, Call]
+    if dtype == "bfloat16":
+        import torch
+
+        a, b, c = (torch.randn((side, side), device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        calls = {"vendor": partial(torch.addmm, c, a, b, alpha=1.5, beta=1, out=c)}
+    else:
+        a, b, c = (random_normal(side, dtype) for _ in range(3))
+        calls = {"vendor": partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c, plan="vendor")}
+    calls["fmm"] = partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c)
+    samples = milliseconds(calls, rounds)
     chosen = fmm.explain_gemm(a, b, c, alpha=1.5, beta=1, out=c)
-    named = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.source}
-    return {**named, "speedups": {"fmm": speedup(samples, "fmm")}, "samples": samples}
+    free_gpu_memory()
+    speedups = {"fmm": paired_speedup(samples["vendor"], samples["fmm"])}
+    names = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.source}
+    return {**names, "speedups": speedups, "samples": samples}
 
 
-def _cupy_update(side: int, dtype: str) -> tuple[Any, Any, Any, Callable[[], object]]:
-    a, b, c = (random_normal(side, dtype) for _ in range(3))
-    return a, b, c, partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c, plan="vendor")
-
-
-def _torch_update(side: int) -> tuple[Any, Any, Any, Callable[[], object]]:
-    import torch
-
-    a, b, c = (torch.randn((side, side), device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    return a, b, c, partial(torch.addmm, c, a, b, alpha=1.5, beta=1, out=c)
-
-
-def printed(row: Mapping[str, Any]) -> str:
-    """A line for the terminal."""
+def text_line(row: Row) -> str:
+    """Return the line that a terminal shows for a row."""
     found = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row["speedups"].items() if name != "vendor")
     target = f", target {row['target']}" if "target" in row else ""
     return f"{row['kind']} {row['dtype']} {row['side']}: {found}{target}; chosen {row['chosen']} ({row['answered']})"
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
-    parser.add_argument("--update", action="store_true", help="fmm.gemm instead of fmm.matmul")
-    parser.add_argument("--only", default="", help="cases whose 'type side ' contains one of these")
-    parser.add_argument("--chosen", action="store_true", help="what fmm chooses alone, with and without emulation")
-    parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, with --quick {QUICK_ROUNDS}, unless given")
-    parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return the exit code."""
+    parser = benchmark_parser("gpu_complex", __doc__)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer cases and rounds")
+    add("--update", action="store_true", help="fmm.gemm instead of fmm.matmul")
+    add("--only", default="", help="cases whose 'type side ' contains one of these, separated by commas")
+    add("--chosen", action="store_true", help="fmm's choice alone, with and without emulation")
+    add("--rounds", type=int, help=f"{ROUNDS}, with --quick {QUICK_ROUNDS}, unless given")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    rows: list[dict[str, Any]] = []
+    tasks: list[Callable[[], Row]]
     if options.update:
         tasks = [partial(measured_update, *x, rounds) for x in (UPDATES[:2] if options.quick else UPDATES)]
     else:
-        asked = [x for x in CASES if any(text in f"{x.dtype} {x.side} " for text in options.only.split(","))]
-        found = [case for case in asked if case.quick or not options.quick]
-        tasks = [partial(measured_product, case, rounds, not options.chosen) for case in found]
-    folder = options.output or gpu_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ("update.json" if options.update else "complex.json")
-    for task in tasks:
-        rows.append(task())
-        print(printed(rows[-1]), flush=True)
-        path.write_text(json.dumps({"environment": gpu_environment(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
-        cupy.get_default_memory_pool().free_all_blocks()
+        named = [case for case in CASES if any(x in f"{case.dtype} {case.side} " for x in options.only.split(","))]
+        cases = [case for case in named if case.quick or not options.quick]
+        tasks = [partial(measured_product, case, rounds, options.chosen) for case in cases]
+    path = (options.output or gpu_folder()) / ("update.json" if options.update else "complex.json")
+    measure_cases(tasks, lambda task: task(), path, text_line)
     return 0
 
 

@@ -85,9 +85,9 @@ def _spin_kernel() -> Any:
 
 
 def shuffled_rounds(
-    calls: Mapping[str, Call],
+    calls: Mapping[str, Any],
     rounds: int,
-    clock: Clock = gpu_seconds,
+    clock: Callable[[Any, int], float] = gpu_seconds,
     repeats: Mapping[str, int] | int = 1,
     seconds: float = float("inf"),
 ) -> dict[str, list[float]]:
@@ -104,6 +104,26 @@ def shuffled_rounds(
             count = repeats if isinstance(repeats, int) else repeats[name]
             samples[name].append(clock(calls[name], count))
     return samples
+
+
+def paired_samples(
+    calls: Mapping[str, Call],
+    rounds: int,
+    sample: float,
+    clock: Clock = gpu_seconds,
+    warm: int = 2,
+    seconds: float = float("inf"),
+) -> dict[str, list[float]]:
+    """Warm all calls up; return their samples in shuffled rounds, short calls repeated for `sample` seconds."""
+    for call in calls.values():
+        clock(call, warm)
+    repeats = {name: repeats_of(clock(call, 1), sample) for name, call in calls.items()}
+    return shuffled_rounds(calls, rounds, clock, repeats, seconds)
+
+
+def rounds_within(seconds: float, round_seconds: float, least: int, most: int) -> int:
+    """Return how many rounds of this length fit into `seconds`, but at least and at most so many."""
+    return max(min(most, int(seconds / round_seconds)), least)
 
 
 def repeats_of(seconds: float, sample: float, most: int = 200) -> int:
@@ -211,6 +231,23 @@ def benchmark_parser(name: str, doc: str | None, time_limit: float | None = None
     return parser
 
 
+def measure_cases(
+    cases: Iterable[Any],
+    measure: Callable[[Any], Row],
+    path: Path,
+    show: Callable[[Row], str],
+    environment: Callable[[], Mapping[str, Any]] = gpu_environment,
+    time_limit: float = float("inf"),
+) -> list[Row]:
+    """Measure the cases within the time limit; print each row, and write all rows after each case. Return the rows."""
+    rows: list[Row] = []
+    for case in cases_in_time(cases, time_limit):
+        rows.append(measure(case))
+        print(show(rows[-1]), flush=True)
+        write_result(path, environment(), rows)
+    return rows
+
+
 def cases_in_time(cases: Iterable[Any], seconds: float) -> Iterator[Any]:
     """Yield the cases one by one until `seconds` are over; report how many are left."""
     began, every = time.monotonic(), list(cases)
@@ -226,9 +263,11 @@ def failure_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def write_result(path: Path, environment: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
-    """Write {"environment", ...more, "rows"} as JSON, a line a row; replace an older file whole or not at all."""
+def write_result(
+    path: Path, environment: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], key: str = "rows", **more: Any
+) -> None:
+    """Write {"environment", ...more, key: rows} as JSON, a line a row; replace an older file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = "".join(f"{json.dumps(name)}: {json.dumps(value, indent=1)},\n" for name, value in more.items())
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    replace_file(path, f'{{\n"environment": {json.dumps(environment, indent=1)},\n{head}"rows": [\n{lines}\n]\n}}\n')
+    replace_file(path, f'{{\n"environment": {json.dumps(environment, indent=1)},\n{head}"{key}": [\n{lines}\n]\n}}\n')

@@ -1,7 +1,8 @@
-"""Shapes that no fit saw, and what was measured on them by `python -m benchmarks.regret`: rows, and what these come to.
+"""Shapes that no fit saw, and what was measured on them by `python -m benchmarks.regret`: rows, and what these come
+to.
 
-A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. What was packed
-since (held-out.jsonl.gz) is read before it.
+A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. What was
+packed since (held-out.jsonl.gz) is read before it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
-
-from fmm.kernels.plans.old_names import todays_plan
 
 FILE = "held-out.jsonl"
 LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
@@ -170,7 +169,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(raw: Mapping[str, Any]) -> Row:
-    return Row(**{**raw, "size": tuple(raw["size"]), **_named_as_today(raw)})
+    return Row(**{**raw, "size": tuple(raw["size"]), "untried": list(raw.get("untried", ()))})
 
 
 def packed(path: Path) -> Path:
@@ -181,15 +180,6 @@ def packed(path: Path) -> Path:
 def _lines(path: Path) -> list[str]:
     before = gzip.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
     return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
-
-
-def _named_as_today(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that name plans."""
-    return {
-        "chosen": todays_plan(raw["chosen"]),
-        "seconds": {todays_plan(name): seconds for name, seconds in raw["seconds"].items()},
-        "untried": [todays_plan(name) for name in raw.get("untried", ())],
-    }
 
 
 def told_run(runs: Sequence[Run]) -> Run:

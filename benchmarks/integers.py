@@ -1,45 +1,52 @@
-"""Exact integer products against the library's own: `python -m benchmarks.integers [--device 0] [--quick]
-[--output FOLDER]`.
+"""Exact integer products: `python -m benchmarks integers [--device cpu|0] [--quick]`.
 
-Whole calls of fmm.matmul and of the library's product (numpy.matmul; on a device cupy.matmul), by turns, on random
-numbers of the whole range of their type or of fewer bits; some by plans that are named, to see what a level below the
-residues gains. Every result is compared with the library's, of which all rows, or so many as there is time for, are
-computed: NumPy's loops, like CuPy's kernel, take as long for each row, so its time for so many rows is that share of
-the whole product's (`rows` says how many). Raw samples in seconds are written to integers.json in results/<device>/.
+Whole calls of fmm.matmul and of the library's product (numpy.matmul; on a GPU cupy.matmul) in turn, on random numbers
+of the whole range of their type or of fewer bits; some by named plans, to see the gain of a level below the residues.
+Every result is compared with the library's. NumPy's loops, like CuPy's kernel, take the same time for each row, so of
+large products the library computes some rows alone: its time is scaled (`rows` says how many). Samples, in seconds, go
+to results/<device>/integers.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 import fmm
-from fmm.tuner.trials.environment import device_folder, environment
+from benchmarks.harness import (
+    RESULTS,
+    Call,
+    Row,
+    benchmark_parser,
+    failure_text,
+    gpu_environment,
+    gpu_folder,
+    measure_cases,
+)
+from fmm.tuner.trials.environment import device_folder, environment, typed_command
 
-ROOT = Path(__file__).parents[1]
-# A library's product is given about so many multiply-adds at most; fmm's are repeated for so many seconds, so often.
-MOST_WORK = {"cpu": 1e8, "cuda": 1e12}
-SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 3, 25
-QUICK = 0.01  # seconds below which the library's product is made as often as fmm's
+VENDOR_WORK = {"cpu": 1e8, "cuda": 1e12}  # most multiply-adds of a library's product
+SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 3, 25  # of fmm's calls
+SHORT = 0.01  # seconds of the library's product below which it is timed in every round
 
 
 @dataclass(frozen=True)
 class Case:
+    """A square product; `target` is the speedup hoped for."""
+
     dtype: str
     side: int
     bits: int = 0  # of the magnitudes; 0: the whole range of the type
-    target: float = 1.0  # the speedup that is asked for
+    target: float = 1.0
     quick: bool = False
-    plan: str = ""  # none: what fmm chooses
+    plan: str = ""  # empty: fmm's own choice
 
 
 PLAIN, FAST = "residues > bytes", "residues > strassen > bytes"
@@ -77,7 +84,7 @@ CUDA_CASES = (
 
 
 @dataclass
-class Row:
+class Result:
     """Samples of one case, in seconds; the library's are of `rows` rows of the product."""
 
     dtype: str
@@ -93,104 +100,102 @@ class Row:
     equal: bool = False
     failure: str = ""
 
-    @property
-    def speedup(self) -> float:
-        whole = median(self.vendor) * self.side / self.rows if self.vendor else 0.0
-        return whole / median(self.candidate) if self.candidate else 0.0
+
+@dataclass(frozen=True)
+class Machine:
+    """A library, a wait for the end of its device's work, and the cases of its device."""
+
+    library: Any
+    synchronize: Call
+    vendor_work: float
+    cases: Sequence[Case]
+
+    def seconds(self, call: Call) -> float:
+        start = time.perf_counter()
+        call()
+        self.synchronize()
+        return time.perf_counter() - start
 
 
-def numbers(module: Any, case: Case, seed: int) -> Any:
-    """A square matrix of such numbers, on the host or on the device."""
-    draw = np.random.default_rng(seed)
-    if case.dtype == "bool":
-        return module.asarray(draw.random((case.side, case.side)) < 0.1)
-    i = np.iinfo(case.dtype)
-    least, most = (-(1 << case.bits) + 1, (1 << case.bits) - 1) if case.bits else (int(i.min), int(i.max))
-    return module.asarray(draw.integers(least, most, (case.side,) * 2, dtype=case.dtype, endpoint=True))
-
-
-def measured(module: Any, finished: Callable[[], Any], case: Case, most_work: float) -> Row:
-    a, b = numbers(module, case, 1), numbers(module, case, 2)
-    rows = int(min(max(most_work / case.side**2, 4), case.side))
-    named = case.plan or None
-    decision = fmm.explain(a, b, plan=named)
-    plan, runs = str(decision.plan), list(decision.kernels)
-    row = Row(case.dtype, case.side, case.bits, case.target, plan, runs, decision.workspace, rows)
-    for _ in range(2):
-        found = fmm.matmul(a, b, plan=named)  # compiles, and finds fresh pages
-    finished()
-    begin = time.perf_counter()
-    while len(row.candidate) < MOST_ROUNDS and (
-        len(row.candidate) < LEAST_ROUNDS or time.perf_counter() - begin < SECONDS
-    ):
-        row.candidate.append(seconds(lambda: fmm.matmul(a, b, plan=named), finished))
-        if len(row.vendor) < LEAST_ROUNDS or row.vendor[-1] < QUICK:
-            row.vendor.append(seconds(lambda: module.matmul(a[:rows], b), finished))
-    row.equal = bool((found[:rows] == module.matmul(a[:rows], b)).all())
-    return row
-
-
-def seconds(call: Callable[[], Any], finished: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    finished()
-    return time.perf_counter() - start
-
-
-def measure_all(device: str, quick: bool) -> Iterator[Row]:
-    """A case that fails is a row that says why."""
-    module, finished = modules(device)
-    for case in CPU_CASES if device == "cpu" else CUDA_CASES:
-        if case.quick or not quick:
-            try:
-                yield measured(module, finished, case, MOST_WORK["cpu" if device == "cpu" else "cuda"])
-            except Exception as error:
-                failure = f"{type(error).__name__}: {error}"
-                yield Row(case.dtype, case.side, case.bits, case.target, failure=failure)
-
-
-def modules(device: str) -> tuple[Any, Callable[[], Any]]:
-    """The library, and what waits until the device has done all."""
+def machine_of(device: str) -> Machine:
+    """Return NumPy on the host, or CuPy on the GPU of this number."""
     if device == "cpu":
-        return np, lambda: None
+        return Machine(np, lambda: None, VENDOR_WORK["cpu"], CPU_CASES)
     import cupy
 
     cupy.cuda.Device(int(device)).use()
-    return cupy, cupy.cuda.get_current_stream().synchronize
+    return Machine(cupy, cupy.cuda.get_current_stream().synchronize, VENDOR_WORK["cuda"], CUDA_CASES)
 
 
-def line(row: Row) -> str:
-    what = f"{row.dtype} {row.side}, {f'{row.bits} bits' if row.bits else 'whole range'}"
-    if row.failure:
-        return f"{what:28} FAILED {row.failure}"
-    verdict = "equal" if row.equal else "NOT EQUAL"
-    ours = median(row.candidate)
-    return f"{what:28} {ours * 1e3:10.3f} ms  {row.speedup:8.2f} times  (asked {row.target:g})  {verdict}  {row.plan}"
+def random_matrix(library: Any, case: Case, seed: int) -> Any:
+    """Return a square matrix of the case's numbers, on the host or on the device."""
+    rng = np.random.default_rng(seed)
+    if case.dtype == "bool":
+        return library.asarray(rng.random((case.side, case.side)) < 0.1)
+    limits = np.iinfo(case.dtype)
+    low, high = int(limits.min), int(limits.max)
+    if case.bits:
+        low, high = -(1 << case.bits) + 1, (1 << case.bits) - 1
+    return library.asarray(rng.integers(low, high, (case.side,) * 2, dtype=case.dtype, endpoint=True))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Exact integer products against the library's own.")
+def measured(machine: Machine, case: Case) -> Row:
+    """Measure a case; one that fails is a row that says why."""
+    result = Result(case.dtype, case.side, case.bits, case.target)
+    try:
+        sample_case(machine, case, result)
+    except Exception as error:  # whatever may go wrong: the next case is measured
+        result.failure = failure_text(error)
+    return asdict(result)
+
+
+def sample_case(machine: Machine, case: Case, result: Result) -> None:
+    """Record the plan, the samples, and whether the result equals the library's."""
+    a, b = random_matrix(machine.library, case, 1), random_matrix(machine.library, case, 2)
+    result.rows = rows = int(min(max(machine.vendor_work / case.side**2, 4), case.side))
+    plan = case.plan or None
+    decision = fmm.explain(a, b, plan=plan)
+    result.plan, result.runs, result.workspace = str(decision.plan), list(decision.kernels), decision.workspace
+    own = partial(fmm.matmul, a, b, plan=plan)
+    for _ in range(2):
+        found = own()  # compiles, and touches fresh pages
+    machine.synchronize()
+    begin, samples = time.perf_counter(), result.candidate
+    while len(samples) < MOST_ROUNDS and (len(samples) < LEAST_ROUNDS or time.perf_counter() - begin < SECONDS):
+        samples.append(machine.seconds(own))
+        if len(result.vendor) < LEAST_ROUNDS or result.vendor[-1] < SHORT:
+            result.vendor.append(machine.seconds(lambda: machine.library.matmul(a[:rows], b)))
+    result.equal = bool((found[:rows] == machine.library.matmul(a[:rows], b)).all())
+
+
+def text_line(row: Row) -> str:
+    """Return the line that a terminal shows for a row."""
+    bits = f"{row['bits']} bits" if row["bits"] else "whole range"
+    what = f"{row['dtype']} {row['side']}, {bits}"
+    if row["failure"]:
+        return f"{what:28} FAILED {row['failure']}"
+    verdict, own = "equal" if row["equal"] else "NOT EQUAL", median(row["candidate"])
+    speedup = median(row["vendor"]) * row["side"] / row["rows"] / own
+    return f"{what:28} {own * 1e3:10.3f} ms  {speedup:8.2f} times (target {row['target']:g})  {verdict}  {row['plan']}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return 1 if a case failed or a result is not equal."""
+    parser = benchmark_parser("integers", __doc__)
     parser.add_argument("--device", default="cpu", help="cpu, or the number of a CUDA device")
-    parser.add_argument("--quick", action="store_true", help="the cases that have a target, and no others")
-    parser.add_argument("--output", type=Path, help="a folder for integers.json (results/<device>/ unless given)")
-    given = parser.parse_args()
-    command = ["python", "-m", "benchmarks.integers", *sys.argv[1:]]
-    if given.device == "cpu":
-        where, folder = environment(command), ROOT / "results" / device_folder()
-    else:
-        from benchmarks.harness import gpu_environment, gpu_folder
-
-        where, folder = gpu_environment(), gpu_folder()
-    folder = given.output or folder
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for row in measure_all(given.device, given.quick):
-        rows.append(row)
-        print(line(row), flush=True)
-        content = {"environment": where, "rows": [asdict(row) for row in rows]}
-        (folder / "integers.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return int(any(row.failure or not row.equal for row in rows))
+    parser.add_argument("--quick", action="store_true", help="fewer cases")
+    options = parser.parse_args(arguments)
+    machine, on_cpu = machine_of(options.device), options.device == "cpu"
+    folder = options.output or (RESULTS / device_folder() if on_cpu else gpu_folder())
+    rows = measure_cases(
+        [case for case in machine.cases if case.quick or not options.quick],
+        lambda case: measured(machine, case),
+        folder / "integers.json",
+        text_line,
+        (lambda: environment(typed_command())) if on_cpu else gpu_environment,
+    )
+    return int(any(row["failure"] or not row["equal"] for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,18 +1,17 @@
-"""Products of NumPy's arrays on a GPU: `python -m benchmarks.out_of_core --sides 32768 --out FILE`.
+"""Products of NumPy's arrays on a GPU: `python -m benchmarks out_of_core [--sides 32768] [--dtypes float32]`.
 
-Beside each other, in turns: fmm.matmul with `device=`, the same product of arrays that are on the device already (if
-they fit), and cuBLASXt, the vendor's own product of arrays on the host. The host's arrays are pageable, as NumPy's are.
+In turn: fmm.matmul with `device=`, and cuBLASXt, the vendor's own product of arrays on the host; then the same product
+of arrays that are on the device already. The host's arrays are pageable, as NumPy's are. Samples go to
+results/<device>/out_of_core.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,20 +19,21 @@ import cupy
 import numpy as np
 
 import fmm
+from benchmarks.harness import Call, Row, benchmark_parser, cases_in_time, free_gpu_memory, gpu_folder, write_result
 from fmm.out_of_core.machine import CudaMachine
-from fmm.tuner.trials.environment import environment
+from fmm.tuner.trials.environment import environment, typed_command
 
 LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
 FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}
 BLOCK = 8192  # side of cuBLASXt's tiles
-PEER_SIDES = 32768  # up to which cuBLASXt is waited for
+PEER_SIDE = 32768  # largest side for which cuBLASXt runs
 
 
 class Xt:
     """cuBLASXt on one device."""
 
     def __init__(self, device: int = 0, block: int = BLOCK) -> None:
-        self.library = next(found for name in LIBRARIES if (found := _loaded(name)))
+        self.library = next(found for name in LIBRARIES if (found := loaded_library(name)))
         self.handle = ctypes.c_void_p()
         devices = (ctypes.c_int * 1)(device)
         self._check(self.library.cublasXtCreate(ctypes.byref(self.handle)))
@@ -41,7 +41,7 @@ class Xt:
         self._check(self.library.cublasXtSetBlockDim(self.handle, block))
 
     def multiply(self, a: Any, b: Any, c: Any) -> None:
-        """C = A B of matrices that lie row by row: C's transpose is B's times A's."""
+        """C = A B of row-major matrices: cuBLASXt computes C^T = B^T A^T in column-major order."""
         (m, k), n, kind = a.shape, b.shape[1], np.ctypeslib.as_ctypes_type(a.dtype)
         one, zero = kind(1), kind(0)
         gemm = getattr(self.library, FUNCTIONS[a.dtype.name])
@@ -61,15 +61,17 @@ class Xt:
             raise RuntimeError(f"cuBLASXt: status {status}")
 
 
-def _loaded(name: str) -> Any:
-    cupy.linalg  # noqa: B018  # which loads the library that it is to be
+def loaded_library(name: str) -> Any:
+    """Return the library of this name, or None where there is none."""
+    cupy.linalg  # noqa: B018  # loads the cuBLAS that CuPy uses
     try:
         return ctypes.CDLL(name)
     except OSError:
         return None
 
 
-def timed(action: Callable[[], object]) -> float:
+def synchronized_seconds(action: Call) -> float:
+    """Return the seconds of an action until the device has ended its work."""
     cupy.cuda.Device().synchronize()
     began = time.perf_counter()
     action()
@@ -77,79 +79,84 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def drawn(side: int, dtype: str, seed: int) -> Any:
-    """Random normal numbers, of which a strip is repeated: to draw all of them takes long."""
+def random_matrix(side: int, dtype: str, seed: int) -> Any:
+    """Return random normal numbers: one strip, repeated, since drawing all numbers takes long."""
     strip = np.random.default_rng(seed).standard_normal((min(side, 256), side)).astype(dtype)
     found = np.empty((side, side), dtype)
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda top: fill(found[top : top + len(strip)], strip), range(0, side, len(strip))))
+
+        def fill(top: int) -> None:
+            rows = found[top : top + len(strip)]
+            np.copyto(rows, strip[: len(rows)])
+
+        list(threads.map(fill, range(0, side, len(strip))))
     return found
 
 
-def fill(rows: Any, strip: Any) -> None:
-    np.copyto(rows, strip[: len(rows)])
-
-
-def measured(side: int, dtype: str, rounds: int, peer: bool, until: float) -> dict[str, Any]:
-    a, b, c = drawn(side, dtype, 1), drawn(side, dtype, 2).T, drawn(side, dtype, 3)
-    b = b if side > PEER_SIDES else np.ascontiguousarray(b)  # as cuBLASXt reads it; else its transpose lies by rows
+def measured(side: int, dtype: str, rounds: int, peer: bool, until: float) -> Row:
+    """Measure one side; no call begins after `until` (time.monotonic)."""
+    a, b, c = random_matrix(side, dtype, 1), random_matrix(side, dtype, 2).T, random_matrix(side, dtype, 3)
+    b = b if side > PEER_SIDE else np.ascontiguousarray(b)  # row-major, as cuBLASXt reads it; else column-major
     explained = str(fmm.explain(a, b, out=c, device=0))
-    actions: dict[str, Callable[[], object]] = {"fmm": lambda: fmm.matmul(a, b, out=c, device=0)}
-    first = timed(actions["fmm"])
-    error = error_of(a, b, c)
-    xt = Xt() if peer and side <= PEER_SIDES else None
+    actions: dict[str, Call] = {"fmm": lambda: fmm.matmul(a, b, out=c, device=0)}
+    first = synchronized_seconds(actions["fmm"])
+    error = sampled_error(a, b, c)
+    xt = Xt() if peer and side <= PEER_SIDE else None
     if xt is not None:
         actions["cuBLASXt"] = lambda: xt.multiply(a, b, c)
     seconds: dict[str, list[float]] = {name: [] for name in (*actions, "on the device")}
     for _ in range(rounds):
         for name, action in actions.items():
             if time.monotonic() < until:
-                seconds[name].append(timed(action))
+                seconds[name].append(synchronized_seconds(action))
     if xt is not None:
         xt.close()
-    cupy.get_default_memory_pool().free_all_blocks()
+    free_gpu_memory()
     rng = cupy.random.default_rng(1)
     x, y = (rng.standard_normal((side, side), dtype=dtype) for _ in range(2))
     z = cupy.empty_like(x)
-    seconds["on the device"] = [timed(lambda: fmm.matmul(x, y, out=z)) for _ in range(rounds + 1)][1:]
+    on_device = [synchronized_seconds(lambda: fmm.matmul(x, y, out=z)) for _ in range(rounds + 1)]
+    seconds["on the device"] = on_device[1:]
     return {"side": side, "dtype": dtype, "first": first, "seconds": seconds, "error": error, "explained": explained}
 
 
-def error_of(a: Any, b: Any, c: Any) -> float:
-    """Of sampled entries, in the Frobenius norm."""
+def sampled_error(a: Any, b: Any, c: Any) -> float:
+    """Return the error of sampled entries in the Frobenius norm."""
     rows, cols = (np.random.default_rng(5).integers(len(a), size=24) for _ in range(2))
-    wanted = a[rows].astype(np.float64) @ b[:, cols].astype(np.float64)
-    return float(np.linalg.norm(c[np.ix_(rows, cols)] - wanted) / np.linalg.norm(wanted))
+    exact = a[rows].astype(np.float64) @ b[:, cols].astype(np.float64)
+    return float(np.linalg.norm(c[np.ix_(rows, cols)] - exact) / np.linalg.norm(exact))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sides", default="32768")
-    parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which nothing more is begun")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    until, runs = time.monotonic() + given.time_limit, []
+def text_lines(row: Row) -> str:
+    """Return what a terminal shows for a row: the times, and how fmm ran."""
+    times = {name: median(samples) for name, samples in row["seconds"].items() if samples}
+    share = times["on the device"] / times["fmm"]
+    peer = f", {times['cuBLASXt'] / times['fmm']:.2f} times cuBLASXt" if "cuBLASXt" in times else ""
+    shown = ", ".join(f"{name} {value:.3f} s" for name, value in times.items())
+    speed = f"{share:.2f} of the speed on the device{peer}"
+    head = f"{row['dtype']} {row['side']}: {shown}; {speed}; error {row['error']:.1e}"
+    return "\n".join([head, *[line for line in row["explained"].splitlines() if ":" in line][:12]])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return the exit code."""
+    parser = benchmark_parser("out_of_core", __doc__, time_limit=1e9)
+    add = parser.add_argument
+    add("--sides", default="32768", help="separated by commas")
+    add("--dtypes", default="float32", help="separated by commas")
+    add("--rounds", type=int, default=3)
+    add("--no-peer", action="store_true", help="leave cuBLASXt out")
+    options = parser.parse_args(arguments)
+    until, rows = time.monotonic() + options.time_limit, list[Row]()
     print("rates", CudaMachine(0).rates, flush=True)
-    for dtype in given.dtypes.split(","):
-        for side in map(int, given.sides.split(",")):
-            if time.monotonic() > until:
-                break
-            runs.append(measured(side, dtype, given.rounds, not given.no_peer, until))
-            told = {"runs": runs, "environment": environment(["python -m benchmarks.out_of_core --sides", given.sides])}
-            given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-            middle = {name: median(times) for name, times in runs[-1]["seconds"].items() if times}
-            share = middle["on the device"] / middle["fmm"]
-            peer = f", {middle['cuBLASXt'] / middle['fmm']:.2f} times cuBLASXt" if "cuBLASXt" in middle else ""
-            shown = ", ".join(f"{name} {value:.3f} s" for name, value in middle.items())
-            print(
-                f"{dtype} {side}: {shown}; {share:.2f} of the time on the device{peer}; error {runs[-1]['error']:.1e}"
-            )
-            print(*[x for x in runs[-1]["explained"].splitlines() if ":" in x][:12], sep="\n", flush=True)
+    cases = [(int(side), dtype) for dtype in options.dtypes.split(",") for side in options.sides.split(",")]
+    for side, dtype in cases_in_time(cases, options.time_limit):
+        rows.append(measured(side, dtype, options.rounds, not options.no_peer, until))
+        path = (options.output or gpu_folder()) / "out_of_core.json"
+        write_result(path, environment(typed_command()), rows, key="runs")
+        print(text_lines(rows[-1]), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(sys.argv[1:]))

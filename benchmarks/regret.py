@@ -5,7 +5,8 @@ through the public call. Shapes are drawn by a seed that comes from the tuned co
 (`--seed` gives another, and the page says so): `middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024),
 `large` (3000 to 8192 on a CPU, where plans have something to gain, 1024 to 20000 on a GPU) and, on a CPU, `gram` (real
 matrices by their transposes, sides as of large ones); half of each have odd sides. On a CPU large complex ones have
-sides 0.63 as long: each is four times the work. `float32-ieee` and `float64-ieee` are these types with FMM_EMULATION=0.
+sides 0.63 as long: each is four times the work. `float32-ieee` and `float64-ieee` are these types with
+FMM_EMULATION=0.
 
 Of every *family* (so many products at each level, and the leaf) the plan is tried that the model likes best, unless it
 predicts far more time than for the best of all; of the first family, two more. `--all` tries every candidate. Each

@@ -1,12 +1,12 @@
 """What the models of today would choose on shapes that were measured earlier: `python -m benchmarks.replay [FILE]`.
 
 Nothing is measured and no device is needed. Of every shape of a held-out.jsonl (that of results/nvidia-h200/ unless
-another is named) the model is asked for its choice, and what that plan took is looked up among what was tried there;
-a choice that nobody tried is counted, and not judged. At the end there is a line for each type of the last run alone:
+another is named) the model is asked for its choice, and what that plan took is looked up among what was tried there; a
+choice that nobody tried is counted, and not judged. At the end there is a line for each type of the last run alone:
 what its calls chose then, and what would be chosen now. `--config` names another config than the one that ships,
 `--half 0` or `--half 1` every second shape alone: so that what was settled while looking at one half can be judged by
-the other. `--terms` tells by how much predicted speedups are off, by type and family of plans. The device is the one on
-which a file's last run was measured.
+the other. `--terms` tells by how much predicted speedups are off, by type and family of plans. The device is the one
+on which a file's last run was measured.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Of each type the trials of one or more tunings of such cards are put together, and what earlier runs of
 `benchmarks.regret` measured of whole calls: of every second shape. The other half of these, and what the tunings held
 out, judge the fit. By how much a plan must be predicted to win is settled by that first half too: by as much as leads
-to the best choices there. No entry is taken along: nobody certified anything on the cards of those who install it. What
-the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did not see, is
-found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles. With
+to the best choices there. No entry is taken along: nobody certified anything on the cards of those who install it.
+What the block model of our own kernel is off by, and what terms of a fit are off by on shapes that they did not see,
+is found from `blocks.json` (the built-in terms saw all of it); `--blocks` writes that alone, and the tiles. With
 `--thresholds` the models stay as they are, and of them and of the same trials the thresholds alone are made anew.
-`--card H100` leaves the models of other cards as they are. `python -m benchmarks.regret` then says what the choices are
-worth on shapes that none of them saw.
+`--card H100` leaves the models of other cards as they are. `python -m benchmarks.regret` then says what the choices
+are worth on shapes that none of them saw.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
             timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
             worth = [(plan, own) for plan, own in timed if own <= WORTH_FITTING * vendor]
             # (Of leaves with rates of their own there are too few.)
-            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.time.rate]
+            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
             found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in known]
     return found
 
@@ -153,7 +153,7 @@ def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observa
     """The tunings' observations, but for those by our own tiles where whole calls by these were timed, too. (With them
     two choices more of 250 in float32 without emulation are poor.)"""
     known = any(o.kind == "inside" for o in calls)
-    return [o for o in tuned if not (known and o.run.plan.timed_by_tiles)]
+    return [o for o in tuned if not (known and o.run.plan.uses_tile_model)]
 
 
 def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibration:
@@ -198,7 +198,7 @@ def section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, R
         "error": {name: e.fields for name, e in model.error.items()},
         "thresholds": todays_thresholds(calibration, dtype, intervals, seen).fields,
         "noise": noise,
-        "doubts": list(model.doubts),
+        "doubts": list(model.diagnostics),
     }
 
 

@@ -5,8 +5,8 @@ Square matrices in float64, uniform in [-1, 1] and [0, 1]; a level of HASA from 
 rounded to an extended precision). It is slow, so that errors are those of some rows and columns; the whole matrices
 are judged by a reference of twice the precision, which is compared with Priest's on these entries.
 
-alpha and pi are measured here, so that the recursion point is this machine's (Equation 3). `Balanced` cuts a product to
-almost square ones before HASA recurses; `HASA` recurses at once, both down to the recursion point; `HASA dynamic`
+alpha and pi are measured here, so that the recursion point is this machine's (Equation 3). `Balanced` cuts a product
+to almost square ones before HASA recurses; `HASA` recurses at once, both down to the recursion point; `HASA dynamic`
 recurses as long as Equation 2 holds, with an alpha and a pi measured for the problem at hand, and epsilon added to
 their ratio. Beside them: what fmm's own model chooses.
 """

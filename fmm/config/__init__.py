@@ -1,7 +1,7 @@
-"""Configs: what the tuner found out about devices, written to JSON files, and read by the runtime.
+"""Configs: the tuner's findings about devices, in JSON files that the runtime reads.
 
-schema.py says what stands in one; locate.py where they are; files.py has those in force; store.py writes;
-identity.py tells devices apart, older_keys.py reads what is filed under keys that they once had; certify.py is the rule
+environment.py reads the environment variables, files.py finds and reads the files in force, schema.py has the fields of
+a config, reader.py the generic reader of JSON, store.py writes, identity.py names devices, and certify.py has the rule
 by which a plan may replace the vendor's product.
 """
 

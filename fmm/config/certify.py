@@ -1,4 +1,4 @@
-"""The rule by which a plan may replace the vendor's product on a shape, and the statistics that it rests on."""
+"""The rule by which a plan may replace the vendor's product on a shape, and its statistics."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from statistics import median
 
 from fmm.config.schema import Entry, Size
 
-GAIN = 1.02  # a smaller gain is not worth a plan
+GAIN = 1.02  # a smaller speedup is not worth a plan
 CONFIDENCE = 0.95
-ROUNDS = 6  # the fewest whose range is such an interval
+ROUNDS = 6  # the fewest rounds whose range is an interval of this confidence
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """A confidence interval of the median from order statistics: at least 95 %, no distribution assumed.
+    """Return a confidence interval of the median from order statistics: at least 95 %, no distribution assumed.
 
-    With fewer than six samples the whole range is all that can be said (94 % for five).
+    With fewer than six samples the whole range is returned (94 % for five).
     """
     ordered = sorted(samples)
     n = len(ordered)
-    rank = max((r for r in range(1, n // 2 + 1) if _covers(n, r) >= CONFIDENCE), default=1)
+    rank = max((r for r in range(1, n // 2 + 1) if _coverage(n, r) >= CONFIDENCE), default=1)
     return ordered[rank - 1], ordered[n - rank]
 
 
-def _covers(n: int, rank: int) -> float:
-    """The chance that the true median lies between the rank-th smallest and the rank-th largest of n samples."""
+def _coverage(n: int, rank: int) -> float:
+    """Return the probability that the true median is between the rank-th smallest and rank-th largest of n samples."""
     return float(1 - 2 * sum(comb(n, i) for i in range(rank)) / 2**n)
 
 
 def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[float, ...]:
-    """The vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
+    """Return the vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
     return tuple(v / c for v, c in zip(vendor, candidate, strict=True))
 
 
 def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
-    """Is the candidate faster: the interval's lower bound above 1, the median above what noise or habit explain?"""
+    """Return True if the interval's lower bound is above 1 and the median above GAIN and above the noise."""
     found = paired_ratios(vendor, candidate)
     return len(found) >= ROUNDS and median_interval(found)[0] > 1 and median(found) > max(GAIN, 1 + noise)
 
@@ -43,7 +43,7 @@ def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: flo
 def entry_of_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
-    """The entry that paired rounds support: the plan's if it is certified, else the vendor's."""
+    """Return the entry that paired rounds support: the plan's if it is certified, else the vendor's."""
     found, rounds, base = paired_ratios(vendor, candidate), len(vendor), median(vendor)
     if not is_certified(vendor, candidate, noise):
         return Entry(size, "vendor", 1.0, 1.0, 1.0, rounds, base, base, noise, origin=origin)

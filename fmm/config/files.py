@@ -1,4 +1,8 @@
-"""Files."""
+"""Config files: where they are, and which are in force; they are looked at again once a second.
+
+FMM_CONFIG names the one config. Without it the user's, the site's and the shipped config are searched in this order.
+No product fails because of a config: a damaged file or section is skipped, with one line in the log.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,73 @@ from pathlib import Path
 
 from fmm.config.environment import RAW_NAMES, environment_value, log_once, raw_value
 from fmm.config.identity import Identity
-from fmm.config.reader import read_document
-from fmm.config.schema import ConfigError, Raw, Tuned, read_section
+from fmm.config.reader import ConfigError, Raw, read_document
+from fmm.config.schema import Tuned, read_section
 from fmm.perfmodel.calibration import Calibration
 
-LARGEST_FILE = 16 << 20
+FILE = "config.json"
+SHIPPED = Path(__file__).parent / FILE  # part of the package
+MAX_FILE_BYTES = 16 << 20
+
+
+# ---- where configs are
+
+
+def default_path() -> Path:
+    """Return the file that the tuner writes by default, which is the first that the runtime reads."""
+    named = os.environ.get("FMM_CONFIG")
+    return config_file(Path(named)) if named else user_folder() / FILE
+
+
+def search_path(named: str) -> tuple[Path, ...]:
+    """Return the files to search: the named one alone, or the user's, the site's and the shipped one."""
+    if named:
+        return (config_file(Path(named)),)
+    try:
+        return user_folder() / FILE, site_folder() / FILE, SHIPPED
+    except RuntimeError:  # the user has no home folder
+        return site_folder() / FILE, SHIPPED
+
+
+def config_file(path: Path) -> Path:
+    """Return the config in a folder, or the path itself if it is a file; a new path is a file if it ends in .json."""
+    return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
+
+
+def user_folder() -> Path:
+    """Return the user's folder for fmm's configs, by the rules of the system (those of platformdirs)."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "fmm"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fmm"
+    return _xdg_folder("XDG_CONFIG_HOME", Path.home() / ".config") / "fmm"
+
+
+def site_folder() -> Path:
+    """Return the folder for all users of this machine."""
+    if sys.platform == "darwin":
+        return Path("/Library/Application Support/fmm")
+    if sys.platform == "win32":
+        return Path(os.environ.get("PROGRAMDATA") or "C:/ProgramData") / "fmm"
+    return _xdg_folder("XDG_CONFIG_DIRS", Path("/etc/xdg")) / "fmm"
+
+
+def _xdg_folder(variable: str, default: Path) -> Path:
+    first = os.environ.get(variable, "").split(os.pathsep)[0].strip()
+    return Path(first) if first else default
+
+
+# ---- what a file says
 
 
 def read_config(path: Path) -> dict[str, dict[str, Raw]]:
-    """The devices of a config file."""
+    """Return the devices of a config file: key -> type -> section; ConfigError if it cannot be read."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError("it is no file")
-        if found.st_size > LARGEST_FILE:
-            raise ConfigError(f"it is larger than {LARGEST_FILE >> 20} MiB")
+        if found.st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
         return read_document(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise ConfigError("it is not UTF-8 text") from None
@@ -36,29 +92,8 @@ def read_config(path: Path) -> dict[str, dict[str, Raw]]:
         raise ConfigError(f"it cannot be read: {error.strerror}{unless}") from None
 
 
-def current_settings() -> tuple[tuple[object, ...], Configs]:
-    """What decisions depend on besides the product and the device; equal as long as they would be made alike."""
-    return _circumstances_at(tuple(map(raw_value, RAW_NAMES)), int(time.monotonic()))
-
-
-@lru_cache(maxsize=2)
-def _circumstances_at(variables: tuple[object, ...], second: int) -> tuple[tuple[object, ...], Configs]:
-    return variables, active_configs()
-
-
-# ---- the configs in force
-
-
-_to_be_written: set[Path] = set()
-
-
-def expect_config(path: Path) -> None:
-    """This process is about to write this file: until then nobody is told that it is missing or damaged."""
-    _to_be_written.add(path)
-
-
 class Configs:
-    """The config files as they were read. Decisions are kept by this object: it is equal to no other one."""
+    """The config files in the order of their search. An instance equals only itself, so that decisions cache by it."""
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
         self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
@@ -68,35 +103,37 @@ class Configs:
                 if required or path.exists():
                     self.files[path] = read_config(path)
             except (ConfigError, OSError) as error:
-                if path not in _to_be_written:
+                if path not in _expected_files:
                     log_once(f"the config {str(path)!r} is not used: {error}")
 
     def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
-        """What the first file that knows this type on this device says."""
-        key = identity.key, identity.name, dtype  # by which identities are equal: strings are looked up at once
+        """Return the tuning of a type on a device from the first file that has one; None if no file has."""
+        key = identity.key, identity.name, dtype  # plain strings: quicker to look up than the identity
         if key not in self._tuned:
             self._tuned[key] = self._find(identity, dtype)
         return self._tuned[key]
 
     def _find(self, identity: Identity, dtype: str) -> Tuned | None:
-        """What the first file that knows the type says. If its model is not trusted, the model comes from the next file
-        whose model is: an interrupted tuning is not to be worse than none."""
+        """Return the section of the first file; with the model of the next file if its own is not trusted.
+
+        An interrupted tuning must not be worse than none.
+        """
         first: Tuned | None = None
         for found in self._sections(identity, dtype):
             if first is None:
                 first = found
             elif found.trusted is not None:
-                for doubt in first.doubts[:1]:
-                    log_once(f"the tuning of {identity.name} for {dtype} is not used: {doubt}")
-                own = replace(first, calibration=found.calibration, thresholds=found.thresholds)
+                for reason in first.diagnostics[:1]:
+                    log_once(f"the tuning of {identity.name} for {dtype} is not used: {reason}")
                 failed = tuple(dict.fromkeys((*first.failed, *found.failed)))
-                return replace(own, fitted=found.fitted, failed=failed, doubts=())
+                own = replace(first, calibration=found.calibration, thresholds=found.thresholds, fitted=found.fitted)
+                return replace(own, failed=failed, diagnostics=())
             if first.trusted is not None:
                 return first
         return first
 
     def _sections(self, identity: Identity, dtype: str) -> Iterator[Tuned]:
-        """What each file says of a type, where it can be read."""
+        """Yield the section of each file that has a readable one."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
             if raw is None:
@@ -111,98 +148,71 @@ class Configs:
             yield from_another_card(found) if path == SHIPPED else found
 
 
-def from_another_card(found: Tuned) -> Tuned:
-    """What ships with the package was measured on another card of that name, and says so."""
-    known = found.calibration
-    if known is None:
-        return found
-    return replace(found, calibration=replace(known, source=known.source.replace("on this device", OTHER_CARD)))
-
-
 OTHER_CARD = "on another card of this name"
 
 
+def from_another_card(found: Tuned) -> Tuned:
+    """Return a shipped tuning with the note that another card of this name was measured."""
+    calibration = found.calibration
+    if calibration is None:
+        return found
+    source = calibration.source.replace("on this device", OTHER_CARD)
+    return replace(found, calibration=replace(calibration, source=source))
+
+
 def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
-    """What ships with the package for cards of this name; None if nothing does."""
+    """Return the shipped calibration for cards of this name; None if there is none."""
     found = Configs((SHIPPED,), False).tuned(identity, dtype)
     return None if found is None else found.trusted
 
 
+# ---- the configs in force
+
+_expected_files: set[Path] = set()
+
+
+def expect_config(path: Path) -> None:
+    """Say that this process will write the file: until then no warning says that it is missing or damaged."""
+    _expected_files.add(path)
+
+
+def current_settings() -> tuple[tuple[object, ...], Configs]:
+    """Return all that decisions depend on apart from the problem and the device; equal settings, equal decisions."""
+    return _settings_at(tuple(map(raw_value, RAW_NAMES)), int(time.monotonic()))
+
+
+@lru_cache(maxsize=2)
+def _settings_at(variables: tuple[object, ...], second: int) -> tuple[tuple[object, ...], Configs]:
+    return variables, active_configs()
+
+
 def active_configs() -> Configs:
-    """The configs in force; files are looked at again once a second."""
+    """Return the configs in force; changed files are noticed within a second."""
     return _configs_at(environment_value("FMM_CONFIG"), int(time.monotonic()))
 
 
 def clear_config_cache() -> None:
-    """Look at the files again now."""
-    _circumstances_at.cache_clear()
+    """Look at the files again at the next call."""
+    _settings_at.cache_clear()
     _configs_at.cache_clear()
-    _configs_of.cache_clear()
+    _read_configs.cache_clear()
 
 
 @lru_cache(maxsize=2)
-def _configs_at(given: str, second: int) -> Configs:
-    paths = search_path(given)
-    return _configs_of(paths, tuple(map(_file_stamp, paths)), bool(given))
+def _configs_at(named: str, second: int) -> Configs:
+    paths = search_path(named)
+    return _read_configs(paths, tuple(map(_file_stamp, paths)), bool(named))
 
 
 @lru_cache(maxsize=2)
-def _configs_of(paths: tuple[Path, ...], stamps: tuple[object, ...], required: bool) -> Configs:
+def _read_configs(paths: tuple[Path, ...], stamps: tuple[object, ...], required: bool) -> Configs:
     return Configs(paths, required)
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file is written anew: its time, size and number. None if there is no file."""
+    """Return a file's time, size and number, which change when it is written; None if there is no file."""
     try:
         found = path.stat()
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-FILE = "config.json"
-SHIPPED = Path(__file__).parent / FILE  # what comes with the package
-
-
-def user_folder() -> Path:
-    """The user's folder for fmm's configs, by the system's rules (platformdirs' too)."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "fmm"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fmm"
-    return _xdg_folder("XDG_CONFIG_HOME", Path.home() / ".config") / "fmm"
-
-
-def site_folder() -> Path:
-    """The folder for all users of this machine."""
-    if sys.platform == "darwin":
-        return Path("/Library/Application Support/fmm")
-    if sys.platform == "win32":
-        return Path(os.environ.get("PROGRAMDATA") or "C:/ProgramData") / "fmm"
-    return _xdg_folder("XDG_CONFIG_DIRS", Path("/etc/xdg")) / "fmm"
-
-
-def _xdg_folder(variable: str, default: Path) -> Path:
-    found = os.environ.get(variable, "").split(os.pathsep)[0].strip()
-    return Path(found) if found else default
-
-
-def default_path() -> Path:
-    """Where the tuner writes unless told otherwise: where the runtime looks first."""
-    given = os.environ.get("FMM_CONFIG")
-    return config_file(Path(given)) if given else user_folder() / FILE
-
-
-def config_file(path: Path) -> Path:
-    """A folder stands for the config in it; of a name that is nothing yet, its ending tells."""
-    return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
-
-
-def search_path(given: str) -> tuple[Path, ...]:
-    """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
-    if given:
-        return (config_file(Path(given)),)
-    try:
-        return user_folder() / FILE, site_folder() / FILE, SHIPPED
-    except RuntimeError:  # no home
-        return site_folder() / FILE, SHIPPED

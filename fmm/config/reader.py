@@ -1,4 +1,8 @@
-"""Reader."""
+"""Read and write the JSON of a config: the document as a whole, and checks for the values in it.
+
+A check takes a value that `json` read and its place in the document. It returns the value, or raises ConfigError with
+the place and the error.
+"""
 
 from __future__ import annotations
 
@@ -6,122 +10,23 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Raw = Any  # as json reads it
-
-
-class ConfigError(ValueError):
-    """A config, or a part of one, that cannot be used; says where and why."""
-
-
+Raw = Any  # a value as json reads it
 Check = Callable[[Raw, str], Any]
-
-
-def wrong_value(where: str, what: str, value: Raw) -> ConfigError:
-    return ConfigError(f"{where} must be {what}, not {short_text(value)}")
-
-
-def short_text(value: Raw) -> str:
-    """A value as an error shows it: short, and on one line whatever it holds."""
-    found = ascii(value)
-    return found if len(found) < 60 else found[:57] + "..."
-
-
-def bounded_number(low: float, high: float) -> Check:
-    """A number within these bounds."""
-
-    def check(value: Raw, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise wrong_value(where, f"a number from {low:g} to {high:g}", value)
-        return float(value)
-
-    return check
-
-
-def number_or_nothing(low: float, high: float) -> Check:
-    """A number within these bounds, or null for what was not measured."""
-    number = bounded_number(low, high)
-
-    def check(value: Raw, where: str) -> float | None:
-        return None if value is None else float(number(value, where))
-
-    return check
-
-
-def whole_number(low: int, high: int) -> Check:
-    """A whole number within these bounds."""
-
-    def check(value: Raw, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise wrong_value(where, f"a whole number from {low} to {high}", value)
-        return value
-
-    return check
-
-
-def one_of(*valid: str) -> Check:
-    """One of these words."""
-
-    def check(value: Raw, where: str) -> str:
-        if value not in valid or not isinstance(value, str):
-            raise wrong_value(where, " or ".join(valid), value)
-        return value
-
-    return check
-
-
-def plain_text(value: Raw, where: str) -> str:
-    """A short text without control characters."""
-    if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
-        raise wrong_value(where, "a short text", value)
-    return value
-
-
-def true_or_false(value: Raw, where: str) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise wrong_value(where, "true or false", value)
-    return value
-
-
-def anything(value: Raw, where: str) -> Raw:
-    """For what the runtime does not read."""
-    return value
-
-
-def read_fields(
-    value: Raw, where: str, checks: Mapping[str, Check], optional: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """Exactly these fields, each checked."""
-    if not isinstance(value, dict):
-        raise wrong_value(where, "an object", value)
-    for name in value.keys() - checks.keys():
-        raise ConfigError(f"{where} has an unknown field {plain_text(name, where)!r}; it may have {', '.join(checks)}")
-    for name in checks.keys() - value.keys() - optional:
-        raise ConfigError(f"{where} has no field {name!r}")
-    return {name: check(value[name], f"{where}.{name}") for name, check in checks.items() if name in value}
-
-
-def object_of_texts(value: Raw, where: str) -> dict[str, str]:
-    """An object of short texts."""
-    if not isinstance(value, dict):
-        raise wrong_value(where, "an object", value)
-    return {plain_text(name, where): plain_text(found, f"{where}.{name}") for name, found in value.items()}
-
-
-def list_of_texts(value: Raw, where: str) -> list[str]:
-    """A list of short texts."""
-    if not isinstance(value, list):
-        raise wrong_value(where, "a list", value)
-    return [plain_text(found, f"{where}[{i}]") for i, found in enumerate(value)]
-
 
 SCHEMA = 1  # the version that is read and written
 
 
+class ConfigError(ValueError):
+    """A config, or a part of one, that cannot be used; the message says where and why."""
+
+
+# ---- the document
+
+
 def read_document(content: str) -> dict[str, dict[str, Raw]]:
-    """The devices of a config by today's keys: key -> type -> section, not yet checked."""
+    """Return the devices of a config's text, unchecked: key -> type -> section."""
     try:
-        raw = json.loads(content, parse_constant=_no_constant)
+        raw = json.loads(content, parse_constant=_reject_constant)
     except RecursionError:
         raise ConfigError("it is nested too deeply") from None
     except ValueError as error:
@@ -138,17 +43,17 @@ def read_document(content: str) -> dict[str, dict[str, Raw]]:
     return dict(raw["devices"])
 
 
-def _no_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ConfigError(f"it holds {name}, which is no number")
 
 
 def config_text(devices: Mapping[str, Mapping[str, Raw]]) -> str:
-    """A config's text: readable, an entry a line."""
+    """Return the text of a config, with one entry a line."""
     return _json_lines({"schema": SCHEMA, "devices": devices}, 0) + "\n"
 
 
 def _json_lines(value: Raw, depth: int) -> str:
-    """JSON with objects of plain values on one line each; ValueError for NaN, with which it would be none."""
+    """Return JSON with objects of plain values on one line each; ValueError for NaN, which JSON does not have."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if depth > 2 and not any(isinstance(x, dict) for x in inner):
         return json.dumps(value, allow_nan=False)
@@ -159,3 +64,121 @@ def _json_lines(value: Raw, depth: int) -> str:
     if isinstance(value, list | tuple) and value:
         return "[" + gap + f",{gap}".join(_json_lines(x, depth + 1) for x in value) + end + "]"
     return json.dumps(value, allow_nan=False)
+
+
+# ---- the generic reader: an object with these fields, each with a check
+
+
+def read_fields(
+    value: Raw, where: str, checks: Mapping[str, Check], optional: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return the fields of an object, each checked; raise for an unknown field, or for one that is missing."""
+    if not isinstance(value, dict):
+        raise wrong_value(where, "an object", value)
+    for name in value.keys() - checks.keys():
+        raise ConfigError(f"{where} has an unknown field {plain_text(name, where)!r}; it may have {', '.join(checks)}")
+    for name in checks.keys() - value.keys() - optional:
+        raise ConfigError(f"{where} has no field {name!r}")
+    return {name: check(value[name], f"{where}.{name}") for name, check in checks.items() if name in value}
+
+
+def wrong_value(where: str, what: str, value: Raw) -> ConfigError:
+    """Return the error for a value that is not what it must be."""
+    return ConfigError(f"{where} must be {what}, not {short_text(value)}")
+
+
+def short_text(value: Raw) -> str:
+    """Return a value as an error shows it: short and on one line, whatever it is."""
+    found = ascii(value)
+    return found if len(found) < 60 else found[:57] + "..."
+
+
+# ---- checks
+
+
+def bounded_number(low: float, high: float) -> Check:
+    """Return the check for a number within these bounds."""
+
+    def check(value: Raw, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise wrong_value(where, f"a number from {low:g} to {high:g}", value)
+        return float(value)
+
+    return check
+
+
+def optional_number(low: float, high: float) -> Check:
+    """Return the check for a number within these bounds, or null if it was not measured."""
+    number = bounded_number(low, high)
+
+    def check(value: Raw, where: str) -> float | None:
+        return None if value is None else float(number(value, where))
+
+    return check
+
+
+def whole_number(low: int, high: int) -> Check:
+    """Return the check for a whole number within these bounds."""
+
+    def check(value: Raw, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise wrong_value(where, f"a whole number from {low} to {high}", value)
+        return value
+
+    return check
+
+
+def one_of(*valid: str) -> Check:
+    """Return the check for one of these words."""
+
+    def check(value: Raw, where: str) -> str:
+        if value not in valid or not isinstance(value, str):
+            raise wrong_value(where, " or ".join(valid), value)
+        return value
+
+    return check
+
+
+def parsed(what: str, parse: Callable[[Raw], Any]) -> Check:
+    """Return the check for a value that `parse` takes; `what` describes the value in errors."""
+
+    def check(value: Raw, where: str) -> Any:
+        try:
+            return parse(value)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise wrong_value(where, what, value) from None
+
+    return check
+
+
+def plain_text(value: Raw, where: str) -> str:
+    """Check for a short text without control characters."""
+    if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
+        raise wrong_value(where, "a short text", value)
+    return value
+
+
+def true_or_false(value: Raw, where: str) -> bool:
+    """Check for true or false."""
+    if not isinstance(value, bool):
+        raise wrong_value(where, "true or false", value)
+    return value
+
+
+def anything(value: Raw, where: str) -> Raw:
+    """Accept a value that the runtime does not read, or that has a reader of its own."""
+    return value
+
+
+def object_of_texts(value: Raw, where: str) -> dict[str, str]:
+    """Check for an object of short texts."""
+    if not isinstance(value, dict):
+        raise wrong_value(where, "an object", value)
+    return {plain_text(name, where): plain_text(found, f"{where}.{name}") for name, found in value.items()}
+
+
+def list_of_texts(value: Raw, where: str) -> list[str]:
+    """Check for a list of short texts."""
+    if not isinstance(value, list):
+        raise wrong_value(where, "a list", value)
+    return [plain_text(found, f"{where}[{i}]") for i, found in enumerate(value)]

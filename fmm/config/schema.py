@@ -1,9 +1,29 @@
-"""Schema."""
+"""The schema of a config: its dataclasses, and how a section is read, checked and written.
+
+    {"schema": 1,
+     "devices": {
+      "cpu-intel-r-xeon-r-processor-2t": {             a key: all that changes the answers (identity.py)
+       "float64": {                                    one section for each element type
+        "versions": {"numpy": "2.4.6", ...},           of libraries and driver at the time of the tuning
+        "conditions": {...}, "tuned": {...},           for people: name, clocks, memory; when and how
+        "calibration": {"stream": ..., "rate": {...}}, the fields of fmm.perfmodel.calibration; or null
+        "intervals": {...}, "error": {...},            their 95 % intervals; the model's error on held-out shapes
+        "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names, with 95 % intervals (Thresholds)
+        "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
+        "noise": 0.01,                                 the noise floor as a share; null if it was not measured
+        "doubts": ["..."],                             reasons why the model is not used; empty as a rule
+        "failed": ["..."],                             rates of leaves that were tried and never worked
+        "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
+       }}}}
+
+`ENTRY`, `SECTION` and `THRESHOLDS` below have a check for every field. Only the section in use is checked: a damaged
+one of another device or type does no harm.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
 from math import isfinite
 from types import MappingProxyType
@@ -18,9 +38,10 @@ from fmm.config.reader import (
     anything,
     bounded_number,
     list_of_texts,
-    number_or_nothing,
     object_of_texts,
     one_of,
+    optional_number,
+    parsed,
     plain_text,
     read_fields,
     true_or_false,
@@ -30,7 +51,6 @@ from fmm.config.reader import (
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import BlockTerms
 from fmm.kernels.plans.leaf import leaf_uses
-from fmm.kernels.plans.old_names import todays_ending, todays_plan
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import datasheet_rates
@@ -42,32 +62,40 @@ __all__ = [
     "Entry",
     "Raw",
     "Size",
+    "Spread",
+    "Thresholds",
     "Tuned",
     "calibration_fields",
     "empty_section",
     "read_calibration",
     "read_entry",
     "read_section",
+    "read_thresholds",
 ]
 
 PRODUCT: Operation = "product"  # the operation of most entries
 ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
-ANY = "any"  # the layout of entries that hold for rows and columns alike
+ANY = "any"  # the layout of entries that hold for row-major and column-major matrices alike
 Size = tuple[int, int, int]  # (m, k, n)
 Key = tuple[str, Size, str, bool]
+Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
+TAUS = ("tau1", "tau2", "tau3")
+SECONDS = ("alpha", "pi")
+EPSILON = "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
+UNDETERMINED_EPSILON = "it is not determined where all products gained by one level, or none did"
 
 
-# ---- what is read
+# ---- the dataclasses
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One measured shape: the plan to use for exactly that, and the evidence. Seconds are medians."""
+    """One measured shape: the plan to use for exactly this shape, and the evidence. Seconds are medians."""
 
     size: Size
     plan: str
     speedup: float  # over the vendor
-    low: float  # of the 95 % interval of the paired speedup
+    low: float  # bounds of the 95 % interval of the paired speedup
     high: float
     rounds: int
     seconds: float
@@ -76,17 +104,17 @@ class Entry:
     layout: str = ANY
     verified: bool = True
     origin: str = "certified"
-    lean: bool = False  # the best of the plans without workspace, beside the entry of one with workspace
-    op: Operation = PRODUCT  # written down only where it is another
+    lean: bool = False  # the best plan without workspace, stored beside the entry of a plan with workspace
+    op: Operation = PRODUCT  # written only if it is another operation
 
     @property
     def key(self) -> Key:
-        """What entries of a section differ in."""
+        """The fields by which the entries of a section differ."""
         return self.op, self.size, self.layout, self.lean
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As it stands in a section."""
+        """The entry as it is written to a section."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("op", PRODUCT)}
 
     @property
@@ -97,234 +125,9 @@ class Entry:
         return f"{self.speedup:.3f} times the vendor [{self.low:.3f}, {self.high:.3f}] in {self.rounds} paired rounds"
 
 
-@dataclass(frozen=True, eq=False)
-class Tuned:
-    """One element type on one device; equal only to itself, as the config that it is from."""
-
-    identity: Identity
-    dtype: str
-    calibration: Calibration | None
-    entries: Mapping[Key, Entry]
-    changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
-    thresholds: Thresholds | None = None
-    fitted: BlockTerms | None = None  # the block model's terms, where the built-in ones do not hold
-    doubts: tuple[str, ...] = ()  # what speaks against the tuning: its model is not trusted
-    failed: tuple[str, ...] = ()  # the rates of leaves that were tried, and never worked: they are not to be taken
-
-    @property
-    def trusted(self) -> Calibration | None:
-        """The calibration, if it may choose plans."""
-        return None if self.doubts else self.calibration
-
-    def entry(self, size: Size, layout: str = ANY, lean: bool = False, op: str = PRODUCT) -> tuple[Entry, Plan] | None:
-        """The certified entry of exactly this shape, with its plan; None where there is none to be trusted."""
-        found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY, lean))
-        if found is None or not found.verified or self.changed:
-            return None
-        try:
-            return found, Plan.parse(found.plan)
-        except (PlanError, RecursionError) as error:
-            log_once(f"the plan of the tuned shape {size} is not used: {error}")
-            return None
-
-
-# ---- which fields there are, and what each may hold
-
-
-def size(value: Raw, where: str) -> Size:
-    if not isinstance(value, list | tuple) or len(value) != 3:
-        raise wrong_value(where, "three sides, [m, k, n]", value)
-    side = whole_number(1, 1 << 40)
-    m, k, n = (side(x, where) for x in value)
-    return m, k, n
-
-
-def plan_text(value: Raw, where: str) -> str:
-    """Only the form: schemes are proved when they are read, which takes longer than a config may."""
-    if todays_ending(plain_text(value, where).rpartition(">")[2].strip()) not in leaf_uses():
-        raise wrong_value(where, "a plan that ends in its leaf, such as vendor", value)
-    return todays_plan(str(value))
-
-
-POSITIVE = bounded_number(1e-30, 1e30)
-MOST_NOISE = 1e6  # beside others' work a product can take many times as long as its twin
-ENTRY: Mapping[str, Check] = {
-    "size": size,
-    "plan": plan_text,
-    "speedup": bounded_number(1e-6, 1e6),
-    "low": bounded_number(1e-6, 1e6),
-    "high": bounded_number(1e-6, 1e6),
-    "rounds": whole_number(1, 10**6),
-    "seconds": POSITIVE,
-    "vendor_seconds": POSITIVE,
-    "noise": bounded_number(0, MOST_NOISE),
-    "layout": plain_text,
-    "verified": true_or_false,
-    "origin": one_of(*ORIGINS),
-    "lean": true_or_false,
-    "op": one_of(*OPERATIONS),
-}
-SECTION: Mapping[str, Check] = {
-    "versions": object_of_texts,
-    "conditions": anything,
-    "tuned": anything,
-    "calibration": anything,  # checked by its own fields
-    "intervals": anything,
-    "error": anything,
-    "thresholds": anything,
-    "blocks": anything,
-    "noise": number_or_nothing(0, MOST_NOISE),
-    "doubts": list_of_texts,
-    "failed": list_of_texts,
-    "entries": anything,  # one by one
-}
-_LATER = frozenset({"doubts", "blocks", "failed"})  # fields that older configs do not have
-# Of a calibration's numbers: those that are divided by, and shares; the others by their type.
-_BY_NAME: Mapping[str, Check] = {
-    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), POSITIVE),
-    **dict.fromkeys(("margin", "tiled_margin"), bounded_number(0, 1)),
-    "overlap": bounded_number(-1, 1),
-}
-# Terms that the model once had: configs that tell of them stay valid too.
-_RETIRED: Mapping[str, Check] = dict.fromkeys(("frayed", "rough"), anything)
-_BY_TYPE: Mapping[str, Check] = {
-    "float": bounded_number(0, 1e30),
-    "int": whole_number(0, 1 << 60),
-    "bool": true_or_false,
-}
-
-
-def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], frozenset[str]]:
-    """Checks of a dataclass's numbers, and which may be left out: the model can grow and old configs stay valid."""
-    known = [f for f in fields(kind) if str(f.type) in _BY_TYPE]
-    optional = frozenset(f.name for f in known if f.default is not MISSING)
-    return {f.name: _BY_NAME.get(f.name, _BY_TYPE[str(f.type)]) for f in known}, optional
-
-
-# ---- reading
-
-
-def read_entry(raw: Raw, where: str) -> Entry:
-    """An entry; a plan must be certified."""
-    found = Entry(**read_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean", "op"})))
-    if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
-        raise ConfigError(
-            f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
-        )
-    return found
-
-
-def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
-    """The model's numbers for one type; `name` is the device's, `source` says where they are from.
-
-    Leaves with a rate of their own have it in `leaf_rates`, or else, if `datasheet` names one, the rate that follows
-    from that."""
-    checks, optional = _numbers(Calibration)
-    rates, rate_optional = _numbers(Rate)
-    allowed = {**checks, **_RETIRED, "rate": anything, "leaf_rates": anything, "datasheet": plain_text}
-    found = read_fields(raw, where, allowed, optional | _RETIRED.keys() | {"leaf_rates", "datasheet"})
-    found = {name: value for name, value in found.items() if name not in _RETIRED}
-    given: dict[str, tuple[str, Raw]] = {dtype: ("rate", found.pop("rate"))}
-    for leaf, numbers in _object(found.pop("leaf_rates", {}), f"{where}.leaf_rates").items():
-        given[todays_ending(leaf)] = f"leaf_rates.{leaf}", numbers
-    known = {
-        name: Rate(**read_fields(numbers, f"{where}.{place}", rates, rate_optional))
-        for name, (place, numbers) in given.items()
-    }
-    assumed = _assumed_rates(found.pop("datasheet", ""), dtype, where)
-    return Calibration(name, source, MappingProxyType({**assumed, **known}), **found)
-
-
-def _assumed_rates(sheet: str, dtype: str, where: str) -> Mapping[str, Rate]:
-    try:
-        return datasheet_rates(sheet, dtype) if sheet else {}
-    except ValueError as error:
-        raise ConfigError(f"{where}.datasheet: {error}") from None
-
-
-def _object(raw: Raw, where: str) -> dict[str, Raw]:
-    if not isinstance(raw, dict):
-        raise wrong_value(where, "an object", raw)
-    return raw
-
-
-def read_section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
-    """A section, all of it checked."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
-    found = read_fields(given, where, SECTION, _LATER)
-    if not isinstance(found["entries"], list):
-        raise wrong_value(f"{where}.entries", "a list", found["entries"])
-    entries = [read_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
-    source = _source(found["tuned"], found["error"])
-    raw = found["calibration"]
-    known = None if raw is None else read_calibration(raw, f"{where}.calibration", dtype, identity.name, source)
-    now = identity.versions
-    changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
-    entries_by_key = MappingProxyType({e.key: e for e in entries})
-    unchecked = _inner(_inner(found["error"], "speedup"), "count") == 0
-    doubts = tuple(found.get("doubts", ["the model was not checked on other shapes"] if unchecked else ()))
-    if found["versions"].get(SUMS) == COMPILED != now.get(SUMS, COMPILED):
-        doubts += ("it was tuned with compiled sums, and llvmlite is installed no more",)
-    terms = read_block_terms(_inner(found.get("blocks"), "fitted"))
-    thresholds, failed = read_thresholds(found["thresholds"]), tuple(found.get("failed", ()))
-    return Tuned(identity, dtype, known, entries_by_key, changed, thresholds, terms, doubts, failed)
-
-
-def read_block_terms(raw: Raw) -> BlockTerms | None:
-    """The block model's terms; None where there are none, or damaged ones: then the built-in ones hold."""
-    check = bounded_number(1e-12, 1e6)
-    try:
-        return BlockTerms(**read_fields(raw, "terms", {f.name: check for f in fields(BlockTerms)})) if raw else None
-    except ConfigError:
-        return None
-
-
-def _source(tuned: Raw, errors: Raw) -> str:
-    """Where a calibration is from, in words: `calibrated on this device 2026-11-22, model error 1.2%`."""
-    when, speedup = _inner(tuned, "at"), _inner(errors, "speedup")
-    median, count = _inner(speedup, "median"), _inner(speedup, "count")
-    date = f" {when[:10]}" if isinstance(when, str) and when.isprintable() else ""
-    error = f", model error {median:.1%}" if isinstance(median, float) and isfinite(median) else ""
-    error = ", model not checked on other shapes" if count == 0 else error
-    return f"calibrated on this device{date}{error}"
-
-
-def _inner(raw: Raw, name: str) -> Raw:
-    return raw.get(name) if isinstance(raw, dict) else None
-
-
-# ---- writing
-
-
-def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, Raw]:
-    """A calibration as it stands in a section: what `calibration` reads back; without what follows from a datasheet, if
-    one is named."""
-    own = {name: getattr(found, name) for name in _numbers(Calibration)[0]}
-    rates = {x: {name: getattr(rate, name) for name in _numbers(Rate)[0]} for x, rate in found.rates.items()}
-    assumed = datasheet_rates(sheet, dtype) if sheet else {}
-    # Of leaves that have their own.
-    others = {x: rate for x, rate in rates.items() if x != dtype and found.rates[x] != assumed.get(x)}
-    named = {"datasheet": sheet} if assumed else {}
-    return {**own, "rate": rates[dtype], **({"leaf_rates": others} if others else {}), **named}
-
-
-def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
-    """A section that knows nothing yet."""
-    nothing: dict[str, Raw] = dict.fromkeys(("conditions", "tuned", "calibration", "intervals", "error", "thresholds"))
-    return {"versions": dict(versions), **nothing, "noise": None, "entries": []}
-
-
-Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
-TAUS = ("tau1", "tau2", "tau3")
-SECONDS = ("alpha", "pi")
-EPSILON = "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
-UNDETERMINED_EPSILON = "it is not determined where all products gained by one level, or none did"
-
-
 @dataclass(frozen=True)
 class Spread:
-    """A threshold with the range in which it may lie; None: beyond 65536, or nowhere."""
+    """A threshold with its range; None: beyond 65536, or nowhere."""
 
     value: float | None
     low: float | None
@@ -339,62 +142,153 @@ class Spread:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """All of them; None for what was not measured."""
+    """The thresholds of a tuning under the papers' names; None for a threshold that was not measured.
 
-    alpha: float
-    pi: float
+    tau1 to tau3 are those of the tuned model, by how much it must promise: `low` is where it predicts no loss, `value`
+    where it predicts a gain of 2 %, the least that is certified, and `high` where it predicts a gain of its own margin,
+    so that fmm.matmul chooses the plan. `intervals` says how certain `value` is.
+    """
+
+    alpha: float  # seconds to add one element of a block to another: two reads and one write
+    pi: float  # seconds of one flop of the vendor's product; both for large blocks (D'Alberto and Nicolau)
+    # The recursion point: the side of a cube from which one level pays, by their Equation 3 from alpha and pi; and as
+    # it was measured.
     n1: float | None
     n1_measured: float | None
-    epsilon: float | None
-    tau1: Spread
-    tau2: Spread
-    tau3: Spread
-    block_strategy: Mapping[str, str] = field(default_factory=dict)  # side -> name; empty where there is no such kernel
-    # What older configs do not have is empty: side -> speedup; name -> 95 %; tau1 to tau3 -> value.
-    one_level: Mapping[str, float] = field(default_factory=dict)
+    epsilon: float | None  # EPSILON; None: UNDETERMINED_EPSILON
+    tau1: Spread  # the sides of squares up to which the tuned model takes no level (Li, Ranka and Sahni)
+    tau2: Spread  # one level
+    tau3: Spread  # two levels
+    # The strategy of the tiled kernel by the side of the product (Huang, Yu and van de Geijn); empty without the
+    # kernel.
+    block_strategy: Mapping[str, str] = field(default_factory=dict)
+    one_level: Mapping[str, float] = field(default_factory=dict)  # measured: best speedup by one level, by side
+    # Of alpha, pi, n1, epsilon and tau1 to tau3: the range of 95 % of the models that fit the measurements as well as
+    # the fitted one (fmm.tuner.fit.sampled).
     intervals: Mapping[str, Interval] = field(default_factory=dict)
+    # tau1 to tau3 with FMM_EMULATION=0; only where that is another model.
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def recursion_points(self) -> tuple[float | None, ...]:
-        """From which sides on one, two and three levels are taken."""
+        """The sides from which one, two and three levels are taken."""
         return self.tau1.value, self.tau2.value, self.tau3.value
 
     @property
     def fields(self) -> dict[str, Raw]:
-        """As they stand in a section."""
+        """The thresholds as they are written to a section."""
         return {**asdict(self), "recursion_points": list(self.recursion_points)}
 
     def value(self, name: str) -> float | None:
-        """One of those that are a number, or a spread around one."""
+        """Return a threshold that is a number, or the number in the middle of a spread."""
         found = getattr(self, name)
         return found.value if isinstance(found, Spread) else found
 
 
-def read_thresholds(raw: Raw) -> Thresholds | None:
-    """The thresholds of a section; None where there are none, or those of an older fmm, which meant something else."""
-    if not isinstance(raw, dict) or not raw.keys() >= REQUIRED or any(threshold_errors(raw, "")):
-        return None
-    found = Thresholds(**{name: read(raw.get(name)) for name, (_, read) in FIELDS.items()})
-    gained = {gain > 1 for gain in found.one_level.values()}
-    determined = bool(found.epsilon) or len(gained) == 2 or "epsilon" in found.intervals
-    return found if determined else replace(found, epsilon=None)  # older configs have 0
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The tuning of one element type on one device; equal only to itself, as the config that it comes from."""
 
+    identity: Identity
+    dtype: str
+    calibration: Calibration | None
+    entries: Mapping[Key, Entry]
+    changed: tuple[str, ...] = ()  # versions that changed since the tuning: entries are not trusted
+    thresholds: Thresholds | None = None
+    fitted: BlockTerms | None = None  # the block model's terms, where the built-in ones do not hold
+    diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
+    failed: tuple[str, ...] = ()  # rates of leaves that were tried and never worked: they must not be chosen
 
-def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
-    """What is damaged, one error a field. Where fields of today lack, they are an older fmm's: nothing is."""
-    if raw is not None and not isinstance(raw, dict):
-        yield wrong_value(where, "an object", raw)
-    if not isinstance(raw, dict) or not raw.keys() >= REQUIRED:
-        return
-    for name, (what, read) in FIELDS.items():
+    @property
+    def trusted(self) -> Calibration | None:
+        """The calibration, if it may choose plans."""
+        return None if self.diagnostics else self.calibration
+
+    def entry(self, size: Size, layout: str = ANY, lean: bool = False, op: str = PRODUCT) -> tuple[Entry, Plan] | None:
+        """Return the entry of exactly this shape and its plan; None if there is none, or none that is trusted."""
+        found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY, lean))
+        if found is None or not found.verified or self.changed:
+            return None
         try:
-            read(raw.get(name))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            yield wrong_value(f"{where}.{name}", what, raw[name])
+            return found, Plan.parse(found.plan)
+        except (PlanError, RecursionError) as error:
+            log_once(f"the plan of the tuned shape {size} is not used: {error}")
+            return None
 
 
-def _number_or_none(raw: Raw) -> float | None:
+# ---- the fields and their checks
+
+
+def size(value: Raw, where: str) -> Size:
+    """Check for three sides."""
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise wrong_value(where, "three sides, [m, k, n]", value)
+    side = whole_number(1, 1 << 40)
+    m, k, n = (side(x, where) for x in value)
+    return m, k, n
+
+
+def plan_text(value: Raw, where: str) -> str:
+    """Check for the form of a plan; its schemes are proved only when the plan is used, since that takes long."""
+    if plain_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
+        raise wrong_value(where, "a plan that ends in its leaf, such as vendor", value)
+    return str(value)
+
+
+POSITIVE = bounded_number(1e-30, 1e30)
+MAX_NOISE = 1e6  # on a busy machine a product can take many times as long as its twin
+ENTRY: Mapping[str, Check] = {
+    "size": size,
+    "plan": plan_text,
+    "speedup": bounded_number(1e-6, 1e6),
+    "low": bounded_number(1e-6, 1e6),
+    "high": bounded_number(1e-6, 1e6),
+    "rounds": whole_number(1, 10**6),
+    "seconds": POSITIVE,
+    "vendor_seconds": POSITIVE,
+    "noise": bounded_number(0, MAX_NOISE),
+    "layout": plain_text,
+    "verified": true_or_false,
+    "origin": one_of(*ORIGINS),
+    "lean": true_or_false,
+    "op": one_of(*OPERATIONS),
+}
+SECTION: Mapping[str, Check] = {
+    "versions": object_of_texts,
+    "conditions": anything,
+    "tuned": anything,
+    "calibration": anything,  # read by read_calibration
+    "intervals": anything,
+    "error": anything,
+    "thresholds": anything,  # read by read_thresholds
+    "blocks": anything,  # read by read_block_terms
+    "noise": optional_number(0, MAX_NOISE),
+    "doubts": list_of_texts,
+    "failed": list_of_texts,
+    "entries": anything,  # read one by one
+}
+MODEL_FIELDS = frozenset({"doubts", "blocks", "failed"})  # a section without a model does not have them
+# Numbers of a calibration: divisors and shares have their own bounds, the others those of their type.
+_BY_NAME: Mapping[str, Check] = {
+    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), POSITIVE),
+    **dict.fromkeys(("margin", "tiled_margin"), bounded_number(0, 1)),
+    "overlap": bounded_number(-1, 1),
+}
+_BY_TYPE: Mapping[str, Check] = {
+    "float": bounded_number(0, 1e30),
+    "int": whole_number(0, 1 << 60),
+    "bool": true_or_false,
+}
+
+
+def _number_checks(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], frozenset[str]]:
+    """Return the checks of a dataclass's numbers, and the names of those with a default, which may be left out."""
+    numbers = [f for f in fields(kind) if str(f.type) in _BY_TYPE]
+    optional = frozenset(f.name for f in numbers if f.default is not MISSING)
+    return {f.name: _BY_NAME.get(f.name, _BY_TYPE[str(f.type)]) for f in numbers}, optional
+
+
+def _finite(raw: Raw) -> float | None:
     if raw is None:
         return None
     if isinstance(raw, bool) or not isinstance(raw, int | float) or not isfinite(raw):
@@ -402,41 +296,168 @@ def _number_or_none(raw: Raw) -> float | None:
     return float(raw)
 
 
-def _positive(raw: Raw) -> float:
-    found = _number_or_none(raw)
+def _above_zero(raw: Raw) -> float:
+    found = _finite(raw)
     if found is None or found <= 0:
         raise ValueError("no positive number")
     return found
 
 
-def _spread(raw: Raw) -> Spread:
-    value, low, high = (_number_or_none(raw[end]) for end in ("value", "low", "high"))
-    return Spread(value, low, high)
+def _by_name(raw: Raw, parse: Callable[[Raw], Any]) -> dict[str, Any]:
+    """Parse every value of an object; null is an empty object."""
+    return {str(name): parse(value) for name, value in ({} if raw is None else raw).items()}
 
 
 def _interval(raw: Raw) -> Interval:
-    low, high = map(_number_or_none, raw)
+    low, high = map(_finite, raw)
     return low, high
 
 
-def _named(raw: Raw, read: Callable[[Raw], Any]) -> dict[str, Any]:
-    """An object with such values; null is an empty one."""
-    return {str(name): read(value) for name, value in ({} if raw is None else raw).items()}
+def _spread(raw: Raw) -> Spread:
+    return Spread(*(_finite(raw[end]) for end in ("value", "low", "high")))
 
 
-def _gains(raw: Raw) -> dict[str, float]:
-    return {str(int(side)): gain for side, gain in _named(raw, _positive).items()}
+def _speedups(raw: Raw) -> dict[str, float]:
+    return {str(int(side)): gain for side, gain in _by_name(raw, _above_zero).items()}
 
 
-POSITIVE_NUMBER, NUMBER = ("a number above 0", _positive), ("a number or null", _number_or_none)
-SPREAD = ("an object of value, low and high, each a number or null", _spread)
-FIELDS: Mapping[str, tuple[str, Callable[[Raw], Any]]] = {  # what each must be, and how it is read
-    **dict.fromkeys(SECONDS, POSITIVE_NUMBER),
-    **dict.fromkeys(("n1", "n1_measured", "epsilon"), NUMBER),
-    **dict.fromkeys(TAUS, SPREAD),
-    "block_strategy": ("an object of names, by sides", partial(_named, read=str)),
-    "one_level": ("an object of numbers above 0, by sides", _gains),
-    "intervals": ("an object of pairs of numbers or null", partial(_named, read=_interval)),
-    "without_emulation": ("an object of numbers or null", partial(_named, read=_number_or_none)),
+THRESHOLDS: Mapping[str, Check] = {
+    **dict.fromkeys(SECONDS, parsed("a number above 0", _above_zero)),
+    **dict.fromkeys(("n1", "n1_measured", "epsilon"), parsed("a number or null", _finite)),
+    **dict.fromkeys(TAUS, parsed("an object of value, low and high, each a number or null", _spread)),
+    "block_strategy": parsed("an object of names, by sides", partial(_by_name, parse=str)),
+    "one_level": parsed("an object of numbers above 0, by sides", _speedups),
+    "intervals": parsed("an object of pairs of numbers or null", partial(_by_name, parse=_interval)),
+    "without_emulation": parsed("an object of numbers or null", partial(_by_name, parse=_finite)),
 }
-REQUIRED = FIELDS.keys() - {"one_level", "intervals", "without_emulation"}  # which older configs do not have
+
+
+# ---- reading
+
+
+def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
+    """Return a section, all of it checked; raise ConfigError if a part of it cannot be used."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
+    found = read_fields(raw, where, SECTION, MODEL_FIELDS)
+    if not isinstance(found["entries"], list):
+        raise wrong_value(f"{where}.entries", "a list", found["entries"])
+    entries = [read_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
+    calibration = found["calibration"]
+    if calibration is not None:
+        source = _source_text(found["tuned"], found["error"])
+        calibration = read_calibration(calibration, f"{where}.calibration", dtype, identity.name, source)
+    then, now = found["versions"], identity.versions
+    diagnostics = tuple(found.get("doubts", ()))
+    if then.get(SUMS) == COMPILED != now.get(SUMS, COMPILED):
+        diagnostics += ("it was tuned with compiled sums, and llvmlite is installed no more",)
+    return Tuned(
+        identity,
+        dtype,
+        calibration,
+        MappingProxyType({e.key: e for e in entries}),
+        changed=tuple(f"{x} {was} -> {now[x]}" for x, was in then.items() if now.get(x, was) != was),
+        thresholds=read_thresholds(found["thresholds"]),
+        fitted=read_block_terms(_get(found.get("blocks"), "fitted")),
+        diagnostics=diagnostics,
+        failed=tuple(found.get("failed", ())),
+    )
+
+
+def read_entry(raw: Raw, where: str) -> Entry:
+    """Return an entry; its plan must be certified, or the vendor."""
+    found = Entry(**read_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean", "op"})))
+    if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
+        raise ConfigError(
+            f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
+        )
+    return found
+
+
+def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
+    """Return the calibration of one type on the device `name`; `source` is its origin in words.
+
+    A leaf with a rate of its own has it in `leaf_rates`, or else, if `datasheet` names a device, the rate that follows
+    from that device's datasheet.
+    """
+    checks, optional = _number_checks(Calibration)
+    rates, rate_optional = _number_checks(Rate)
+    allowed = {**checks, "rate": anything, "leaf_rates": anything, "datasheet": plain_text}
+    found = read_fields(raw, where, allowed, optional | {"leaf_rates", "datasheet"})
+    leaf_rates = found.pop("leaf_rates", {})
+    if not isinstance(leaf_rates, dict):
+        raise wrong_value(f"{where}.leaf_rates", "an object", leaf_rates)
+    measured = {dtype: Rate(**read_fields(found.pop("rate"), f"{where}.rate", rates, rate_optional))}
+    for leaf, numbers in leaf_rates.items():
+        measured[leaf] = Rate(**read_fields(numbers, f"{where}.leaf_rates.{leaf}", rates, rate_optional))
+    sheet = found.pop("datasheet", "")
+    try:
+        assumed = datasheet_rates(sheet, dtype) if sheet else {}
+    except ValueError as error:
+        raise ConfigError(f"{where}.datasheet: {error}") from None
+    return Calibration(name, source, MappingProxyType({**assumed, **measured}), **found)
+
+
+def read_thresholds(raw: Raw) -> Thresholds | None:
+    """Return the thresholds of a section; None if there are none, or if they are incomplete or damaged."""
+    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLDS.keys() or any(threshold_errors(raw, "")):
+        return None
+    return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLDS.items()})
+
+
+def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
+    """Yield one error for each damaged field; an incomplete object counts as absent and has none."""
+    if raw is not None and not isinstance(raw, dict):
+        yield wrong_value(where, "an object", raw)
+    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLDS.keys():
+        return
+    for name, check in THRESHOLDS.items():
+        try:
+            check(raw[name], f"{where}.{name}")
+        except ConfigError as error:
+            yield error
+
+
+def read_block_terms(raw: Raw) -> BlockTerms | None:
+    """Return the block model's terms; None if there are none, or damaged ones: the built-in terms hold then."""
+    check = bounded_number(1e-12, 1e6)
+    try:
+        return BlockTerms(**read_fields(raw, "terms", {f.name: check for f in fields(BlockTerms)})) if raw else None
+    except ConfigError:
+        return None
+
+
+def _source_text(tuned: Raw, errors: Raw) -> str:
+    """Return the origin of a calibration in words: `calibrated on this device 2026-11-22, model error 1.2%`."""
+    when, speedup = _get(tuned, "at"), _get(errors, "speedup")
+    median, count = _get(speedup, "median"), _get(speedup, "count")
+    date = f" {when[:10]}" if isinstance(when, str) and when.isprintable() else ""
+    error = f", model error {median:.1%}" if isinstance(median, float) and isfinite(median) else ""
+    error = ", model not checked on other shapes" if count == 0 else error
+    return f"calibrated on this device{date}{error}"
+
+
+def _get(raw: Raw, name: str) -> Raw:
+    return raw.get(name) if isinstance(raw, dict) else None
+
+
+# ---- writing
+
+
+def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, Raw]:
+    """Return a calibration as it is written to a section; read_calibration reads it back.
+
+    Rates that follow from the datasheet `sheet` are left out if it is named.
+    """
+    own = {name: getattr(found, name) for name in _number_checks(Calibration)[0]}
+    rates = {x: {name: getattr(rate, name) for name in _number_checks(Rate)[0]} for x, rate in found.rates.items()}
+    assumed = datasheet_rates(sheet, dtype) if sheet else {}
+    leaf_rates = {x: rate for x, rate in rates.items() if x != dtype and found.rates[x] != assumed.get(x)}
+    named = {"datasheet": sheet} if assumed else {}
+    return {**own, "rate": rates[dtype], **({"leaf_rates": leaf_rates} if leaf_rates else {}), **named}
+
+
+def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
+    """Return a section without a model and without entries."""
+    nothing: dict[str, Raw] = dict.fromkeys(("conditions", "tuned", "calibration", "intervals", "error", "thresholds"))
+    return {"versions": dict(versions), **nothing, "noise": None, "entries": []}

@@ -1,4 +1,4 @@
-"""Writing configs: whole or not at all, one writer at a time, and nothing is lost of what others wrote."""
+"""Write configs: a file is replaced as a whole or not at all, by one writer at a time, and no entry is lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from fmm.config.files import read_config
 from fmm.config.identity import Identity
-from fmm.config.reader import config_text
-from fmm.config.schema import ConfigError, Entry, Raw, empty_section, read_entry
+from fmm.config.reader import ConfigError, Raw, config_text
+from fmm.config.schema import Entry, empty_section, read_entry
 
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
-    """Put a section into the config: its entries beside those that are there, all else in their place."""
+    """Write a section: its entries join those of the old section, all other fields replace the old ones."""
     with writer_lock(path):
         _remove_leftovers(path)
         devices = _devices_in(path)
@@ -27,7 +27,7 @@ def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) 
 
 
 def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
-    """Put one entry into a section; where there is no section, into a new one without a calibration."""
+    """Write one entry into a section; into a new section without a calibration if there is none."""
     with writer_lock(path):
         types = _devices_in(path).get(identity.key, {})
         old = types.get(dtype)
@@ -36,22 +36,22 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
 
 
 def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
-    """The new section with the old one's entries for other shapes; unverified if library or driver have changed."""
-    kept: list[Entry] = []
+    """Return the new section with the old entries for other shapes; unverified if the library or driver changed."""
+    others: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
-        kept = [read_entry(raw, "entries") for raw in old["entries"]]
+        others = [read_entry(raw, "entries") for raw in old["entries"]]
     fresh = [read_entry(raw, "entries") for raw in new["entries"]]
-    known = {e.key for e in fresh}
+    replaced = {e.key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
-    kept = [replace(e, verified=e.verified and same) for e in kept if e.key not in known]
-    joined = {**new, "entries": [e.fields for e in sorted([*kept, *fresh], key=lambda e: e.key)]}
+    others = [replace(e, verified=e.verified and same) for e in others if e.key not in replaced]
+    joined = {**new, "entries": [e.fields for e in sorted([*others, *fresh], key=lambda e: e.key)]}
     if same and not new.get("blocks") and old.get("blocks"):  # a quick tuning does not time the strategies
         joined["blocks"] = old["blocks"]
     return joined
 
 
 def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:
-    """The devices of the file; a damaged one is put aside, one of a later fmm is not touched."""
+    """Return the devices of the file; rename a damaged file, refuse the file of a later fmm."""
     if not path.exists():
         return {}
     try:
@@ -59,14 +59,14 @@ def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:
     except ConfigError as error:
         if "later fmm" in str(error) or not path.is_file():
             raise ConfigError(f"{path}: {error}; name another file") from None
-        aside = path.with_name(path.name + ".damaged")
-        os.replace(path, aside)
-        print(f"fmm: {path} was damaged ({error}); it is kept as {aside.name}", file=sys.stderr)
+        backup = path.with_name(path.name + ".damaged")
+        os.replace(path, backup)
+        print(f"fmm: {path} was damaged ({error}); it is kept as {backup.name}", file=sys.stderr)
         return {}
 
 
 def replace_file(path: Path, content: str) -> None:
-    """The old content or the new, whatever happens."""
+    """Replace a file's content: afterwards it has the old content or the new one, whatever happens."""
     handle, name = tempfile.mkstemp(".partial", f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -83,7 +83,7 @@ def replace_file(path: Path, content: str) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what a writer left that was killed. Nobody else's: the lock is held."""
+    """Remove the partial files of a writer that was killed; the lock is held, so no other writer is at work."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)
 
@@ -95,7 +95,7 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the new name survives a power cut; not every system can."""
+    """Write the folder to disk, so that the new name survives a power cut; some systems cannot."""
     with suppress(OSError, AttributeError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -106,7 +106,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
-    """One writer at a time; the lock goes with the process that holds it, however that ends."""
+    """Hold the lock for one writer at a time; it ends with the process, however the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "a+b") as file:
         if sys.platform == "win32":

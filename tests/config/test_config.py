@@ -259,7 +259,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
             clock[0] += 2.0 if constraints.plan == VENDOR else 1.0
         return measured(library, a, b, out, constraints)
 
-    monkeypatch.setattr(matmul, "product", slow_vendor)
+    monkeypatch.setattr(matmul, "run_matmul", slow_vendor)
     monkeypatch.setattr("fmm.runtime.decisions.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS
@@ -389,8 +389,7 @@ def test_what_ships_with_the_package_was_measured_on_another_card(
     for folder in ("site_folder", "user_folder"):
         monkeypatch.setattr(files, folder, lambda: tmp_path / "empty")
     shipped = tuned.write(tmp_path / "shipped.json", key, found=tuned.section())
-    for module in (files, files):
-        monkeypatch.setattr(module, "SHIPPED", shipped)
+    monkeypatch.setattr(files, "SHIPPED", shipped)
     found = decided()
     assert found.source == step
     assert ("calibrated on another card of this name" in found.reason) == (step == "calibrated model")
@@ -448,7 +447,7 @@ def test_what_failed_in_either_tuning_is_not_taken(path: Path, monkeypatch: pyte
 def test_a_tuning_beside_much_other_work_can_be_read(noise: float, path: Path) -> None:
     """Its doubts say that it is not used; it is no damaged config."""
     found = schema.read_section(tuned.section(noise=noise, doubts=["noisy"]), "test", HERE, "float64")
-    assert found.doubts == ("noisy",) and found.trusted is None
+    assert found.diagnostics == ("noisy",) and found.trusted is None
 
 
 def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> None:
@@ -568,7 +567,7 @@ def test_a_document_that_is_no_config(content: str, message: str) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe{}")
-    (tmp_path / "large").write_bytes(b" " * (files.LARGEST_FILE + 1))
+    (tmp_path / "large").write_bytes(b" " * (files.MAX_FILE_BYTES + 1))
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name, message in (("bytes", "UTF-8"), ("large", "larger"), ("pipe", "no file"), ("none", "No such file")):
         with pytest.raises(ConfigError, match=message):

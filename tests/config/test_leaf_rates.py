@@ -11,8 +11,6 @@ import pytest
 from fmm.config.files import SHIPPED
 from fmm.config.reader import ConfigError
 from fmm.config.schema import calibration_fields, read_calibration
-from fmm.kernels.plans.old_names import OLD_ENDINGS
-from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import datasheet_calibration, datasheet_rates
 
@@ -54,14 +52,6 @@ def test_a_section_without_a_datasheet_has_what_it_says_alone() -> None:
     assert set(calibration_fields(known, "float32")["leaf_rates"]) == set(known.rates) - {"float32"}
     fields = calibration_fields(replace(known, rates=MappingProxyType({"float32": known.rates["float32"]})), "float32")
     assert list(read(fields, "float32").rates) == ["float32"]
-
-
-def test_old_names_of_rates_are_read() -> None:
-    fields = calibration_fields(of_type("float64"), "float64")
-    names = {new: old for old, new in OLD_ENDINGS.items()}
-    old = {**fields, "leaf_rates": {names[name]: rate for name, rate in fields["leaf_rates"].items()}}
-    assert "oz14x7" in old["leaf_rates"] and read(old, "float64").rates == of_type("float64").rates
-    assert Plan.parse("3m > oz14x7").rate_name("complex128") in read(old, "float64").rates
 
 
 def test_a_datasheet_that_there_is_not() -> None:

@@ -34,9 +34,9 @@ def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytes
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
     monkeypatch.setattr(block_model, "COPY", 0)
     monkeypatch.setattr(block_model, "LOOP", 0)
-    monkeypatch.setattr(Side, "reads", lambda *_: 0)
-    monkeypatch.setattr(Side, "bursts", False)
-    monkeypatch.setattr(Side, "stored", property(lambda side: side.tile))
+    monkeypatch.setattr(Side, "fragment_reads", lambda *_: 0)
+    monkeypatch.setattr(Side, "reads_bursts", False)
+    monkeypatch.setattr(Side, "shared_elements", property(lambda side: side.tile))
     on = replace(H200, fitted=IDEAL, bandwidth=1e30)
     per_sm = resident_blocks(s, GEMM, on.limits)
     tiles, k = 4 * on.multiprocessors * per_sm, 4096  # four rounds

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.readme import filled, pages
+from benchmarks.pages import filled, pages
 from fmm.kernels.plans.plan import Plan
 from tests.support import ROOT
 
@@ -44,7 +44,7 @@ def prose(path: Path) -> str:
 
 @pytest.mark.parametrize("path", pages(), ids=relative)
 def test_measured_numbers_are_those_in_results(path: Path) -> None:
-    """Fails when a page is out of date: `python -m benchmarks.readme` writes the numbers anew."""
+    """Fails when a page is out of date: `python -m benchmarks.pages` writes the numbers anew."""
     assert filled(read(path), ROOT / "results") == read(path)
 
 

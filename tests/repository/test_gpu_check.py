@@ -15,10 +15,34 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_cases
-from benchmarks.compile_ahead import processes, with_cache
-from benchmarks.gpu_check import LEFT, Checks, arguments_of, batches, chosen, code_digest, joined, run_steps, told
-from benchmarks.gpu_steps import FEW, GATED, SEVERAL, TIMED, Places, Step, several_steps, side_by_side, steps
-from benchmarks.step_runs import GRACE, ROUNDED_OFF, Ended, run_together
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.compile_ahead import with_cache, xdist_options
+from benchmarks.gpu_check import (
+    LEFT,
+    Checks,
+    batches,
+    chosen_steps,
+    code_digest,
+    merged_checks,
+    parsed_options,
+    report_outcomes,
+    run_steps,
+)
+from benchmarks.gpu_steps import (
+    FEW,
+    GRACE,
+    LIMIT_SHARE,
+    MBARRIER,
+    SEVERAL,
+    TIMED,
+    Ended,
+    Places,
+    Step,
+    run_together,
+    several_steps,
+    side_by_side,
+    steps,
+)
 
 PLACES = Places(Path("results/device"), Path("notes"))
 CHECKS = ["tests", "hostile use", "random integers", "memcheck", "racecheck", "torch's tests", "cupy's tests"]
@@ -40,7 +64,7 @@ def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alo
     assert [step.name for step in together] == CHECKS
     assert found["memcheck"].command == (
         *("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"),
-        *(*FEW, *GATED),
+        *(*FEW, *MBARRIER),
     )
     assert found["racecheck"].command[-len(FEW) :] == FEW
     assert found["benchmark"].command[-1] == "--quick"
@@ -58,7 +82,7 @@ def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alo
 def test_tests_run_side_by_side_but_for_those_that_measure(
     packages: tuple[str, ...], cores: int, options: tuple[str, ...]
 ) -> None:
-    together = processes(lambda name: name in packages, cores)
+    together = xdist_options(lambda name: name in packages, cores)
     assert together == options
     found = found_steps(together=together)
     many, alone = found["tests"].command, found["timed tests"].command
@@ -75,7 +99,7 @@ def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
 def test_other_projects_tests_run_where_their_checkouts_are_named() -> None:
     found = found_steps(together=("-n", "14"), checkouts={"FMM_CUPY_TESTS": "cupy-sources"})
     command = found["cupy's tests"].command
-    assert command[2:5] == ("benchmarks.outside", "cupy", "cupy-sources") and command[-3:-1] == ("--pytest", "-n")
+    assert command[2:6] == ("benchmarks", "outside", "cupy", "cupy-sources") and command[-3:-1] == ("--pytest", "-n")
     assert not found["cupy's tests"].missing and "FMM_TORCH_TESTS" in found["torch's tests"].missing
 
 
@@ -89,18 +113,18 @@ def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("name", [*MEASURED, "papers", "benchmark"])
 def test_commands_of_benchmarks_are_understood(name: str) -> None:
-    """Their own parsers take what they are told, without a device."""
+    """Their own parsers have these options, without a device."""
     step = found_steps()[name]
-    assert step.command[1] == "-m" and Path(*step.command[2].split(".")).with_suffix(".py").exists()
-    text = Path(*step.command[2].split(".")).with_suffix(".py").read_text(encoding="utf-8")
-    if name != "papers":
-        options = [x for x in (*step.command[3:], step.told) if x.startswith("--")]
-        assert all(f'"{option}"' in text for option in options), options
+    assert step.command[1:3] == ("-m", "benchmarks")
+    module = Path(*BENCHMARKS[step.command[3]].split(".")).with_suffix(".py")
+    text = module.read_text(encoding="utf-8") + Path("benchmarks/harness.py").read_text(encoding="utf-8")
+    options = [x for x in (*step.command[4:], step.limit_option) if x.startswith("--")]
+    assert all(f'"{option}"' in text for option in options), options
 
 
 def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
     first = next(steps([], None, PLACES))
-    assert first.command[1:] == ("-m", "benchmarks.compile_ahead")
+    assert first.command[1:] == ("-m", "benchmarks", "compile_ahead")
     assert with_cache({})["CUPY_CACHE_DIR"].endswith(".cupy-cache")
     assert with_cache({"CUPY_CACHE_DIR": "elsewhere"}) == {"CUPY_CACHE_DIR": "elsewhere"}
 
@@ -112,7 +136,7 @@ def ended(step: Step, status: int = 0, seconds: float = 5, allowed: float = 100,
     return Ended(step, status, seconds, allowed, stopped, Path("log"))
 
 
-ALONE = Step("alone", (), most=100, told="--time-limit")
+ALONE = Step("alone", (), most=100, limit_option="--time-limit")
 RESUMED = ALONE._replace(goes_on=True)
 
 
@@ -146,10 +170,10 @@ def test_steps_run_beside_each_other_and_keep_what_they_say(tmp_path: Path) -> N
     wait = "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:3])\nmine.touch()\n"
     wait += "while not other.exists(): time.sleep(0.01)\nprint('met', *sys.argv[3:])"
     places = [str(tmp_path / name) for name in "ab"]
-    both = [Step(f"step {i}", (*python(wait), *places[:: 1 - 2 * i]), told="--limit") for i in range(2)]
+    both = [Step(f"step {i}", (*python(wait), *places[:: 1 - 2 * i]), limit_option="--limit") for i in range(2)]
     found = run_together(both, 40, tmp_path / "notes")
     assert sorted(x.step.name for x in found) == ["step 0", "step 1"] and all(x.status == 0 for x in found)
-    assert (tmp_path / "notes" / "step-0.txt").read_text() == f"met --limit {ROUNDED_OFF * 40:.0f}\n"
+    assert (tmp_path / "notes" / "step-0.txt").read_text() == f"met --limit {LIMIT_SHARE * 40:.0f}\n"
 
 
 def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
@@ -171,7 +195,7 @@ def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path)
 
 
 def test_what_hears_no_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.step_runs.GRACE", 0.3)
+    monkeypatch.setattr("benchmarks.gpu_steps.GRACE", 0.3)
     deaf = (
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)"
     )
@@ -223,12 +247,12 @@ def test_a_step_that_fails_keeps_none_from_being_run(tmp_path: Path, capsys: pyt
     assert content["environment"] == {"commit": "abc"}
     assert [x["outcome"] for x in content["checks"]] == ["failed with status 7", *["passed"] * 3]
     assert content["checks"][0]["command"] == "first" and content["checks"][0]["commit"] == "abc"
-    assert told(FOUR, [], checks) == 1
+    assert report_outcomes(FOUR, [], checks) == 1
     assert "first says so" in capsys.readouterr().out
     # Nothing of it is done again, unless somebody asks; nor if another tree has been put in the place of this one.
     checks.path.write_text(json.dumps({"checks": [{"step": "first", "outcome": "passed", "commit": "old"}]}))
-    assert chosen(FOUR, [], False, checks) == [] and chosen(FOUR, [], True, checks) == FOUR
-    assert [step.name for step in chosen(FOUR, ["third"], False, checks)] == ["third"]
+    assert chosen_steps(FOUR, [], False, checks) == [] and chosen_steps(FOUR, [], True, checks) == FOUR
+    assert [step.name for step in chosen_steps(FOUR, ["third"], False, checks)] == ["third"]
 
 
 def test_the_next_call_goes_on_with_what_is_left(tmp_path: Path) -> None:
@@ -236,21 +260,21 @@ def test_the_next_call_goes_on_with_what_is_left(tmp_path: Path) -> None:
     run = Fakes(second={"stopped": True, "status": 2})
     left = run_steps(FOUR, checks, places, 40, run)
     assert left == ["second", "fourth"] and run.begun == ["first", "second", "third"]
-    assert told(FOUR, left, checks) == LEFT
-    again = chosen(FOUR, [], False, checks)
+    assert report_outcomes(FOUR, left, checks) == LEFT
+    again = chosen_steps(FOUR, [], False, checks)
     assert [step.name for step in again] == left
     assert run_steps(again, checks, places, 40, second := Fakes()) == ["fourth"] and second.begun == ["second"]
     # What comes first is begun, however little time there is: else it never would be.
-    last = chosen(FOUR, [], False, checks)
+    last = chosen_steps(FOUR, [], False, checks)
     assert run_steps(last, checks, places, 40, third := Fakes()) == [] and third.begun == ["fourth"]
-    assert told(FOUR, [], checks) == 0
+    assert report_outcomes(FOUR, [], checks) == 0
 
 
 def test_other_code_is_checked_anew(tmp_path: Path) -> None:
     checks, places = begun_checks(tmp_path)
     run_steps(FOUR, checks, places, 1000, Fakes())
     later, _ = begun_checks(tmp_path, code="changed")
-    assert chosen(FOUR, [], False, later) == FOUR
+    assert chosen_steps(FOUR, [], False, later) == FOUR
     tree = tmp_path / "fmm"
     tree.mkdir()
     (tree / "x.py").write_text("1")
@@ -266,7 +290,7 @@ def test_what_is_missing_is_said_each_time_and_never_done(tmp_path: Path) -> Non
     planned = [FOUR[0]._replace(missing="no such tool"), FOUR[3]]
     assert run_steps(planned, checks, places, 1000, run := Fakes()) == [] and run.begun == ["fourth"]
     assert checks.known[0] == {"step": "first", "outcome": "left out: no such tool", "commit": "abc", "code": "code"}
-    assert chosen(planned, [], False, checks) == planned[:1] and told(planned, [], checks) == 0
+    assert chosen_steps(planned, [], False, checks) == planned[:1] and report_outcomes(planned, [], checks) == 0
 
 
 def test_what_was_written_is_copied_after_each_step(tmp_path: Path) -> None:
@@ -281,13 +305,15 @@ def test_what_was_written_is_copied_after_each_step(tmp_path: Path) -> None:
 
 
 def test_arguments_are_the_checks_own_or_the_benchmarks() -> None:
-    options, others = arguments_of(["--time-limit", "570", "--quick", "--steps", "tests,papers", "--rounds", "3"])
+    options, others = parsed_options(["--time-limit", "570", "--quick", "--steps", "tests,papers", "--rounds", "3"])
     assert (options.time_limit, options.steps, others) == (570, "tests,papers", ["--quick", "--rounds", "3"])
 
 
 def test_some_steps_again_leave_what_is_known_of_the_others() -> None:
     known = [{"step": name, "commit": "old"} for name in ("tests", "memcheck", "benchmark", "of another day")]
-    found = joined(known, [{"step": name, "commit": "new"} for name in ("racecheck", "tests")], [*CHECKS, "benchmark"])
+    found = merged_checks(
+        known, [{"step": name, "commit": "new"} for name in ("racecheck", "tests")], [*CHECKS, "benchmark"]
+    )
     order = ["tests", "memcheck", "racecheck", "benchmark", "of another day"]
     assert found == [{"step": s, "commit": "new" if s in ("tests", "racecheck") else "old"} for s in order]
 
@@ -305,14 +331,15 @@ def part(*rows: str, **changed: str) -> dict[str, Any]:
 def test_parts_of_the_benchmark_are_all_of_it_and_join_in_order() -> None:
     options = argparse.Namespace(only="", quick=False, plans="", part="1/1")
     halves = [
-        gpu_cases.chosen(gpu_cases.CASES, argparse.Namespace(**{**vars(options), "part": f"{i}/2"})) for i in (1, 2)
+        gpu_cases.chosen_cases(gpu_cases.CASES, argparse.Namespace(**{**vars(options), "part": f"{i}/2"}))
+        for i in (1, 2)
     ]
     assert sorted(case.name for half in halves for case in half) == sorted(case.name for case in gpu_cases.CASES)
     assert abs(len(halves[0]) - len(halves[1])) <= 1
     first, second = gpu_cases.CASES[0], gpu_cases.CASES[1]
     texts = [f"{case.dtype} {case.size[0]}" for case in (first, second)]
-    joined = gpu_cases.merged([part(texts[1]), part(texts[0])])
+    joined = gpu_cases.merged_runs([part(texts[1]), part(texts[0])])
     assert [row["dtype"] for row in joined["rows"]] == [first.dtype, second.dtype]
     assert joined["environment"]["command"] == "run; run"
     with pytest.raises(SystemExit, match="commit"):
-        gpu_cases.merged([part(), part(commit="d")])
+        gpu_cases.merged_runs([part(), part(commit="d")])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.held_out import FILE
-from benchmarks.readme import shortlist
+from benchmarks.pages import shortlist
 from benchmarks.tables import calls, gpu, several_gpus, shortest, tunings
 from benchmarks.tables.markdown import short
 

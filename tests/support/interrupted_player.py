@@ -264,7 +264,7 @@ def refuse_candidates() -> int:
     library: Any = NoVendor()
     asked = []
     for offsets in (OFFSETS[:1], OFFSETS):
-        places = {"offsets": offsets, "added_offsets": ()}
+        places = {"offsets": offsets, "addend_offsets": ()}
         call: Any = SimpleNamespace(launches=list_of("lt7", "float32"), **places, uses_graph=False, plan="lt7")
         for given in (True, False):
             log.clear()

@@ -19,7 +19,7 @@ FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
 SHARED_BYTES = 16 * 16384  # of host_cuda/simt_host.h
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int blocks, int products) {{
-    using Parameters = {told};
+    using Parameters = {params};
     auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
     run(entry, parameters, blocks, products, {threads});
     return sizeof(Parameters);
@@ -43,9 +43,9 @@ def tiled_library(text: str) -> Any:
 @cache
 def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
     counts = ", ".join(map(str, (*made.operands, made.products)))
-    told = f"fmm::Parameters<Number, {counts}>"
-    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
-    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
+    params = f"fmm::Parameters<Number, {counts}>"
+    params = f"fmm::Again<{params}>" if made.flag == "obeys" else params
+    driver = DRIVER.format(params=params, threads=made.strategy.threads, entry=ENTRY)
     assert made.shared <= SHARED_BYTES
     return tiled_library(simt_source(made, access) + driver)
 

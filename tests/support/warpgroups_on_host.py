@@ -50,7 +50,7 @@ struct Step {
 FMA = "static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }\n"
 DRIVER = """
 extern "C" int launch(const void* parameters, int blocks) {{
-    using Parameters = {told};
+    using Parameters = {params};
     auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
     run_clusters(entry, parameters, blocks, 1, {threads}, BLOCKS);
     return sizeof(Parameters);
@@ -100,9 +100,9 @@ def compiled(source: str, threads: int, cluster: int, multiplies: bool) -> Any:
     required_compiler()
     scheduler()
     text = for_the_host(source, cluster, multiplies)
-    told = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
-    assert told is not None
-    return shared_library(text + DRIVER.format(told=told[1], threads=threads, entry=ENTRY), FLAGS)
+    params = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
+    assert params is not None
+    return shared_library(text + DRIVER.format(params=params[1], threads=threads, entry=ENTRY), FLAGS)
 
 
 def play(launch: Launch, memory: Mapping[str, Array]) -> None:

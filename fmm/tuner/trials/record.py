@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.config.older_keys import older_key
-from fmm.kernels.plans.old_names import todays_plan
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation, Problem
 from fmm.tuner.devices.device import Run
@@ -61,14 +59,6 @@ class Header:
     settings: Mapping[str, Any]
     command: str
     started: str
-
-    def is_of(self, key: str, conditions: Any) -> bool:
-        """Was it measured on the device of this key and these conditions? An older key does not tell the card: the
-        memory does, where both are known."""
-        if self.device == key:
-            return True
-        own, there = (x.get("memory") if isinstance(x, Mapping) else None for x in (self.conditions, conditions))
-        return self.device == older_key(key) and (own == there or None in (own, there))
 
 
 @dataclass(frozen=True)
@@ -188,7 +178,7 @@ COARSE = "coarse"  # the effort of a first look
 def _is_first_look_of(first: Header, then: Header) -> bool:
     own, settings = first.settings, then.settings
     alike = (first.versions, _card(first)) == (then.versions, _card(then))
-    alike = alike and first.is_of(then.device, then.conditions)
+    alike = alike and first.device == then.device
     efforts = own.get("effort") == COARSE != settings.get("effort")
     goes_on = first.command == then.command or "--resume" in then.command.split()
     return alike and efforts and goes_on and own.get("dtype") == settings.get("dtype")
@@ -204,14 +194,14 @@ KNOWN = frozenset(f.name for f in fields(Trial))
 
 def _trial(record: dict[str, Any]) -> Trial:
     known = {k: v for k, v in record.items() if k in KNOWN}
-    return Trial(**{**known, "size": tuple(record["size"]), "plan": todays_plan(record["plan"])})
+    return Trial(**{**known, "size": tuple(record["size"]), "plan": record["plan"]})
 
 
 def tuning_of(tunings: Sequence[Tuning], device: str, dtype: str, section: Mapping[str, Any]) -> Tuning | None:
     """The tuning that a section of a config was concluded from, by the name of its run in `tuned`; the last one of this
     type and device where that does not tell."""
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
-    own = [t for t in of_type if t.header.is_of(device, section["conditions"])]
+    own = [t for t in of_type if t.header.device == device]
     run = section["tuned"].get("run") if isinstance(section["tuned"], dict) else None
     return next((t for t in own if t.header.run == run), own[-1] if own else None)
 

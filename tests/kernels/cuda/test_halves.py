@@ -47,7 +47,7 @@ def test_launches_compute_what_is_asked(text: str, dtype: str) -> None:
     """Exactly; nothing but the wanted half of C and the workspace is touched."""
     rng = np.random.default_rng(3)
     plan, fills = Plan.parse(text), FILLS
-    if not plan.takes_type(dtype):
+    if not plan.accepts_type(dtype):
         pytest.skip(f"{text} is not for {dtype}")
     cases = product([(1, 1), (29, 12)], "CF", "CF", fills, [(1, 0), (2, -3)])
     for (n, k), order, dest, fill, (alpha, beta) in cases:
@@ -134,7 +134,7 @@ def test_a_half_that_lies_column_by_column_is_made_elsewhere(leaf: str, dtype: s
     """By tiles of halves all the same: row by row, in a temporary."""
     found = steps(leaf, problem(2048, 511, dtype, "C", "F", fill="lower"), flagged=False)
     labels = [x.label for x in found]
-    assert "on and below the diagonal" in labels[-2] and labels[-1].startswith("mirror_half: the lower half, from")
+    assert "on and below the diagonal" in labels[-2] and labels[-1].startswith("mirror_half: the lower triangle, from")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])

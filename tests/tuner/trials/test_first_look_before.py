@@ -49,14 +49,6 @@ def test_another_kind_of_tuning_does_not(other: dict[str, Any]) -> None:
     assert first_look_before([tuning("first", **other)], header("this")) == ()
 
 
-@pytest.mark.parametrize(("memory", "counts"), [(141, True), (None, True), (80, False)])
-def test_an_older_key_is_of_the_card_with_as_much_memory(memory: int | None, counts: bool) -> None:
-    """Where that is known."""
-    first = tuning("first", device="cuda-9.0-132sm", conditions={**CARD, "memory": memory})
-    then = header("this", conditions={**CARD, "memory": 141})
-    assert runs(first_look_before([first], then)) == ["first"] * counts
-
-
 def test_a_first_look_has_none_before_it() -> None:
     assert first_look_before([tuning("first")], header("second", "coarse")) == ()
 

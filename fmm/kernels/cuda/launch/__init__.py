@@ -1,1 +1,1 @@
-"""What needs a device: compiling kernels, encoding tensor maps, calling cuBLAS, playing launch lists, graphs."""
+"""Playing on a device: compiling kernels, binding launches, cuBLAS, streams, graphs, and playing launch lists."""

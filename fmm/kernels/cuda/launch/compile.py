@@ -1,4 +1,4 @@
-"""The one place where kernels are compiled: each once for a device, by CuPy, which keeps them on disk too."""
+"""Compile kernels, each once for a device, and cache the machine code on disk where CuPy caches its own."""
 
 from __future__ import annotations
 
@@ -17,27 +17,50 @@ from cupy_backends.cuda.api import driver
 from cupy_backends.cuda.libs import nvrtc
 
 from fmm.kernels.cuda.launch_list import Kernel
-from fmm.kernels.long_waits import said_if_long
+from fmm.kernels.long_waits import log_if_slow
 
 THREADS = 8  # that compile at a time
-MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+DIGEST_BYTES = hashlib.sha256().digest_size  # in front of cached code: they reveal a damaged file
 
 COMPILING = "kernels are being compiled for this device; they are kept on disk, and found there the next time"
-_ready: set[tuple[int, Kernel]] = set()  # that compile_all need not ask for again
+_ready: set[tuple[int, Kernel]] = set()  # devices and kernels that compile_kernels need not compile again
 
 
 class LoadedKernel(NamedTuple):
-    """The address of a compiled kernel, and what keeps it loaded."""
+    """The address of a compiled kernel, and the module that keeps it loaded."""
 
     address: int
     module: Any
 
 
+def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
+    """Compile the kernels that are not compiled yet, several at a time.
+
+    The sums of three levels in one pass take the compiler ten seconds and more.
+    """
+
+    def compile_one(kernel: Kernel) -> None:
+        with cupy.cuda.Device(device):
+            compile_kernel(device, kernel)
+
+    new = {kernel for kernel in kernels if (device, kernel) not in _ready}
+    if not new:
+        return
+    with log_if_slow(COMPILING):
+        if len(new) == 1:
+            compile_one(next(iter(new)))
+        else:
+            with ThreadPoolExecutor(min(len(new), THREADS)) as pool:
+                list(pool.map(compile_one, new))
+    _ready.update((device, kernel) for kernel in new)
+
+
 @lru_cache(maxsize=2048)
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """A kernel compiled for the current device, whose number is `device`, and allowed the shared memory it asks for."""
+    """Return a kernel compiled for the current device, whose number is `device`, and allow its shared memory."""
     if kernel.architecture:
-        return _for_architecture(kernel)
+        return _load_for_architecture(kernel)
     module = cupy.RawModule(code=kernel.source, options=kernel.options)
     function = module.get_function(kernel.entry)
     if kernel.shared:
@@ -45,18 +68,18 @@ def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
     return LoadedKernel(function.kernel.ptr, (module, function))
 
 
-def _for_architecture(kernel: Kernel) -> LoadedKernel:
+def _load_for_architecture(kernel: Kernel) -> LoadedKernel:
     module = cupy.cuda.function.Module()
     module.load(compile_for_architecture(kernel.source, kernel.architecture, kernel.options))
     function = module.get_function(kernel.entry)
-    driver.funcSetAttribute(function.ptr, MOST_SHARED, kernel.shared)
+    driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, kernel.shared)
     return LoadedKernel(function.ptr, (module, function))
 
 
 def compile_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
-    """Machine code for one architecture, such as sm_90a.
+    """Return machine code for one architecture, such as sm_90a.
 
-    CuPy compiles only for what all devices of a compute capability have, so NVRTC is asked here.
+    CuPy compiles only for the instructions that all devices of a compute capability share, so NVRTC is called here.
     """
 
     def compile_code() -> bytes:
@@ -71,45 +94,23 @@ def compile_for_architecture(source: str, architecture: str, options: tuple[str,
     return cached_code((version, architecture, *options, source), compile_code)
 
 
-def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
-    """Compile those kernels that are not compiled yet, several at a time.
-
-    The sums of three levels in one pass take the compiler ten seconds and more.
-    """
-
-    def compile_one(kernel: Kernel) -> None:
-        with cupy.cuda.Device(device):
-            compile_kernel(device, kernel)
-
-    new = {kernel for kernel in kernels if (device, kernel) not in _ready}
-    if not new:
-        return
-    with said_if_long(COMPILING):
-        if len(new) == 1:
-            compile_one(next(iter(new)))
-        else:
-            with ThreadPoolExecutor(min(len(new), THREADS)) as pool:
-                list(pool.map(compile_one, new))
-    _ready.update((device, kernel) for kernel in new)
-
-
-DIGEST = hashlib.sha256().digest_size  # bytes in front of the code, by which a damaged file is known
+# ---- the cache on disk
 
 
 def cache_folder() -> Path:
-    """The folder where CuPy keeps its own, wherever the user told it to be."""
+    """Return the folder of CuPy's kernel cache, as CuPy finds it."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
 def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
-    """The machine code that `compile_code` makes, or that it once made: `inputs` say all that it depends on.
+    """Return the cached machine code of these inputs, on which alone it depends; compile it on a miss.
 
-    A damaged file is as good as none, and a folder that cannot be written to is no error: then it is compiled anew.
+    A damaged file counts as a miss. A folder that cannot be written to is no error: the code is compiled every time.
     """
     path = cache_folder() / f"fmm-{hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()}.cubin"
     with suppress(OSError):
         content = path.read_bytes()
-        digest, code = content[:DIGEST], content[DIGEST:]
+        digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         if hashlib.sha256(code).digest() == digest:
             return code
     code = compile_code()
@@ -117,5 +118,5 @@ def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> b
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, prefix="fmm-", delete=False) as file:
             file.write(hashlib.sha256(code).digest() + code)
-        Path(file.name).replace(path)  # at once: another process finds a whole file, or none
+        Path(file.name).replace(path)  # atomically: another process finds a whole file, or none
     return code

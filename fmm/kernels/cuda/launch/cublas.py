@@ -1,7 +1,7 @@
-"""What calls of cuBLAS and of cuBLASLt have in common: where they go, their scalars, their status.
+"""The vendor's calls on the device: cuBLAS's GEMM, gemm3m, syrk and herk, and cuBLASLt's candidates by number.
 
-The libraries are called through ctypes: CuPy's own wrappers refuse to be captured into a graph, and are not faster if
-ctypes is given arguments that are made ready.
+The libraries are called through ctypes with converted arguments: CuPy's wrappers cannot be captured into a graph, and
+are no faster.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
-from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.level import PlanError
 
 
 class StreamContext(NamedTuple):
-    """Where a call goes."""
+    """A stream with the cuBLAS handle and the event that belong to it."""
 
-    handle: int  # of cuBLAS
+    handle: int  # of cuBLAS; 0 for a stream that never calls it
     stream: int
-    event: int  # by which other lanes wait for this one
+    event: int  # for which other streams wait
 
 
 class GemmCall(Protocol):
-    """A product by the vendor, all of whose arguments stand ready but the addresses and where it goes."""
+    """A vendor's product with all arguments converted but the addresses and the stream."""
 
-    def prepared(self, lane: StreamContext, bases: Sequence[int]) -> PreparedCall:
-        """The call on a lane. `bases` begins with the addresses of A, B, C and the workspace."""
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+        """Bind the call to a stream and to addresses; `bases` begins with those of A, B, C and the workspace."""
         ...
 
 
 def host_scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
-    """alpha and beta as the library reads them."""
+    """Return alpha and beta as the library reads them from host memory."""
     pair = np.array([op.alpha, op.beta], np.complex128)
     return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
 
@@ -63,7 +63,7 @@ _Pointer = ctypes.c_void_p
 
 
 def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
-    """The call that does a product; `divides`: by base, the power of two that divides its address."""
+    """Return the call that computes a product; `divides` has, by base, the power of two that divides its address."""
     element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
         return _RankCall(op, element)
@@ -79,11 +79,11 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
 
 
 class _Function(NamedTuple):
-    """cuBLAS's functions for products of one type, by name."""
+    """Names of cuBLAS's functions for products of one type."""
 
     plain: str  # for one product
-    batched: str  # for a batch of products at constant distances; empty if there is none
-    any_type: bool = False  # is it for all types, so that it must be told the type?
+    batched: str  # for a batch at constant distances; empty if cuBLAS has none
+    any_type: bool = False  # True if the function takes the type as an argument
 
 
 _FUNCTIONS = {
@@ -94,33 +94,33 @@ _FUNCTIONS = {
     "float16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
     "bfloat16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
-# By three real products each; a batch of complex128 comes one by one (fmm.kernels.cuda.select).
+# Complex products by three real ones; fmm.kernels.cuda.select splits a batch of complex128.
 _FUNCTIONS_3M = {
     "complex64": _Function("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
     "complex128": _Function("cublasZgemm3m", ""),
 }
-# One half of X X^H; alpha and beta are real.
+# One triangle of X X^H; alpha and beta are real.
 _RANK_FUNCTIONS = {
     "float32": "cublasSsyrk_v2",
     "float64": "cublasDsyrk_v2",
     "complex64": "cublasCherk_v2",
     "complex128": "cublasZherk_v2",
 }
-_LOWER, _UPPER, _AS_IT_IS, _TRANSPOSED, _ADJOINT = 0, 1, 0, 1, 2  # CUBLAS_FILL_MODE_*, CUBLAS_OP_*
+_LOWER, _UPPER, _NOT_TRANSPOSED, _TRANSPOSED, _ADJOINT = 0, 1, 0, 1, 2  # CUBLAS_FILL_MODE_*, CUBLAS_OP_*
 _DEFAULT_ALGORITHM = -1
 _MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
 
 
 @lru_cache(maxsize=1)
 def _library() -> Any:
-    """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
+    """Return the cuBLAS that CuPy has loaded, with the argument types of the functions that fmm calls."""
     library = load_library("libcublas")
     number, pointer = ctypes.c_int, ctypes.c_void_p
     for call in (*_FUNCTIONS.values(), *_FUNCTIONS_3M.values()):
         for name, batched in ((call.plain, False), (call.batched, True)):
-            if name and hasattr(library, name):  # a cuBLAS may lack a function that nobody asks for
+            if name and hasattr(library, name):  # a version of cuBLAS may lack a function
                 getattr(library, name).argtypes = _argument_types(call.any_type, batched)
-    for name in _RANK_FUNCTIONS.values():  # handle, half, transposition, n, k, alpha, A, its lines, beta, C, its lines
+    for name in _RANK_FUNCTIONS.values():  # handle, triangle, op, n, k, alpha, A, lda, beta, C, ldc
         sizes = [number, number, number, number]
         getattr(library, name).argtypes = [pointer, *sizes, pointer, pointer, number, pointer, pointer, number]
     library.cublasSetStream_v2.argtypes = [pointer, pointer]
@@ -129,9 +129,10 @@ def _library() -> Any:
 
 
 def _argument_types(any_type: bool, batched: bool) -> list[Any]:
-    """Of cuBLAS's product: handle, two transpositions, m, n, k, alpha, A, B, beta, C; then what only some have.
+    """Return the argument types of a GEMM: handle, two ops, m, n, k, alpha, A, B, beta, C, and optional ones.
 
-    A matrix is its address, its type where any is taken, the distance of its lines, and in a batch of its layers.
+    A matrix is its address, its type if the function takes one, its leading dimension, and in a batch its stride. The
+    optional arguments are the batch count, and the compute type with the algorithm.
     """
     number, pointer = ctypes.c_int, ctypes.c_void_p
     matrix = [pointer, *([number] if any_type else []), number, *([ctypes.c_longlong] if batched else [])]
@@ -141,9 +142,9 @@ def _argument_types(any_type: bool, batched: bool) -> list[Any]:
 
 
 def cublas_version() -> int:
-    """The version of cuBLAS, as cublasGetVersion says it.
+    """Return the version of cuBLAS as cublasGetVersion does.
 
-    That function wants a handle, and none can be made while a stream is captured; this one needs none.
+    That function needs a handle, and none can be created while a stream is captured.
     """
     parts = []
     for number in range(3):
@@ -153,108 +154,110 @@ def cublas_version() -> int:
     return parts[0] * 10000 + parts[1] * 100 + parts[2]
 
 
-def math_mode(lane: StreamContext) -> int:
-    """The mode that a lane's handle has now."""
-    return int(_cublas.getMathMode(lane.handle))
+def math_mode(context: StreamContext) -> int:
+    """Return the current math mode of a stream's handle."""
+    return int(_cublas.getMathMode(context.handle))
 
 
-def setup_calls(lane: StreamContext, math: Math, before: int) -> list[PreparedCall]:
-    """The calls that set a lane's handle to its stream and to this mode; `before` is the mode that it has."""
-    calls: list[PreparedCall] = [partial(_library().cublasSetStream_v2, lane.handle, lane.stream)]
+def setup_calls(context: StreamContext, math: Math, before: int) -> list[PreparedCall]:
+    """Return the calls that set a handle's stream and math mode; `before` is its current mode."""
+    calls: list[PreparedCall] = [partial(_library().cublasSetStream_v2, context.handle, context.stream)]
     if before != _MATH[math]:
-        calls.append(partial(_cublas.setMathMode, lane.handle, _MATH[math]))
+        calls.append(partial(_cublas.setMathMode, context.handle, _MATH[math]))
     return calls
 
 
-def restore_calls(lane: StreamContext, math: Math, before: int) -> list[PreparedCall]:
-    """The calls that set the handle back to the mode that it had."""
-    return [partial(_cublas.setMathMode, lane.handle, before)] if before != _MATH[math] else []
+def restore_calls(context: StreamContext, math: Math, before: int) -> list[PreparedCall]:
+    """Return the calls that restore the handle's math mode."""
+    return [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH[math] else []
 
 
-def set_stream(lane: StreamContext) -> None:
-    """Set the handle to the lane's stream. cuBLAS then forgets what memory it was given."""
-    check_status(_library().cublasSetStream_v2(lane.handle, lane.stream))
+def set_stream(context: StreamContext) -> None:
+    """Set the handle's stream; that also resets the handle's workspace."""
+    check_status(_library().cublasSetStream_v2(context.handle, context.stream))
 
 
 def new_handle() -> int:
-    """A handle of our own on the current device, which lives as long as the process."""
+    """Create a cuBLAS handle on the current device, which lives as long as the process."""
     handle = ctypes.c_void_p()
     check_status(_library().cublasCreate_v2(ctypes.byref(handle)))
     return int(handle.value or 0)
 
 
-def workspace_call(lane: StreamContext, pointer: int, size: int) -> PreparedCall:
-    """The call that gives cuBLAS memory for itself, until the handle's stream is set anew.
+def workspace_call(context: StreamContext, pointer: int, size: int) -> PreparedCall:
+    """Return the call that sets cuBLAS's workspace until the handle's stream is set again.
 
-    While a stream is captured it may allocate none.
+    While a stream is captured, cuBLAS cannot allocate memory.
     """
-    return partial(_library().cublasSetWorkspace_v2, lane.handle, pointer, size)
+    return partial(_library().cublasSetWorkspace_v2, context.handle, pointer, size)
 
 
 class _CublasCall:
-    """A product or a batch: all arguments but the handle and the three matrices' addresses stand ready."""
+    """A GEMM or a batch, with all arguments converted but the handle and the three addresses."""
 
     def __init__(self, op: GemmOp, element: DType, call: _Function) -> None:
         batched = op.count > 1
         name = call.batched if batched else call.plain
-        self.function: Callable[..., int] = _library()[name]  # without argument types: its arguments have theirs
+        self.function: Callable[..., int] = _library()[name]  # without argument types: its arguments are converted
         self.scalars = host_scalars(op, element.scalar)  # the host's copies, read at the call
         alpha, beta = self.scalars.ctypes.data, self.scalars.ctypes.data + self.scalars.itemsize
 
-        def described(x: GemmOperand, stored: DType) -> tuple[int, ...]:
-            """What a matrix's address is followed by."""
+        def after_address(x: GemmOperand, stored: DType) -> tuple[int, ...]:
+            """Return the arguments that follow a matrix's address."""
             kind = (stored.cuda_type,) if call.any_type else ()
             return *kind, x.leading, *((x.stride,) if batched else ())
 
-        dest = described(op.dest, DTYPES[op.dest_dtype] if op.dest_dtype else element)
+        dest = after_address(op.dest, DTYPES[op.dest_dtype] if op.dest_dtype else element)
         count = (op.count,) if batched else ()
         arithmetic = (element.compute_type, _DEFAULT_ALGORITHM) if call.any_type else ()
         parts: tuple[tuple[int, ...], ...] = (
             (int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha),
-            described(op.left, element),
-            (*described(op.right, element), beta),
+            after_address(op.left, element),
+            (*after_address(op.right, element), beta),
             (*dest, *count, *arithmetic),
         )
         types = iter(getattr(_library(), name).argtypes)
 
         def converted(values: tuple[int, ...]) -> list[Any]:
-            next(types)  # of what stands in front of these values: the handle or an address
+            next(types)  # the handle or the address in front of these values
             return [next(types)(value) for value in values]
 
         self.parts = [converted(values) for values in parts]
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, lane: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
-        return partial(self.function, _Pointer(lane.handle), *head, a, *left, b, *right, c, *dest)
+        return partial(self.function, _Pointer(context.handle), *head, a, *left, b, *right, c, *dest)
 
 
 class _RankCall:
-    """One half of a product of a matrix and its adjoint."""
+    """A syrk or herk: one triangle of the product of a matrix and its adjoint."""
 
     def __init__(self, op: RankOp, element: DType) -> None:
         self.function: Callable[..., int] = getattr(_library(), _RANK_FUNCTIONS[element.name])
         # The host's copies of alpha and beta, read at the call.
         self.scalars = np.array([op.alpha, op.beta], element.real or element.name)
-        half, transposed = _UPPER if op.upper else _LOWER, _ADJOINT if element.is_complex else _TRANSPOSED
-        operation = transposed if op.factor.transposed else _AS_IT_IS
-        self.head = half, operation, op.n, op.k, self.scalars.ctypes.data
+        triangle, transposed = _UPPER if op.upper else _LOWER, _ADJOINT if element.is_complex else _TRANSPOSED
+        operation = transposed if op.factor.transposed else _NOT_TRANSPOSED
+        self.head = triangle, operation, op.n, op.k, self.scalars.ctypes.data
         self.beta = self.scalars.ctypes.data + self.scalars.itemsize
         self.leading = op.factor.leading, op.dest.leading
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, lane: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
         (i, x), (k, z) = self.where
         factor_lines, dest_lines = self.leading
         factor, dest = bases[i] + x, bases[k] + z
-        return partial(self.function, lane.handle, *self.head, factor, factor_lines, self.beta, dest, dest_lines)
+        return partial(self.function, context.handle, *self.head, factor, factor_lines, self.beta, dest, dest_lines)
 
 
-CANDIDATES = 32  # that cuBLASLt is asked for
+# ---- cuBLASLt
 
-# Numbers of attributes in cublasLt.h.
+CANDIDATES = 32  # requested of cuBLASLt
+
+# Attribute numbers of cublasLt.h.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
@@ -288,15 +291,15 @@ def _lt_library() -> tuple[Any, ctypes.c_void_p]:
 
 
 class CandidateCall:
-    """One candidate of cuBLASLt's heuristic; PlanError if it has not so many.
+    """One candidate of cuBLASLt's heuristic; PlanError if it offers fewer candidates.
 
-    The call's scratch is part of the workspace, so that calls on many streams are safe. What cuBLASLt is told of the
-    matrices is small, and kept until the process ends.
+    The call's scratch memory is part of the workspace, so that calls on many streams are safe. cuBLASLt's descriptors
+    are small, and held until the process ends.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
-        self.room = op.use.leaf.call.scratch(op.m, op.k, op.n, op.count)
+        self.scratch_bytes = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _lt_library()
         self.scalars = host_scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
@@ -309,18 +312,18 @@ class CandidateCall:
         alpha = self.scalars.ctypes.data
         self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
 
-    def prepared(self, lane: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
         a, b, c = (bases[base] + offset for base, offset in self.where)
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
         operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
-        scratch = bases[3] + self.scratch, self.room
-        return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream)
+        scratch = bases[3] + self.scratch, self.scratch_bytes
+        return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, context.stream)
 
-    def _set(self, noun: str, described: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        """Set an attribute of one of cuBLASLt's descriptions: a MatrixLayout, a MatmulDesc or a MatmulPreference."""
+    def _set(self, noun: str, descriptor: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        """Set an attribute of one of cuBLASLt's descriptors: a MatrixLayout, a MatmulDesc or a MatmulPreference."""
         function = getattr(self.library, f"cublasLt{noun}SetAttribute")
-        check_status(function(described, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
+        check_status(function(descriptor, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
 
     def _layout(self, rows: int, cols: int, x: GemmOperand, count: int) -> ctypes.c_void_p:
         layout = ctypes.c_void_p()
@@ -344,7 +347,7 @@ class CandidateCall:
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
         preference, candidates, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
         check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
-        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.room))
+        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.scratch_bytes))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
@@ -352,7 +355,7 @@ class CandidateCall:
             self.handle, self.operation, x, y, z, z, preference, CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if status != _NOT_SUPPORTED:  # it says so where it has no candidate at all
+        if status != _NOT_SUPPORTED:  # cuBLASLt's status where it has no candidate at all
             check_status(status, "cuBLASLt")
         offered = 0 if status else count.value
         if number >= offered:
@@ -362,5 +365,5 @@ class CandidateCall:
 
 
 def line_alignment(x: GemmOperand, itemsize: int, divides: int) -> int:
-    """The power of two that divides the addresses of all lines of an operand, if `divides` does its base's address."""
+    """Return the power of two that divides the addresses of all lines of an operand, if `divides` divides its base."""
     return gcd(divides, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -1,4 +1,4 @@
-"""What the driver says of a CUDA device, as a Chip."""
+"""Read a CUDA device's facts from the driver, as a Chip."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
-USUAL_BYTES = 16  # of memory that a multiprocessor has in a clock
+BYTES_PER_CLOCK = 16  # of memory traffic for a multiprocessor, where the driver hides the memory clock
 
 
 @lru_cache(maxsize=64)
 def chip_of(device: int) -> Chip:
-    """The device's facts. Its memory has two transfers a clock; a driver that hides that clock gets what is usual."""
+    """Return the device's chip. Memory makes two transfers a clock; a hidden memory clock means a typical bandwidth."""
     cupy_device = cupy.cuda.Device(device)
     attributes, version = cupy_device.attributes, str(cupy_device.compute_capability)
     limits = nearest_capability(f"{version[:-1]}.{version[-1]}")
@@ -25,7 +25,7 @@ def chip_of(device: int) -> Chip:
         limits,
         count,
         clock,
-        bandwidth or USUAL_BYTES * count * clock,
+        bandwidth or BYTES_PER_CLOCK * count * clock,
         attributes["L2CacheSize"],
         version=int(version),
         shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),

@@ -1,8 +1,11 @@
-"""Replays: calls that recur are captured, and from then on replayed as a whole.
+"""CUDA graphs of recurring calls: when a call is captured, and how its graph is replayed on other arrays.
 
-This module knows nothing of graphs: `make` captures a call, and whatever it returns is kept and handed out. What is
-kept holds no memory of the call's. What it depends on is compared at each call, so it does not matter what became of it
-in between.
+`Replays` and `GraphCache` decide which calls are captured and how many captures are held; `make` captures. A capture
+holds no memory of the call's. Everything that it depends on is in its key, which is compared at each call.
+
+`MovableGraph` gives the kernels of a captured graph other parameters, so that one graph serves all arrays of a shape.
+A kernel is found in the graph by its function and by the bytes of its parameters at capture. Kernels that are not
+found (cuBLAS's own) keep their parameters, so their memory must be where it was at capture.
 """
 
 from __future__ import annotations
@@ -13,17 +16,20 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-REPEATS = 3  # the call at which capturing pays: twice could be a chance, and it takes as long as some calls
-CAPTURES = 64  # captured calls that are kept in all
+REPEATS = 3  # the call at which capturing pays: two may be chance, and a capture takes as long as some calls
+CAPTURES = 64  # captures that are held in all
 COUNTED = 64  # keys of one call that are counted or captured
 _NOT_CAPTURED: Final = object()
 
 
-class GraphCache:
-    """Keeps so many captured calls, of all threads; the oldest goes first.
+# ---- which calls are captured
 
-    There is no lock, which an exception at the wrong moment might leave shut: each step is one of C's, and whatever
-    comes between two of them leaves at most a call that is not found again.
+
+class GraphCache:
+    """Holds at most `limit` captures of all threads; the oldest goes first.
+
+    There is no lock, which an exception at the wrong moment could leave shut. Each step is one call of C, and whatever
+    comes between two of them leaves at most a capture that is not found again.
     """
 
     def __init__(self, limit: int = CAPTURES) -> None:
@@ -31,21 +37,21 @@ class GraphCache:
         self._oldest_first: deque[tuple[Replays, Hashable]] = deque()
 
     def add(self, owner: Replays, key: Hashable, captured: Any) -> None:
-        """Keep what was captured for a key of this owner's, and forget the oldest if there are too many."""
+        """Hold a capture for a key of this owner, and drop the oldest capture beyond the limit."""
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
-        while len(self._oldest_first) > self.limit and self._forget_oldest():
-            self.repeats *= 2  # a program with so many calls should not capture them in turns
+        while len(self._oldest_first) > self.limit and self._drop_oldest():
+            self.repeats *= 2  # a program with more calls than the limit should not capture them in turns
 
     def clear(self) -> int:
-        """Forget all; returns how many there were."""
+        """Drop all captures and return their number."""
         count = 0
-        while self._forget_oldest():
+        while self._drop_oldest():
             count += 1
         self.repeats = REPEATS
         return count
 
-    def _forget_oldest(self) -> bool:
+    def _drop_oldest(self) -> bool:
         try:
             owner, key = self._oldest_first.popleft()
         except IndexError:
@@ -55,28 +61,28 @@ class GraphCache:
 
 
 class Replays:
-    """The captures of one call, on one stream and in one thread. A key says everything that a capture depends on."""
+    """The captures of one call, on one stream and in one thread. A key holds everything that a capture depends on."""
 
     def __init__(self, make: Callable[..., Any], cache: GraphCache) -> None:
-        """`make` returns None for a call that cannot be captured, and is not asked again."""
+        """`make` captures a call; it returns None for a call that cannot be captured, and is not called again."""
         self.make, self.cache = make, cache
-        self.captured: dict[Hashable, Any] = {}  # None for what cannot be captured
-        self.counts: dict[Hashable, int] = {}  # how often other keys have come
+        self.captured: dict[Hashable, Any] = {}  # None for a key that cannot be captured
+        self.counts: dict[Hashable, int] = {}  # calls so far, of keys that are not captured
 
     def made(self, key: Hashable) -> Any:
-        """What was captured for this key; None if nothing was, or if it is kept no longer."""
+        """Return the capture for this key; None if there is none."""
         return self.captured.get(key)
 
     def find(self, key: Hashable, *arguments: Any) -> Any:
-        """What was captured for this key, now at the latest, by `make` from these arguments.
+        """Return the capture for this key; `make` captures it from these arguments once the key has recurred.
 
-        None if the call must be made as any other.
+        None if the call must be made without a graph.
         """
         captured = self.captured.get(key, _NOT_CAPTURED)
         return captured if captured is not _NOT_CAPTURED else self._counted(key, arguments)
 
     def _counted(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
-        """Count a key that is not captured, and capture it if it has come often enough."""
+        """Count a call of a key that is not captured, and capture it at the REPEATS-th."""
         count = self.counts.get(key, 0) + 1
         if count < self.cache.repeats:
             if len(self.counts) + len(self.captured) >= COUNTED and key not in self.counts:
@@ -92,11 +98,14 @@ class Replays:
         return captured
 
 
+# ---- a graph whose kernels get other parameters
+
+
 class KernelNode(NamedTuple):
-    """A launch of one of our own kernels, which has one parameter."""
+    """A launch of one of fmm's kernels, which have one parameter each."""
 
     function: int  # the kernel's address
-    parameters: int  # where the pointer to the parameter stands
+    parameters: int  # address of the pointer to the parameter
     size: int  # bytes of the parameter
 
 
@@ -116,10 +125,11 @@ class _Node(ctypes.Structure):
 
 
 KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
+_Claimed = list[tuple[ctypes.c_void_p, _Node, Any]]
 
 
 class _Driver(NamedTuple):
-    """The calls of the CUDA driver that CuPy has no names for."""
+    """The calls of the CUDA driver that CuPy does not wrap."""
 
     nodes: Any  # cuGraphGetNodes
     kind: Any  # cuGraphNodeGetType
@@ -129,7 +139,7 @@ class _Driver(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _driver_calls() -> _Driver | None:
-    """None where the driver is older than these calls (CUDA 12)."""
+    """Return the driver's calls; None where the driver is older than they are (CUDA 12)."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         return _Driver(
@@ -143,18 +153,18 @@ def _driver_calls() -> _Driver | None:
 
 
 class MovableGraph:
-    """A graph, and for each of our kernels in it, in their order, how the driver is told its new parameters."""
+    """A captured graph, with the node of each of fmm's kernels in launch order."""
 
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _Driver | None = None) -> None:
-        """`kernels`: our kernels with their parameters as they were captured; each may be gone when the next comes."""
+        """`kernels`: fmm's kernels with their parameters at capture; each is valid only until the next is drawn."""
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver_calls()
         self.nodes = None if self.driver is None else _matching_nodes(_kernel_nodes(graph.graph, self.driver), kernels)
 
     def move(self, kernels: Iterable[KernelNode]) -> bool:
-        """Give the kernels other parameters, in their first order.
+        """Give the kernels other parameters, in launch order.
 
-        False if that is not possible: some may have new parameters then, and others their old ones.
+        Return False if that fails; then some kernels may have new parameters and others their old ones.
         """
         if self.driver is None or self.nodes is None:
             return False
@@ -167,11 +177,8 @@ class MovableGraph:
         return True
 
 
-_Claimed = list[tuple[ctypes.c_void_p, _Node, Any]]
-
-
 def _kernel_nodes(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
-    """The graph's kernels: the handle of each, and what was captured of it."""
+    """Return the handle and the captured parameters of each kernel in the graph."""
     count = ctypes.c_size_t()
     if driver.nodes(ctypes.c_void_p(graph), None, ctypes.byref(count)):
         return []
@@ -187,7 +194,7 @@ def _kernel_nodes(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
 
 
 def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _Claimed | None:
-    """Take our kernels' nodes out of `nodes`, in the kernels' order; None if one of them is not there."""
+    """Remove fmm's kernels from `nodes` and return them in launch order; None if one is missing."""
     claimed: _Claimed = []
     for kernel in kernels:
         wanted = _parameter_bytes(kernel.parameters, kernel.size)
@@ -202,5 +209,5 @@ def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode
 
 
 def _parameter_bytes(pointers: int, size: int) -> bytes:
-    """The bytes of a launch's one parameter: `pointers` is where the pointer to it stands."""
+    """Return the bytes of a launch's one parameter; `pointers` is the address of the pointer to it."""
     return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)

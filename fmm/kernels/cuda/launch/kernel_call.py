@@ -1,5 +1,4 @@
-"""A launch of one of our kernels made ready on a device: compiled, its tensor maps encoded, the driver's call all but
-prepared."""
+"""One kernel launch prepared on a device: compiled, tensor maps encoded, the driver's call bound but for addresses."""
 
 from __future__ import annotations
 
@@ -17,15 +16,20 @@ from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import MAP_BYTES, Launch, TensorMap
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+MAP_ALIGNMENT = 64  # bytes to which the driver needs a tensor map to be aligned
+DIMENSIONS = 3  # of a tensor map: along a line, across lines, and from one block of a batch to the next
+NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_*
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
+SAMPLE_ADDRESS = 1 << 20  # for encoding a map before its address exists
 launch_kernel = driver.launchKernel
 Start = Callable[[int, int, int], PreparedCall]  # start(stream, address of the pointer to the parameters, 0)
 
 
 class KernelCall:
-    """A launch with everything but addresses.
+    """A launch complete but for addresses.
 
-    `start` prepares the driver's call from a stream and the place of the parameters, which are read when that call is
-    made. `words` are the parameters with every address zero.
+    `start` binds the driver's call to a stream and to the parameters' place; the driver reads the parameters when the
+    call is made. `words` are the parameters with every address zero.
     """
 
     def __init__(self, launch: Launch, device: int) -> None:
@@ -41,7 +45,7 @@ class KernelCall:
 
 
 # ---- cuLaunchKernelEx: a launch that only adds to what the one before it writes may start before that one has ended
-# (programmatic dependent launch), so that small products fill the device together. CuPy cannot ask for that.
+# (programmatic dependent launch), so that small products fill the device together. CuPy has no call for it.
 
 
 class _Attribute(ctypes.Structure):
@@ -70,16 +74,12 @@ def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parame
     return partial(_launch_ex(), ctypes.byref(config), kernel, parameters, None)
 
 
-MAP_ALIGNMENT = 64  # bytes to which the driver wants a map to be aligned
-DIMENSIONS = 3  # of a map: along a line, across lines, and from one block of a batch to the next
-NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_*
-SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
-SOMEWHERE = 1 << 20  # an address to encode a map for: the true one is not known then
+# ---- tensor maps
 
 
 @lru_cache(maxsize=1)
 def tensor_map_encoder() -> Any:
-    """cuTensorMapEncodeTiled; None where the driver has no such call."""
+    """Return the driver's cuTensorMapEncodeTiled; None where the driver has no such call."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     except (OSError, AttributeError):
@@ -87,19 +87,19 @@ def tensor_map_encoder() -> Any:
 
 
 def encode_tensor_map(x: TensorMap) -> Any:
-    """The words of a map, of which the first is to hold the address, and is zero.
+    """Return the words of an encoded map; the first word, which holds the address, is zero.
 
-    That the address stands there, and nowhere else, is checked by encoding the map for two addresses.
+    Encoding the map for two addresses checks that the address is in the first word and nowhere else.
     """
-    words, others = (_encoded_for(x, address) for address in (SOMEWHERE, 2 * SOMEWHERE))
-    if words[0] != SOMEWHERE or others[0] != 2 * SOMEWHERE or (words[1:] != others[1:]).any():
+    words, others = (_encoded_for(x, address) for address in (SAMPLE_ADDRESS, 2 * SAMPLE_ADDRESS))
+    if words[0] != SAMPLE_ADDRESS or others[0] != 2 * SAMPLE_ADDRESS or (words[1:] != others[1:]).any():
         raise RuntimeError("this driver's tensor maps do not begin with their address")
     words[0] = 0
     return words
 
 
 def _encoded_for(x: TensorMap, address: int) -> Any:
-    """The words of a map of a matrix at this address. The names are those of the driver's manual."""
+    """Return the words of a map of a matrix at this address. The variables are named as in the driver's manual."""
     element = DTYPES.get(x.dtype, BYTE)
     layer = x.layer if x.layers > 1 else x.leading * x.lines
     memory = np.zeros(2 * MAP_BYTES, np.uint8)

@@ -1,6 +1,6 @@
-"""Lanes: the streams on which the steps of a launch list run side by side.
+"""The streams of a launch list, their synchronization, and counters in device memory.
 
-The first is the caller's stream. Every other has a stream and a cuBLAS handle of its own; its work starts after, and
+Stream 0 is the caller's. Every other stream has an event and a cuBLAS handle of its own; its work starts after, and
 ends before, the caller's stream goes on.
 """
 
@@ -19,18 +19,37 @@ from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
-def sync_calls(turn: StreamSync, lanes: list[StreamContext]) -> list[PreparedCall]:
-    """The calls after which the other lanes wait for what the first has done so far (FORK), or it for them (JOIN)."""
-    first, *others = lanes
-    pairs = [(first, lane) if turn is StreamSync.FORK else (lane, first) for lane in others]
-    runtime = cupy.cuda.runtime
+def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
+    """Return the streams that a list uses, each that calls cuBLAS with a handle. The first is the caller's stream."""
+    if launches.stream_count == 1:
+        return [StreamContext(handle, stream, 0)]
+    own_streams = _thread_streams.own.by_device.setdefault(device, [])
+    while len(own_streams) < launches.stream_count:
+        own_streams.append(_reuse_or_create(device))
+    for pooled in own_streams[1 : launches.vendor_stream_count]:
+        pooled.handle = pooled.handle or new_handle()
+    first, *others = own_streams[: launches.stream_count]
+    return [
+        StreamContext(handle, stream, first.event.ptr),
+        *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),
+    ]
+
+
+def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[PreparedCall]:
+    """Return the calls that make the other streams wait for the first (FORK), or the first for the others (JOIN)."""
+    first, *others = streams
+    pairs = [(first, other) if sync is StreamSync.FORK else (other, first) for other in others]
+    cupy_runtime = cupy.cuda.runtime
     recorded = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
-    calls: list[PreparedCall] = [partial(runtime.eventRecord, event, stream) for event, stream in recorded]
-    return calls + [partial(runtime.streamWaitEvent, then.stream, before.event) for before, then in pairs]
+    calls: list[PreparedCall] = [partial(cupy_runtime.eventRecord, event, stream) for event, stream in recorded]
+    return calls + [partial(cupy_runtime.streamWaitEvent, then.stream, before.event) for before, then in pairs]
 
 
-class _LaneOfOurs:
-    """A lane's own stream, event and cuBLAS handle. The first lane is the caller's, and only its event is used."""
+# ---- the pool of streams
+
+
+class _PooledStream:
+    """A stream with its event and cuBLAS handle. In place of the caller's stream only the event is used."""
 
     def __init__(self) -> None:
         self.stream: Any = cupy.cuda.Stream(non_blocking=True)
@@ -38,77 +57,63 @@ class _LaneOfOurs:
         self.handle = 0
 
 
-# Lanes, with their devices, of threads that ended. The next thread's work on such a lane comes behind what the last one
-# has begun there.
-_left: deque[tuple[int, _LaneOfOurs]] = deque()
+# Streams of threads that ended, with their devices. The next thread's work on such a stream follows what the previous
+# thread has started there.
+_left: deque[tuple[int, _PooledStream]] = deque()
 
 
-class _OwnLanes:
-    """One thread's lanes, by device.
+class _OwnStreams:
+    """One thread's streams, by device.
 
-    They go to other threads when the thread ends, since cuBLAS's handles are large. That takes no lock, since a thread
-    can end at any moment.
+    When the thread ends they are left to other threads, since cuBLAS handles are large. That takes no lock, since a
+    thread can end at any moment.
     """
 
     def __init__(self) -> None:
-        self.by_device: dict[int, list[_LaneOfOurs]] = {}
+        self.by_device: dict[int, list[_PooledStream]] = {}
 
-    def __del__(self, left: deque[tuple[int, _LaneOfOurs]] = _left) -> None:
-        left.extend((device, lane) for device, lanes in self.by_device.items() for lane in lanes)
+    def __del__(self, left: deque[tuple[int, _PooledStream]] = _left) -> None:
+        left.extend((device, stream) for device, streams in self.by_device.items() for stream in streams)
 
 
-class _LanesOfThread(threading.local):
+class _ThreadStreams(threading.local):
     def __init__(self) -> None:
-        self.own = _OwnLanes()
+        self.own = _OwnStreams()
 
 
-_lanes = _LanesOfThread()
+_thread_streams = _ThreadStreams()
 
 
-def _another_lane(device: int) -> _LaneOfOurs:
-    """A lane that another thread has left on the device, or else a new one."""
+def _reuse_or_create(device: int) -> _PooledStream:
+    """Return a stream that another thread has left on the device, or else a new one."""
     for _ in range(len(_left)):
         try:
-            its_device, lane = _left.popleft()
+            its_device, pooled = _left.popleft()
         except IndexError:  # another thread was quicker
             break
         if its_device == device:
-            return lane
-        _left.append((its_device, lane))
-    return _LaneOfOurs()
+            return pooled
+        _left.append((its_device, pooled))
+    return _PooledStream()
 
 
-def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
-    """As many lanes as the list uses, with a cuBLAS handle for each that calls it. The first is the caller's stream."""
-    if launches.stream_count == 1:
-        return [StreamContext(handle, stream, 0)]
-    own_lanes = _lanes.own.by_device.setdefault(device, [])
-    while len(own_lanes) < launches.stream_count:
-        own_lanes.append(_another_lane(device))
-    for lane in own_lanes[1 : launches.vendor_stream_count]:
-        lane.handle = lane.handle or new_handle()
-    first, *others = own_lanes[: launches.stream_count]
-    return [
-        StreamContext(handle, stream, first.event.ptr),
-        *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),
-    ]
+# ---- counters for kernels whose thread blocks take turns: zero before and after every launch
 
-
-_of_streams: dict[tuple[int, int, int], int] = {}
+_counters: dict[tuple[int, int, int], int] = {}  # by device, stream and size
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """The address of counters for a launch on this stream, whose launches share them: they come one after the other."""
+    """Return the address of a stream's counters; its launches share them, since they run one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
-    if key not in _of_streams:
-        _of_streams[key] = new_counters(key[2], stream)
-    return _of_streams[key]
+    if key not in _counters:
+        _counters[key] = new_counters(key[2], stream)
+    return _counters[key]
 
 
 def new_counters(count: int, stream: int) -> int:
-    """The address of new counters, which are zero once the stream gets there.
+    """Return the address of new counters, which are zero once the stream gets there.
 
-    They are never given back, since kernels may still write them.
+    They are never freed, since kernels may still write them.
     """
     pointer = int(runtime.malloc(4 * count))
     runtime.memsetAsync(pointer, 0, 4 * count, stream)

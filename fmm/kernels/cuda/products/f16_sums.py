@@ -100,11 +100,11 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
         and layout == (x.source.base, x.source.offset, x.source.leading, x.source.stride)
         and (split.rows, split.cols) == (x.lines, x.length)
         and split.access == "vector"
-        and kernel.lanes > 1
+        and kernel.vector_width > 1
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
-        and -(-x.pitch // (SUM_THREADS * kernel.lanes)) <= GRID_LIMIT
+        and -(-x.pitch // (SUM_THREADS * kernel.vector_width)) <= GRID_LIMIT
     )
 
 
@@ -129,7 +129,7 @@ def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
-    call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
+    call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
     return _source(parameters, call, kernel.bounds, step_lines(kernel))
 
 
@@ -146,7 +146,10 @@ def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Laun
 
 
 def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
-    """The results go to the memory of the sums, which no launch writes now."""
+    """Return the launch that finds the largest number of every line or position of each block.
+
+    The results go to the memory of the sums, which no other launch writes now.
+    """
     a, (down, across) = x.source, x.blocks
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
@@ -162,6 +165,7 @@ def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
 
 
 def _bound_launch(x: PlaneSums) -> Launch:
+    """Return the launch that bounds the largest numbers of sums, and sets their exponents."""
     down, across = x.blocks
     parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
@@ -176,12 +180,13 @@ def _extents_slot(x: PlaneSums, word: int) -> Slot:
 
 
 def _sum_launch(x: PlaneSums) -> Launch:
+    """Return the launch that forms the sums and writes their planes."""
     op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.pitch), x.planes
     parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.pitch, planes.lines, planes.length, planes.count, 0)
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
-    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.lanes)), 1
+    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.vector_width)), 1
     kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

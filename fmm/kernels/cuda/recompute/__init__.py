@@ -1,1 +1,1 @@
-"""What inf and NaN ask for: a flag that kernels raise, and the product computed again in the classical order."""
+"""Inf and NaN: the flags that kernels raise, and the launches that recompute a product in the classical order."""

@@ -1,1 +1,1 @@
-"""The sum kernel, the host's half: the order of its additions, its source, and what each launch is told."""
+"""Sum kernels, host side: the order of their statements, their source, and their launches."""

@@ -1,4 +1,4 @@
-"""Launches of the kernel that finishes a matrix that is its own adjoint (mirror_half.cuh)."""
+"""Launches of the kernels that finish sums: the mirror of a triangle (mirror_half.cuh) and scaling (rescale.cuh)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import MirrorOp, View
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.sums import LineExponents, Rescaled
 
-MIRROR_THREADS = 256  # MIRROR_THREADS
+MIRROR_THREADS = 256  # as in mirror_half.cuh
 MIRROR_ENTRY = "fmm_mirror"
 
 
 class MirrorVariant(NamedTuple):
-    """What a kernel is compiled for: fmm::MirrorVariant of mirror_half.cuh."""
+    """Template arguments of the mirror kernel: fmm::MirrorVariant of mirror_half.cuh."""
 
-    in_place: bool  # does the lower half stand there already?
+    in_place: bool  # True if dest holds the lower triangle already
     reads_source: bool
     reads_dest: bool
-    full: bool  # does it write the upper half too?
+    full: bool  # True if the upper triangle is written too
     raises_flag: bool
 
 
 def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
-    """The launch; `flagged`: is a flag raised where an inf or NaN is stored in C?"""
+    """Return the launch of a mirror; with `flagged`, an inf or NaN stored in C raises the flag."""
     x, y = op.source.strides, op.dest.strides
     parameters = struct.pack("<7q2dq", 0, *x, 0, *y, op.dest.rows, op.alpha, op.beta, 0)
     slots = [Slot(0, op.source.base, op.source.offset), Slot(3, op.dest.base, op.dest.offset)]
@@ -37,22 +37,24 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
     slots += [Slot(9, FLAG)] if raises else []
     variant = MirrorVariant(op.in_place, op.alpha != 0, op.beta != 0, op.full, raises)
     kernel = Kernel(mirror_source, (op.dest.dtype, op.tile, variant), MIRROR_ENTRY, MIRROR_THREADS)
-    result = "the upper half is the lower one's mirror" if op.full else "the lower half"
+    result = "the upper triangle is the lower one's mirror" if op.full else "the lower triangle"
     label = f"mirror_half: {result}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
     return Launch("sums", label, kernel, (op.tiles, 1, 1), parameters, tuple(slots))
 
 
 @lru_cache(maxsize=256)
 def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
-    """The whole CUDA source, entry point `ENTRY`."""
+    """Return the whole CUDA source, with entry point `MIRROR_ENTRY`."""
     flags = ", ".join(str(flag).lower() for flag in variant)
     body = (f"fmm::mirror_half<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
     return entry_source("fmm::HalfMirror", body, "mirror_half.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY)
 
 
-RESCALE_THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as rescale.cuh has them
+# ---- scaling by powers of two
+
+RESCALE_THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as in rescale.cuh
 RESCALE_ENTRY = "fmm_rescale"
-Signed = tuple[View | None, int]  # a vector of exponents, if there is one, and the sign with which they are taken
+SignedExponents = tuple[View | None, int]  # a vector of exponents or None, and the sign that multiplies them
 
 
 @dataclass(frozen=True)
@@ -63,20 +65,20 @@ class ExponentsOp:
     source: View
     dest: View
     axis: int
-    shifts: Signed = (None, 0)
+    shifts: SignedExponents = (None, 0)
     against: View | None = None
     writes_result = False
 
 
 @dataclass(frozen=True)
 class RescaleOp:
-    """A copy of a matrix, its rows and columns scaled by exponents; perhaps where it is."""
+    """A matrix with its rows and columns scaled by powers of two, copied or in place."""
 
     label: str
     source: View
     dest: View
-    rows: Signed = (None, 0)
-    cols: Signed = (None, 0)
+    rows: SignedExponents = (None, 0)
+    cols: SignedExponents = (None, 0)
 
     @property
     def writes_result(self) -> bool:
@@ -87,12 +89,12 @@ ScalingOp = ExponentsOp | RescaleOp
 
 
 def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
-    """The launch of either kind; `flagged`: is a flag raised where an inf or NaN is stored in C?"""
+    """Return the launch of either operation; with `flagged`, an inf or NaN stored in C raises the flag."""
     return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
 
 
 def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> ScalingOp:
-    """The operation that a step asks of a GPU."""
+    """Return the operation of a plan's scaling step."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
         shifts, against = vectors[0] if step.sign else None, vectors[-1] if step.against else None
@@ -103,14 +105,14 @@ def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View
 
 
 class _ParameterWords:
-    """A kernel's parameters, put together word by word, and which of the words are addresses."""
+    """A kernel's parameters, assembled word by word, with the slots of the words that are addresses."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
         self.slots: list[Slot] = []
 
     def add_address(self, x: View | None) -> None:
-        """The address of a view; null without one."""
+        """Add the address of a view; a null pointer for None."""
         if x is not None:
             self.slots.append(Slot(len(self.words), x.base, x.offset))
         self.words.append(0)
@@ -118,7 +120,7 @@ class _ParameterWords:
     def add_numbers(self, *values: int) -> None:
         self.words += values
 
-    def add_exponents(self, exponents: Signed) -> None:
+    def add_exponents(self, exponents: SignedExponents) -> None:
         vector, sign = exponents
         self.add_address(vector)
         self.add_numbers(vector.right if vector else 0, sign)
@@ -129,7 +131,7 @@ class _ParameterWords:
 
 
 def exponents_launch(op: ExponentsOp) -> Launch:
-    """The launch that finds exponents: struct LineExponents of rescale.cuh."""
+    """Return the launch that finds exponents. Its parameters are struct LineExponents of rescale.cuh."""
     x, parameters = op.source, _ParameterWords()
     steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
     parameters.add_address(x)
@@ -138,7 +140,7 @@ def exponents_launch(op: ExponentsOp) -> Launch:
     parameters.add_exponents((op.against, 1))
     parameters.add_address(op.dest)
     parameters.add_numbers(op.dest.right)
-    adjacent = abs(steps[0]) < abs(steps[1])  # do lines lie side by side, and not end to end?
+    adjacent = abs(steps[0]) < abs(steps[1])  # lines interleave in memory instead of following each other
     kernel = Kernel(
         rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY, RESCALE_THREADS
     )
@@ -146,9 +148,9 @@ def exponents_launch(op: ExponentsOp) -> Launch:
 
 
 def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
-    """The launch that copies and scales: struct Rescaled of rescale.cuh.
+    """Return the launch that scales. Its parameters are struct Rescaled of rescale.cuh.
 
-    `flagged`: is a flag raised where an inf or NaN is stored in C?
+    With `flagged`, an inf or NaN stored in C raises the flag.
     """
     x, y, parameters = op.source, op.dest, _ParameterWords()
     for view in (x, y):
@@ -160,16 +162,16 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
     raises = flagged and op.writes_result
     parameters.slots += [Slot(len(parameters.words), FLAG)] if raises else []
     parameters.add_numbers(0)
-    by_columns = abs(y.down) < abs(y.right)
+    column_major = abs(y.down) < abs(y.right)
     kernel = Kernel(
-        rescale_source, ("rescale", "Rescaled", y.dtype, (by_columns, raises)), RESCALE_ENTRY, RESCALE_THREADS
+        rescale_source, ("rescale", "Rescaled", y.dtype, (column_major, raises)), RESCALE_ENTRY, RESCALE_THREADS
     )
     return parameters.launch(f"rescale: {op.label}", kernel, -(-y.rows // TILE) * -(-y.cols // TILE))
 
 
 @lru_cache(maxsize=64)
 def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[bool, ...]) -> str:
-    """The whole CUDA source, entry point `ENTRY`. `flags`: the function's template arguments behind the type."""
+    """Return the whole CUDA source; `flags` are the function's template arguments behind the type."""
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)
     return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (RESCALE_THREADS,), entry=RESCALE_ENTRY)

@@ -1,7 +1,9 @@
-"""A sum kernel as data: which blocks a thread loads, adds and stores, how many numbers at a time, and how.
+"""A sum kernel: which blocks a thread loads, adds and stores, how many numbers at a time, and its CUDA source.
 
-One thread owns one position of every block. In which order it does that sum_order.py decides; sum_source.py writes it
-down as CUDA, and sum_launch.py says where the blocks lie.
+One thread owns one position of every block. sum_order.py orders its statements; sum_launch.py places the blocks in
+memory. The source is a straight-line program, written as a short stub for the one kernel in block_sums.cuh. The stub is
+all that depends on a scheme's coefficients. Its statements are ordered so that few values are live at a time: a value
+that does not fit in a register would go through memory, which these kernels wait for.
 """
 
 from __future__ import annotations
@@ -18,28 +20,28 @@ from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, Statement, best_o
 
 Access = Literal["vector", "scalar"]
 SUM_THREADS, WARP = 128, 32  # of a thread block, as in block_sums.cuh
-SECTOR = 32  # bytes that memory reads or writes at least
-HIGH = 4  # warps of a block below each other where arrays lie crosswise
+SECTOR = 32  # bytes of the smallest memory transaction
+HIGH = 4  # warps of a thread block along the rows where arrays lie crosswise
 WIDEST = 16  # bytes of the widest memory access
-# Registers that a kernel's live values may take; addresses and what the compiler loads ahead need the rest of the 255.
-# (Three levels in one pass hold 84 values: two lanes of float32, one of float64.)
+# Registers for a kernel's live values; addresses and the compiler's early loads need the rest of the 255. (Three levels
+# in one pass hold 84 values: two float32 a thread, or one float64.)
 REGISTERS = 176
-REGISTERS_AHEAD = 128  # the same where loads are started far ahead: their addresses need registers too
-# Registers of live values up to which four thread blocks find room on a multiprocessor, where loads are started far
-# ahead or a tile is turned.
+REGISTERS_AHEAD = 128  # the same with prefetched loads, whose addresses need registers too
+# Registers of live values up to which four thread blocks fit on a multiprocessor, with prefetched loads or a
+# transposed tile.
 FOUR_BLOCKS = 72
 LONG = 400  # statements of a long program: more than two levels in one pass
-MANY_HELD = 12  # live values beside which the addresses of several lanes find no registers
-# A program with at least MANY_LOADS loads, and twice as many as it holds values at a time, has them started far ahead,
-# through shared memory: BATCHES of them under way, BYTES_AHEAD in a thread block. Registers alone keep too few loads in
-# flight: the join of three levels then moves 1.9 TB/s on an H200, so 3.7 to 4.1.
+MANY_HELD = 12  # live values beside which the addresses of several numbers fit in no registers
+# A program with at least MANY_LOADS loads, and twice as many loads as live values, prefetches through shared memory:
+# BATCHES batches of loads in flight, BYTES_AHEAD bytes in a thread block. Registers alone keep too few loads in flight:
+# the join of three levels moves 1.9 TB/s on an H200 that way, and 3.7 to 4.1 TB/s with prefetching.
 MANY_LOADS = 32
 BATCHES = 8
 BYTES_AHEAD = 32 << 10
 
 
 class BlockIndex(NamedTuple):
-    """Where an input or output stands: block (i, j) of one of the kernel's arrays."""
+    """The block (i, j) of one of the kernel's arrays, where an input or output is."""
 
     array: int
     i: int
@@ -49,21 +51,21 @@ class BlockIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class SumKernel:
-    """What one kernel computes, and on which blocks; sizes, strides and scalars come with the launch.
+    """What one kernel computes, and on which blocks; sizes, strides and scalars are launch parameters.
 
     An array holds several blocks of one matrix, or equal layers on top of each other.
     """
 
-    program: AdditionProgram  # its coefficients may be Scalars
-    scalars: int  # how many coefficients come with the launch
+    program: AdditionProgram  # its coefficients may be LaunchCoefficients
+    scalars: int  # number of coefficients that are launch parameters
     reads: tuple[BlockIndex, ...]
     writes: tuple[BlockIndex, ...]
-    aliases: tuple[tuple[int, int], ...]  # pairs (write, read) that stand in the same place
+    aliases: tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
     arrays: int
-    whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses to them need no tests
+    whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses need no bounds checks
     element: str
-    tall: frozenset[int] = frozenset()  # arrays that lie column by column, where all others lie row by row
-    parts: frozenset[int] = frozenset()  # arrays of complex numbers, of which real and imaginary parts are loaded
+    tall: frozenset[int] = frozenset()  # column-major arrays, where all others are row-major
+    parts: frozenset[int] = frozenset()  # complex arrays that are accessed as real and imaginary parts
 
     @cached_property
     def events(self) -> tuple[Statement, ...]:
@@ -72,52 +74,52 @@ class SumKernel:
 
     @cached_property
     def vector_width(self) -> int:
-        """Elements that a thread has: as many as one memory access moves, while their sums stay in registers."""
+        """Elements per thread: as many as one memory access moves, as long as their sums fit in registers."""
         element = DTYPES[self.element]
-        lanes, room = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
-        while lanes > 1 and lanes * peak_values(self.events) * element.registers > room:
-            lanes //= 2
+        width, registers = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
+        while width > 1 and width * peak_values(self.events) * element.registers > registers:
+            width //= 2
         # With alpha and beta, three levels need more registers than those for values.
         if self.long and self.scalars:
-            lanes = max(lanes // 2, 1)
-        # Complex numbers come in two accesses, and go so: with four of them NVRTC spills the joins of two levels.
-        return min(lanes, 2) if self.parts and len(self.events) > LONG else lanes
+            width = max(width // 2, 1)
+        # A complex number takes two accesses: with four numbers a thread NVRTC spills the joins of two levels.
+        return min(width, 2) if self.parts and len(self.events) > LONG else width
 
     @property
     def long(self) -> bool:
-        """Are there so many statements that they should be compiled only once?"""
+        """Whether the program is so long that its statements should be compiled only once."""
         return len(self.events) > LONG * (3 if self.parts else 1)  # (both parts of a number are one access)
 
     @property
     def apart(self) -> bool:
-        """Do lanes that need an address each come one after the other, because not all of them fit in registers?"""
+        """Whether a thread's elements are processed one by one, because their addresses do not all fit in registers."""
         return self.long or (self.ahead and peak_values(self.events) > MANY_HELD)
 
     @cached_property
     def ahead(self) -> bool:
-        """Are loads started far ahead of their use, through shared memory?"""
+        """Whether loads are prefetched through shared memory."""
         if self.tall or any(spot.array in self.parts for spot in self.reads):
             return False
         return sum(event.kind == "load" for event in self.events) >= max(MANY_LOADS, 2 * peak_values(self.events))
 
     @cached_property
     def batch(self) -> int:
-        """How many loads are started together, far ahead of their use; 0 if each is done where it stands."""
+        """The number of loads in a prefetched batch; 0 without prefetching."""
         if not self.ahead:
             return 0
         return BYTES_AHEAD // (BATCHES * SUM_THREADS * self.vector_width * DTYPES[self.element].itemsize)
 
     @property
     def slots(self) -> int:
-        """Places in shared memory that each thread has for values under way."""
+        """Shared-memory slots of each thread for prefetched values."""
         return BATCHES * self.batch
 
     @property
     def bounds(self) -> str:
-        """What the compiler is told of thread blocks: their threads, and how many a multiprocessor should hold.
+        """The kernel's launch bounds: threads of a block, and blocks that a multiprocessor should hold.
 
-        Left alone it aims at six of the joins of two levels, and at five of the splits that turn, and spills for that;
-        with four nothing is spilled.
+        By default the compiler aims at six blocks for the joins of two levels, and at five for transposing splits, and
+        spills registers for that. With four nothing spills.
         """
         values = self.vector_width * peak_values(self.events) * DTYPES[self.element].registers
         four = (self.ahead or bool(self.tall)) and values <= FOUR_BLOCKS and not (self.long and self.scalars)
@@ -125,16 +127,16 @@ class SumKernel:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a thread block: all threads side by side, or a tile where arrays lie crosswise."""
+        """Rows and columns of a thread block: one row of threads, or a tile where arrays lie crosswise."""
         if not self.tall:
             return 1, SUM_THREADS * self.vector_width
         down = SECTOR // DTYPES[self.element].itemsize
         return HIGH * down, SUM_THREADS // WARP // HIGH * (WARP // down) * self.vector_width
 
     def partner(self, event: Statement) -> int | None:
-        """The other part of a complex number that is loaded or stored: the number of its value, of a store its output.
+        """Return the other part of the complex number that a statement loads or stores: a value, or an output.
 
-        The two parts are neighbours. None if the event has no such part, or the other one is not wanted.
+        The two parts are neighbours. None if the statement has no such part, or if the other part is not accessed.
         """
         spots = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
@@ -145,16 +147,15 @@ class SumKernel:
         return neighbour if spots[neighbour] == spot._replace(part=1 - spot.part) else None
 
 
-SUM_OPTIONS = ("--std=c++17",)  # of the compiler
 SUM_ENTRY = "fmm_sum"
 
 
-# ---- text
+# ---- CUDA source
 
 
 @lru_cache(maxsize=512)
 def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
-    """The whole CUDA source of a kernel, entry point `ENTRY`."""
+    """Return the whole CUDA source of a kernel, with entry point `SUM_ENTRY`."""
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
     body = (f"fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.vector_width}, {variant}>(p);",)
@@ -164,7 +165,7 @@ def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
 
 
 def step_lines(kernel: SumKernel) -> Iterator[str]:
-    """The program itself, as what block_sums.cuh calls a Step."""
+    """Yield the lines of the program: struct Step, a template argument of block_sums.cuh."""
     yield from (
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.long).lower()};",
@@ -194,7 +195,7 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(BATCHES if kernel.batch else 0):
         yield from _start_batch(kernel, loads, batch)
-    seen: set[int] = set()  # loads and stores of parts of complex numbers, as _both_parts knows them
+    seen: set[int] = set()  # loads and stores of parts of complex numbers, as in _both_parts
     for event in kernel.events:
         if event.kind in ("load", "store") and (other := _partner(kernel, event, loads)) is not None:
             yield from _both_parts(kernel, event, other, seen)
@@ -213,15 +214,15 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
 
 
 def _partner(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
-    """The other part of a complex number, if it is loaded or stored too."""
+    """Return the other part of a complex number, if it is loaded or stored too."""
     other = kernel.partner(event)
     return other if event.kind == "store" or other in loads else None
 
 
 def _both_parts(kernel: SumKernel, event: Statement, other: int, seen: set[int]) -> Iterator[str]:
-    """Real and imaginary parts move together: both are loaded with the first of the two, and stored with the second.
+    """Yield one access to both parts of a complex number: a load at the first of the two, a store at the second.
 
-    `seen`: the numbers of values loaded so far, and ~ the numbers of outputs stored so far.
+    `seen` holds the values loaded so far, and ~ the outputs stored so far.
     """
     loads = event.kind == "load"
     own = event.value if loads else event.source
@@ -242,14 +243,14 @@ def _both_parts(kernel: SumKernel, event: Statement, other: int, seen: set[int])
 
 
 def _start_batch(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
-    """Start a batch of loads. Past the last one an empty batch is committed, so that waiting counts right."""
+    """Start a batch of loads. Past the last one, commit an empty batch, so that the waits count right."""
     for i in range(batch * kernel.batch, min((batch + 1) * kernel.batch, len(loads))):
         yield f"io.template fetch<{_spot_text(kernel.reads[loads[i]])}>({i % kernel.slots});"
     yield "Io::commit();"
 
 
 def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
-    """Take a fetched value. After the last one of a batch its slots are free, and a later batch is started."""
+    """Take a prefetched value. After the last one of a batch, start a later batch in its slots."""
     batch, within = divmod(i, kernel.batch)
     if within == 0:
         yield f"Io::template wait<{BATCHES - 1}>();"

@@ -1,4 +1,8 @@
-"""Launches of the sum kernel: which arrays hold the blocks of a step of sums, and what a launch is told of them."""
+"""Launches of the sum kernel: fit few arrays to the blocks of a step of sums, and pack the kernel's parameters.
+
+`sum_op` fits the arrays when a plan is recorded; `sum_launch` makes the launch for a chip. `ArrayFitter` finds the
+arrays: grids of blocks of one matrix, equal layers, or single blocks.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ from fmm.kernels.cuda.ops import View, constant_distance, is_column_major, trans
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, BlockIndex, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.steps.sums import APART, COPY, Place, whole_matrix
+from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
 
+PlacedView = tuple[Place, View]  # a block's place in the plan, and its memory
 ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
 GRID_LIMIT = 65535  # thread blocks along the second and third axis of a grid
 
@@ -37,13 +42,13 @@ class SumOp:
 
     @cached_property
     def inner(self) -> tuple[int, int]:
-        """Rows and columns that every block of this launch has."""
+        """Rows and columns that every block of this launch has at least."""
         sizes = [block_size(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
         return max(min(r for r, _ in sizes), 0), max(min(c for _, c in sizes), 0)
 
     @cached_property
     def parameters(self) -> bytes:
-        """struct Parameters of block_sums.cuh, its pointers null: the arrays' come first in each array."""
+        """struct Parameters of block_sums.cuh with null pointers; each array's pointer is its first word."""
         arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
         scalars = [part for c in self.scalars for part in (c.real, c.imag)]
         sizes = self.rows, self.cols, *self.inner
@@ -56,26 +61,26 @@ class SumOp:
     @cached_property
     def access(self) -> Access:
         """`vector` if every block is aligned, provided that the bases of its arrays are."""
-        lanes = self.kernel.vector_width
-        size = lanes * DTYPES[self.kernel.element].itemsize
+        width = self.kernel.vector_width
+        size = width * DTYPES[self.kernel.element].itemsize
         fits = all(
             x.col == (2 if i in self.kernel.parts else 1)
             and x.offset % size == 0
-            and not any(step % lanes for step in (x.row, x.down, x.right))
+            and not any(step % width for step in (x.row, x.down, x.right))
             for i, x in enumerate(self.arrays)
             if i not in self.kernel.tall
         )
-        return "vector" if fits and lanes > 1 else "scalar"
+        return "vector" if fits and width > 1 else "scalar"
 
     @cached_property
     def alignment(self) -> tuple[int, frozenset[str]]:
-        """What `vector` asks of the addresses of bases: to be multiples of so many bytes, for these bases."""
+        """The bytes to which `vector` access needs addresses aligned, and the bases whose addresses must be."""
         bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.tall)
         return self.kernel.vector_width * DTYPES[self.kernel.element].itemsize, bases
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
-        """Thread blocks side by side and below each other; a very tall launch is folded into the third axis."""
+        """Thread blocks along columns and rows; the rows of a very tall launch continue on the third axis."""
         height, width = self.kernel.tile
         down = -(-self.rows // height)
         deep = -(-down // GRID_LIMIT)
@@ -85,22 +90,21 @@ class SumOp:
 def sum_op(
     label: str, program: AdditionProgram, reads: Sequence[PlacedView], writes: Sequence[PlacedView]
 ) -> SumOp | None:
-    """The launch that does a step of sums; None where there is nothing to write."""
+    """Return the operation of a step of sums; None where there is nothing to write."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # Threads lie along what is contiguous. A split that turns its blocks writes more than it reads, so that what it
-    # writes decides.
+    # Threads run along the contiguous axis. A split that transposes writes more than it reads, so its writes decide.
     if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
-    fitted = FittedArrays((*reads, *writes))
-    arrays, spots, batches = fitted.run()
+    fitter = ArrayFitter((*reads, *writes))
+    arrays, spots, batches = fitter.fit()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
-        # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
+        # Real coefficients: a complex matrix is a real one with twice the columns, and half the registers per value.
         element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
         arrays = [as_real_array(x) for x in arrays]
     if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
@@ -116,7 +120,7 @@ def sum_op(
         frozenset(a for a in batches if all(holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a)),
         element,
         crosswise_arrays(arrays, read, written),
-        fitted.parts,
+        fitter.parts,
     )
     kernel = _interned_kernel(kernel)
     if cols % kernel.vector_width:
@@ -125,24 +129,24 @@ def sum_op(
 
 
 def copy_op(label: str, source: View, dest: View) -> SumOp | None:
-    """The launch that copies a matrix; None for an empty one. The source may be one row or column, read repeatedly."""
+    """Return the copy of a matrix; None for an empty one. The source may be one row or column, read repeatedly."""
     place = whole_matrix("source", dest.rows, dest.cols)
     return sum_op(label, COPY, [(place, source)], [(replace(place, name="dest"), dest)])
 
 
 @lru_cache(maxsize=4096)
 def _interned_kernel(kernel: SumKernel) -> SumKernel:
-    """One object for equal kernels, so that its order and its lanes are found only once."""
+    """Return one object for equal kernels, so that their statement order and width are found only once."""
     return kernel
 
 
-# Coefficients that stand in the code: those of the schemes. Others come with the launch, so that a new alpha or beta
-# costs no compilation. By value, since equal plans share a recipe whether alpha was 2 or 2.0.
+# Coefficients that are literals in the CUDA source: those of the schemes. Others are launch parameters, so that a new
+# alpha or beta costs no compilation. Compared by value, since equal plans share a program whether alpha is 2 or 2.0.
 LITERALS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
-    """The program with Scalars for the coefficients that come with the launch, and their values."""
+    """Return the program with the coefficients that are launch parameters replaced, and their values."""
     scalars: dict[complex, Any] = {}
     for c in (complex(c) for terms in program.lines for c, _ in terms):
         if c not in LITERALS:
@@ -157,43 +161,43 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
 
 
 def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """The launch for addresses of this alignment: by base, the power of two that divides its address.
+    """Return the launch for addresses of this alignment: by base, the power of two that divides its address.
 
-    `flagged`: is a flag raised where an inf or NaN is stored in C?
+    With `flagged`, an inf or NaN stored in C raises the flag.
     """
     size, bases = op.alignment
     aligned = all(alignment[base] % size == 0 for base in bases)
     access: Access = op.access if aligned else "scalar"
-    given = op.kernel, access, flagged and op.writes_result
+    source_arguments = op.kernel, access, flagged and op.writes_result
     words = ARRAY_BYTES // 8
     slots = [Slot(words * i, x.base, x.offset) for i, x in enumerate(op.arrays)]
     slots.append(Slot(words * len(op.arrays) + 2 * len(op.scalars) + 1, FLAG))
     how = "16 bytes at a time" if access == "vector" else "one number at a time"
     label = f"block_sums, {op.label}: reads {len(op.kernel.reads)} blocks, writes {len(op.kernel.writes)}, {how}"
-    kernel = Kernel(sum_source, given, SUM_ENTRY, SUM_THREADS)
+    kernel = Kernel(sum_source, source_arguments, SUM_ENTRY, SUM_THREADS)
     return Launch("sums", label, kernel, op.grid, op.parameters, tuple(slots), aligned=access == "vector")
 
 
-PlacedView = tuple[Place, View]  # a rectangle as a level's steps name it, and where it lies in memory
+# ---- arrays of blocks
 
 
 class BlockArray(NamedTuple):
-    """What a kernel is told of one of its arrays: a grid of blocks of a matrix, or equal layers. In elements."""
+    """One array of a sum kernel: a grid of blocks of a matrix, or equal layers. Strides and sizes count elements."""
 
     base: str
-    offset: int  # in bytes
+    offset: int  # bytes
     row: int  # from one row to the next
     col: int  # from one column to the next
     down: int  # from one block to the one below it
     right: int  # from one block to the one right of it
-    rows: int  # of the whole array, as far as there are numbers
+    rows: int  # of the whole array
     cols: int
     height: int  # of a block
     width: int
 
 
 def block_size(array: BlockArray, spot: BlockIndex) -> tuple[int, int]:
-    """Rows and columns of a block, which are fewer at the edge of its array."""
+    """Return the rows and columns of a block; a block at the edge of its array has fewer."""
     return (
         min(array.height, array.rows - spot.i * array.height),
         min(array.width, array.cols - spot.j * array.width),
@@ -201,6 +205,7 @@ def block_size(array: BlockArray, spot: BlockIndex) -> tuple[int, int]:
 
 
 def holds_block(array: BlockArray, spot: BlockIndex, rows: int, cols: int) -> bool:
+    """Return True if the block is at least this large."""
     size = block_size(array, spot)
     return size[0] >= rows and size[1] >= cols
 
@@ -208,28 +213,28 @@ def holds_block(array: BlockArray, spot: BlockIndex, rows: int, cols: int) -> bo
 def crosswise_arrays(
     arrays: Sequence[BlockArray], reads: Sequence[BlockIndex], writes: Sequence[BlockIndex]
 ) -> frozenset[int]:
-    """The arrays that are read, if they lie column by column and all that is written row by row; else none."""
+    """Return the arrays that are read if they are column-major and all writes row-major; else none."""
     read, written = ({spot.array for spot in side} for side in (reads, writes))
-    turned = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
-    return frozenset(read) if turned else frozenset()
+    crosswise = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
+    return frozenset(read) if crosswise else frozenset()
 
 
 def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
-    """Pairs (write, read) of the same place.
+    """Return pairs (write, read) of the same place.
 
-    What is added to C counts as C even where it lies elsewhere: in the same order of statements few values are alive,
-    and the results are the same.
+    The addend counts as C even where C does not hold it. The statements then have the same order, with few live
+    values, and the results are the same.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
-        key = (p.row, p.col, p.part) if p.name == APART else (v.base, v.offset)
+        key = (p.row, p.col, p.part) if p.name == ADDEND else (v.base, v.offset)
         starts.setdefault(key, []).append(i)
     keys = (((w.base, w.offset), *([(p.row, p.col, p.part)] if p.name == "C" else [])) for p, w in writes)
     return tuple((o, i) for o, found in enumerate(keys) for key in found for i in starts.get(key, ()))
 
 
 def transposed_place(placed: PlacedView) -> PlacedView:
-    """The same place of the transposed problem, whose fast index runs along the contiguous columns."""
+    """Return the place and view of the transposed matrix, whose contiguous axis is that of its rows."""
     p, v = placed
     return Place(p.name, p.col, p.row, p.cols, p.rows, p.part), transposed_view(v)
 
@@ -238,18 +243,18 @@ def as_real_array(x: BlockArray) -> BlockArray:
     return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
 
 
-class FittedArrays:
-    """Finds few arrays that hold all places of a step: grids of blocks, equal layers, or a block on its own."""
+class ArrayFitter:
+    """Finds few arrays that hold all places of a step: grids of blocks, equal layers, or single blocks."""
 
     def __init__(self, placed: Sequence[PlacedView]) -> None:
         self.placed = placed
         self.arrays: list[BlockArray] = []
-        self.batches: list[int] = []  # the numbers of arrays that hold several temporaries
-        self.parts: frozenset[int] = frozenset()  # those of arrays of complex numbers, of which parts are wanted
+        self.batches: list[int] = []  # indices of arrays that hold several temporaries
+        self.parts: frozenset[int] = frozenset()  # indices of complex arrays that are read or written in parts
         self.spots: list[BlockIndex | None] = [None] * len(placed)
 
-    def run(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
-        """The arrays, the spot of each place, and the numbers of arrays that hold several temporaries."""
+    def fit(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
+        """Return the arrays, the block index of each place, and the arrays that hold several temporaries."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
@@ -259,10 +264,10 @@ class FittedArrays:
         return self.arrays, tuple(s for s in self.spots if s is not None), self.batches
 
     def _add_grid(self, members: Sequence[int]) -> bool:
-        """Add one array for these places of one matrix; False if they are no grid of blocks.
+        """Add one array for these places of one matrix; return False if they do not form a grid of blocks.
 
-        In a grid all stand at multiples of one block's size, none is shorter than the matrix's edge demands, and none
-        is empty where the matrix has numbers.
+        In a grid, every block begins at a multiple of the block size and is smaller only at the matrix's edge; no block
+        inside the matrix is empty.
         """
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
@@ -292,7 +297,7 @@ class FittedArrays:
         return True
 
     def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:
-        """Runs of equal blocks at equal distances."""
+        """Yield runs of equal blocks at equal distances."""
         run: list[int] = []
         for i in members:
             if run and not self._continues(run, i):

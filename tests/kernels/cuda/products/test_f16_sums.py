@@ -41,8 +41,8 @@ def splits(plan: str, problem: Problem, chip: Chip = H200) -> list[PlaneSums]:
     return [op for op in fuse_plane_sums(ops, chip_target(chip)) if isinstance(op, PlaneSums)]
 
 
-def square(n: int, **given: Any) -> Problem:
-    return Problem(n, n, n, "float32", **given)
+def square(n: int, **changes: Any) -> Problem:
+    return Problem(n, n, n, "float32", **changes)
 
 
 # The number of splits of a plan that write planes.
@@ -92,10 +92,14 @@ def test_sums_stay_in_registers(level: str, architecture: str) -> None:
     nvrtc()
     made = splits(f"{level}.batched.pad16", square(1024), H200 if architecture == "sm_90a" else A100)
     found = [x for op in made for x in plane_sum_launches(op, DIVIDES)]
-    told = ("fmm::planes::Extent", "fmm::planes::Bounds<{}>", "fmm::planes::PlaneSumParams<fmm::Parameters<2, 0>>")
+    struct_names = (
+        "fmm::planes::Extent",
+        "fmm::planes::Bounds<{}>",
+        "fmm::planes::PlaneSumParams<fmm::Parameters<2, 0>>",
+    )
     jobs = []
     for i, launch in enumerate(found):
-        name = told[i % 3].format(struct.unpack_from("<i", launch.parameters, 16)[0] and launch.grid[1])
+        name = struct_names[i % 3].format(struct.unpack_from("<i", launch.parameters, 16)[0] and launch.grid[1])
         size = f"static_assert(sizeof({name}) == {len(launch.parameters)});"
         jobs.append((launch.label, f"{launch.kernel.source}{size}\n", architecture, ("--std=c++17",)))
     for r in in_parallel(report, jobs):
@@ -110,17 +114,17 @@ extern "C" int launch(const void* parameters, int across, int down, int threads)
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
         for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
             for (threadIdx.x = 0; threadIdx.x < unsigned(threads); ++threadIdx.x)
-                {entry}(*static_cast<const {told}*>(parameters));
-    return sizeof({told});
+                {entry}(*static_cast<const {params}*>(parameters));
+    return sizeof({params});
 }}
 """
 
 
 def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
     text = for_the_host(launch.kernel.source)
-    told = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
-    assert told is not None
-    driver = DRIVER.format(entry=ENTRY, told=told[1])
+    params = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
+    assert params is not None
+    driver = DRIVER.format(entry=ENTRY, params=params[1])
     before = "".join(map(header, ("sum_host.h", "single_threads.h", "f16_host.h")))
     library = shared_library(before + text + driver, FLAGS)
     words = told_words(launch.parameters, launch.slots, bases)
@@ -157,24 +161,24 @@ def test_planes_on_the_host(size: tuple[int, int, int], orders: str, chip: Chip)
     rng = np.random.default_rng(m)
     for op, name, side, order in zip(splits("strassen.batched.pad16", problem, chip), "AB", sides, orders, strict=True):
         x = (rng.standard_normal(side) * 2.0 ** rng.integers(-9, 9, side)).astype(np.float32)
-        lies = np.ascontiguousarray(x if order == "C" else x.T)  # line by line
+        lines_in_memory = np.ascontiguousarray(x if order == "C" else x.T)  # line by line
         _, bound, sums = plane_sum_launches(op, DIVIDES)
         operations = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), problem)
-        memory = {name: aligned(lies.nbytes), "W": aligned(operations.workspace)}
-        memory[name][:] = lies.view(np.uint8).ravel()
-        found = largest(op, lies)
+        memory = {name: aligned(lines_in_memory.nbytes), "W": aligned(operations.workspace)}
+        memory[name][:] = lines_in_memory.view(np.uint8).ravel()
+        found = largest(op, lines_in_memory)
         start = op.planes.source.offset
         memory["W"][start : start + found.nbytes] = found.view(np.uint8).ravel()
         run_on_host(bound, memory)
         run_on_host(sums, memory)
-        _check_planes(op, lies, memory["W"])
+        _check_planes(op, lines_in_memory, memory["W"])
 
 
-def _check_planes(op: PlaneSums, lies: Array, memory: Array) -> None:
+def _check_planes(op: PlaneSums, lines_in_memory: Array, memory: Array) -> None:
     a, planes, (_, across) = op.source, op.planes, op.blocks
     height, width = planes.lines, planes.length
     padded = np.zeros((op.blocks[0] * a.height, across * a.width))
-    padded[: lies.shape[0], : lies.shape[1]] = lies
+    padded[: lines_in_memory.shape[0], : lines_in_memory.shape[1]] = lines_in_memory
     blocks = [padded[s.i * a.height :, s.j * a.width :][:height, :width] for s in op.split.kernel.reads]
     exponents = memory[planes.exponents :].view(np.int32)[: planes.count * planes.outer].reshape(planes.count, -1)
     half = memory[planes.offset :][: 4 * planes.count * height * planes.pitch].view(np.float16).astype(np.float64)

@@ -58,7 +58,7 @@ PRODUCTS = [F16x3Kernel(F16X3_SIZES[0], along) for along in product(ALONGS, ALON
     F16x3Kernel(F16X3_SIZES[0], ("inner", "outer"), checked=True),
     *(F16x3Kernel(F16X3_SIZES[0], ("inner", "inner"), triangle=half) for half in ("lower", "full")),
 ]
-NOTHING = dict.fromkeys("ABCW", 256)  # that is known of addresses but their alignment
+NOTHING = dict.fromkeys("ABCW", 256)  # alignment of all addresses
 SPLITS = [
     (SplitKernel("inner", 256, 16, True), SplitKernel("outer", 0, 0, True)),
     (SplitKernel("outer", 0, 0, False), SplitKernel("inner", 32, 8, False)),
@@ -81,8 +81,8 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 def test_products_stay_in_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups hold three sums of 64 numbers for each thread, in all registers that setmaxnreg can give them."""
     nvrtc()
-    told = len(operation(Problem(512, 512, 512, "float32")).parameters)
-    check_warpgroups(kernels, f16x3_source, f"static_assert(sizeof(fmm::Product3) == {told});")
+    struct_bytes = len(operation(Problem(512, 512, 512, "float32")).parameters)
+    check_warpgroups(kernels, f16x3_source, f"static_assert(sizeof(fmm::Product3) == {struct_bytes});")
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -100,8 +100,8 @@ def test_splits_leave_registers_for_many_threads(most: int) -> None:
     sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'default' else noted});" for rule in rules}
     jobs = [(f"{k}{r}", f"{plane_split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
     jobs += [(str(k), f"{plane_split_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
-    told = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
-    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{told}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
+    size_check = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
+    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{size_check}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
         assert r.local == 0 and r.registers <= 96, r
 
@@ -214,14 +214,14 @@ def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> 
     memory = np.full(f16x3_workspace(m, k, n, 1) // 2, np.nan, np.float16)
     places = {split.slots[i].base: split.slots[i + 1].offset for i in (0, 3)}  # where the planes of A, of B begin
     for i, (name, x) in enumerate(matrices.items()):
-        lies = x if orders[i] == "C" else x.T
+        lines_in_memory = x if orders[i] == "C" else x.T
         at = places[name]
-        room = -(-lies.shape[1] // PLANE_CHUNK) * PLANE_CHUNK
-        hi = lies.astype(np.float16)
-        for part in (hi, ((lies - hi) * 2048).astype(np.float16)):
-            lines = memory[at // 2 : at // 2 + len(lies) * room].reshape(len(lies), room)
-            lines[:, : lies.shape[1]] = part
-            at += 2 * len(lies) * room
+        room = -(-lines_in_memory.shape[1] // PLANE_CHUNK) * PLANE_CHUNK
+        hi = lines_in_memory.astype(np.float16)
+        for part in (hi, ((lines_in_memory - hi) * 2048).astype(np.float16)):
+            lines = memory[at // 2 : at // 2 + len(lines_in_memory) * room].reshape(len(lines_in_memory), room)
+            lines[:, : lines_in_memory.shape[1]] = part
+            at += 2 * len(lines_in_memory) * room
     c = np.full((m, n), np.nan)
     for call in calls:
         assert isinstance(call, VendorCall) and isinstance(call.op, GemmOp)
@@ -301,7 +301,7 @@ def test_sizes_at_which_f16x3_is_chosen() -> None:
         assert chosen(n, free).leaf == "f16x3"
         assert chosen(n, Limits(1 << 36, 16.0, emulation=False)).leaf != "f16x3"
         strict = chosen(n, Limits(1 << 36, 1.0))
-        assert strict == VENDOR or not strict.leaf_use.leaf.error.emulates
+        assert strict == VENDOR or not strict.leaf_use.leaf.emulates
         for name in ("rtx4090", "rtx5090", "v100"):
             assert chosen(n, free, name).leaf != "f16x3", name
         for name in ("a100", "b200"):
@@ -312,7 +312,8 @@ def test_sizes_at_which_f16x3_is_chosen() -> None:
 
 
 def test_two_launches_cost_one_start_on_a_slow_host() -> None:
-    """On a host that is slow to start products, a product that takes the device half of the time is not left to the vendor."""
+    """On a host that is slow to start products, a product that takes the device half of the time is not left to the
+    vendor."""
     slow = replace(datasheet_calibration("h200"), host=38e-6)
     problem = Problem(1024, 1024, 1024, "float32")
     own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).seconds for leaf in ("f16x3", "vendor"))
@@ -324,12 +325,12 @@ def test_planes_written_by_splits_save_passes() -> None:
     """Of three passes over all operands of a batch, one remains: that over the blocks in the sums."""
     of_chip = datasheet_calibration("h200")
     rate = replace(of_chip.rates["f16x3"], batch=1.0)  # what batches cost besides is left out
-    known = replace(of_chip, rates={**of_chip.rates, "f16x3": rate})
-    free = replace(known, rates={**known.rates, "f16x3": replace(rate, rows=0.0, cols=0.0)})
+    calibration = replace(of_chip, rates={**of_chip.rates, "f16x3": rate})
+    free = replace(calibration, rates={**calibration.rates, "f16x3": replace(rate, rows=0.0, cols=0.0)})
     problem = Problem(16384, 16384, 16384, "float32")
 
     def lost(text: str) -> float:
-        usual, without = (quick_prediction(Plan.parse(text), problem, x).products for x in (known, free))
+        usual, without = (quick_prediction(Plan.parse(text), problem, x).products for x in (calibration, free))
         return usual - without
 
     turns, batch, two = (f"strassen{x}.pad16 > f16x3" for x in (".overlapped", ".batched", "^2.batched"))
@@ -339,19 +340,19 @@ def test_planes_written_by_splits_save_passes() -> None:
 
 def test_how_fast_the_vendors_products_of_planes_are() -> None:
     """The model's time agrees with the one measured on an H200 at 1024, 4096 and 8192, relative to SGEMM."""
-    known = datasheet_calibration("h200")
-    planes = planes_by_vendor(known.rates["float16"], known.stream)
-    other = replace(known, rates={**known.rates, "f16x3": planes})
+    calibration = datasheet_calibration("h200")
+    planes = planes_by_vendor(calibration.rates["float16"], calibration.stream)
+    other = replace(calibration, rates={**calibration.rates, "f16x3": planes})
     for n, measured in ((1024, 0.61), (4096, 1.79), (8192, 2.21)):
         problem = Problem(n, n, n, "float32")
         own, vendor = (quick_prediction(Plan.parse(leaf), problem, other).seconds for leaf in ("f16x3", "vendor"))
         assert 0.85 * measured <= vendor / own <= 1.05 * measured
 
 
-@pytest.mark.parametrize("given", [{"beta": 1}, {"componentwise": True}])
-def test_f16x3_is_not_chosen_on_chips_without_it(given: Any) -> None:
+@pytest.mark.parametrize("changes", [{"beta": 1}, {"componentwise": True}])
+def test_f16x3_is_not_chosen_on_chips_without_it(changes: Any) -> None:
     """If the vendor cannot multiply planes either, no message says that it would."""
-    problem = Problem(4096, 4096, 4096, "float32", **given)
+    problem = Problem(4096, 4096, 4096, "float32", **changes)
     a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet_calibration("a100"), chip=A100)
     assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
     assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
@@ -365,8 +366,8 @@ def test_the_reason_why_f16x3_is_not_chosen() -> None:
 
 
 def test_a_config_keeps_its_rate() -> None:
-    known = datasheet_calibration("h200")
-    fields = calibration_fields(known, "float32")
-    assert set(fields["leaf_rates"]) == set(known.rates) - {"float32"}
-    read = read_calibration(fields, "here", "float32", known.name, known.source)
-    assert read.rates["f16x3"] == known.rates["f16x3"] and read.rates["float32"] == known.rates["float32"]
+    calibration = datasheet_calibration("h200")
+    fields = calibration_fields(calibration, "float32")
+    assert set(fields["leaf_rates"]) == set(calibration.rates) - {"float32"}
+    read = read_calibration(fields, "here", "float32", calibration.name, calibration.source)
+    assert read.rates["f16x3"] == calibration.rates["f16x3"] and read.rates["float32"] == calibration.rates["float32"]

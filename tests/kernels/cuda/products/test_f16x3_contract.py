@@ -46,8 +46,8 @@ def test_unchecked_entries_can_be_inaccurate() -> None:
     none = np.zeros(512, np.int64)
     left, right = host.split_rows(a, none), host.split_rows(b.T, none)
     assert not host.accurate_entries(left, right).all()
-    kept = np.ldexp(left.hi.astype(np.float64) + left.lo.astype(np.float64) / 2048, -left.exponents[:, None])
-    assert beside(a, b, kept @ b)[1] > 100 * beside_entries(512)
+    from_planes = np.ldexp(left.hi.astype(np.float64) + left.lo.astype(np.float64) / 2048, -left.exponents[:, None])
+    assert beside(a, b, from_planes @ b)[1] > 100 * beside_entries(512)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,7 +14,7 @@ from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Fill, Layout, Problem
 from tests.support.f16x3_on_host import product_on_host
 from tests.support.hard_matrices import BESIDE_NORMS, beside, hard_matrices
@@ -30,11 +30,13 @@ WIDE, NARROW, WIDE_PAIR, NARROW_PAIR = (
 
 def placed(x: Array, order: str, gap: int = 0) -> tuple[Array, Array, Layout]:
     """Return memory with NaN around a matrix of this layout, the matrix in it, and the layout."""
-    lies = x if order == "C" else x.T
-    memory = aligned((len(lies) + 1) * (lies.shape[1] + gap), np.float32, np.nan)
-    inside = memory[: len(lies) * (lies.shape[1] + gap)].reshape(len(lies), -1)[:, : lies.shape[1]]
-    inside[...] = lies
-    layout = Layout(order, lies.shape[1] + gap)  # type: ignore[arg-type]
+    lines_in_memory = x if order == "C" else x.T
+    memory = aligned((len(lines_in_memory) + 1) * (lines_in_memory.shape[1] + gap), np.float32, np.nan)
+    inside = memory[: len(lines_in_memory) * (lines_in_memory.shape[1] + gap)].reshape(len(lines_in_memory), -1)[
+        :, : lines_in_memory.shape[1]
+    ]
+    inside[...] = lines_in_memory
+    layout = Layout(order, lines_in_memory.shape[1] + gap)  # type: ignore[arg-type]
     return memory, inside if order == "C" else inside.T, layout
 
 
@@ -47,14 +49,14 @@ def only_product(problem: Problem) -> tuple[GemmOp, int]:
 
 
 def computed(
-    a: Array, b: Array, orders: str = "CCC", gap: int = 0, sizes: Any = WIDE, **asked: Any
+    a: Array, b: Array, orders: str = "CCC", gap: int = 0, sizes: Any = WIDE, **params: Any
 ) -> tuple[Array, Array, bool]:
     """Return C, all of its memory, and whether the flag was raised; C is NaN before."""
     (m, k), n = a.shape, b.shape[1]
-    old = asked.pop("old", np.full((m, n), np.nan, np.float32))
+    old = params.pop("old", np.full((m, n), np.nan, np.float32))
     placed_ones = [placed(x, order, gap) for x, order in zip((a, b, old), orders, strict=True)]
     layouts: Any = tuple(x[2] for x in placed_ones)
-    op, room = only_product(Problem(m, k, n, "float32", layouts, **asked))
+    op, room = only_product(Problem(m, k, n, "float32", layouts, **params))
     memory = dict(zip("ABC", (x[0] for x in placed_ones), strict=True))
     raised = multiplied(op, sizes, memory, room)
     return placed_ones[2][1], placed_ones[2][0], raised
@@ -136,7 +138,7 @@ def test_a_separate_addend(order: Any, broadcast: bool) -> None:
     placed_ones = [placed(x, o) for x, o in ((a, "C"), (b, "C"), (np.full((m, n), np.nan), order))]
     layouts: Any = tuple(x[2] for x in placed_ones)
     op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
-    memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), APART: added}
+    memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), ADDEND: added}
     before = added.copy()
     assert op.addend is not None and not multiplied(op, WIDE, memory, room)
     old = np.broadcast_to(added, (lines, length))
@@ -157,7 +159,7 @@ def test_a_batch() -> None:
     op = replace(one, count=count, left=left, right=right, dest=dest)
     memory = {"A": aligned(a.size, np.float32), "B": aligned(b.size, np.float32), "C": c}
     memory["A"][:], memory["B"][:] = a.ravel(), b.ravel()
-    assert not multiplied(op, NARROW, memory, one.use.leaf.call.scratch(m, k, n, count))
+    assert not multiplied(op, NARROW, memory, one.use.leaf.scratch(m, k, n, count))
     for i, layer in enumerate(c.reshape(count, -1)):
         expected, _, _ = product_on_host(a[i], b[i], checked=False)
         found, _ = beside(a[i], b[i], layer[: m * n].reshape(m, n))

@@ -73,10 +73,10 @@ def test_the_driver_agrees_with_the_datasheet() -> None:
     """The rates agree within the usual difference of datasheets and drivers, for a device in the tables."""
     found = chip_of(0)
     same = found.limits.capability, found.multiprocessors
-    known = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
+    entries = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
     assert min(found.clock, found.bandwidth, found.cache) > 1e6
-    assert not known or any(found.bandwidth == pytest.approx(x.global_bandwidth, rel=0.1) for x in known)
-    assert all(found.clock == pytest.approx(1e6 * x.boost_mhz, rel=0.2) for x in known)
+    assert not entries or any(found.bandwidth == pytest.approx(x.global_bandwidth, rel=0.1) for x in entries)
+    assert all(found.clock == pytest.approx(1e6 * x.boost_mhz, rel=0.2) for x in entries)
     assert (
         fastest_float32_tile((8192, 8192, 8192), found).m_s >= 64
         and fastest_float32_tile((64, 4096, 64), found).m_s <= 32

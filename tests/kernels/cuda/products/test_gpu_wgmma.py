@@ -49,7 +49,8 @@ def wide(x: Any, dtype: str) -> Any:
 
 
 class Operand:
-    """A random matrix with gaps between its lines, which must stay as they are; lines at multiples of 16 bytes, or not."""
+    """A random matrix with gaps between its lines, which must stay as they are; lines at multiples of 16 bytes, or
+    not."""
 
     def __init__(self, shape: tuple[int, int], order: str, dtype: str, rng: Any, odd: int = 0) -> None:
         lines, length = shape if order == "C" else shape[::-1]

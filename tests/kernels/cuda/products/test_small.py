@@ -31,9 +31,9 @@ Matrix = np.ndarray[Any, Any]
 
 
 @cache
-def on_host(*given: Any) -> Any:
+def on_host(*params: Any) -> Any:
     """Return the kernel of a launch, compiled for the host."""
-    return kernel_in_turns(small_source(*given), DRIVER, MORE)
+    return kernel_in_turns(small_source(*params), DRIVER, MORE)
 
 
 def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:

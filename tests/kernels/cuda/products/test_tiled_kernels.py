@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
+from fmm.kernels.algorithms.step_table import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import updating_op
@@ -52,7 +52,7 @@ class Host:
     def _part(self, number: int, made: TileKernel, access: Access) -> str:
         stub = "struct Product {" + simt_source(made, access).partition("struct Product {")[2]
         counts = ", ".join(map(str, (*made.operands, made.products)))
-        driver = DRIVER.format(told=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY)
+        driver = DRIVER.format(params=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY)
         return re.sub(rf"\b(Product|Number|{ENTRY}|launch)\b", rf"\g<1>{number}", stub + driver)
 
     def launch(self, op: TileOp, memory: Memory, access: Access) -> None:

@@ -88,7 +88,7 @@ SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_memory.h
 def compiled(kernel: TmaKernel) -> Any:
     assert kernel.shared <= SHARED_BYTES
     scheduler()
-    driver = DRIVER.format(told="Launch", threads=kernel.strategy.threads, entry=ENTRY)
+    driver = DRIVER.format(params="Launch", threads=kernel.strategy.threads, entry=ENTRY)
     text = for_the_host(kernel, header("emulated_block.h") + header("tma_memory.h"), header("tma_barriers.h")) + driver
     return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
@@ -101,10 +101,10 @@ def host() -> Any:
     def launch(op: TmaOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
         """Return the counters and the flag after the launch."""
         starts = {name: x.ctypes.data for name, x in arrays.items()}
-        told = np.frombuffer(op.parameters, np.int64)
-        room = np.zeros(len(told) + 8, np.int64)
-        words = room[-room.ctypes.data % 64 // 8 :][: len(told)]
-        words[:] = told
+        packed = np.frombuffer(op.parameters, np.int64)
+        room = np.zeros(len(packed) + 8, np.int64)
+        words = room[-room.ctypes.data % 64 // 8 :][: len(packed)]
+        words[:] = packed
         counts, flag = np.zeros(max(op.turns, 1), np.uint32), np.zeros(1, np.int32)
         for word, x in zip(op.map_words, op.maps, strict=True):
             words[word : word + 9] = described(x, starts[x.piece.base])

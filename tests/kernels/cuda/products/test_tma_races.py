@@ -87,11 +87,11 @@ REFILL = "if (t > 2 && t - 3 + S::STAGES < steps + AHEAD) fill(t - 3 + S::STAGES
 FREE = "free = S::STAGES - 3;"
 
 
-def run(command: list[str], given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def run(command: list[str], data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Return the command with the address layout that ThreadSanitizer needs, where the machine randomizes addresses."""
     where = ["setarch", "-R"] if shutil.which("setarch") else []
     env = {"TSAN_OPTIONS": "halt_on_error=1"}
-    return subprocess.run([*where, *command], input=given, capture_output=True, env=env, timeout=120)
+    return subprocess.run([*where, *command], input=data, capture_output=True, env=env, timeout=120)
 
 
 @cache
@@ -146,11 +146,11 @@ def host() -> Watched:
         for word, piece in zip(op.dest_words, op.dest, strict=True):
             words[word] = piece.offset
             pointers.append((word, names.index(piece.base)))
-        given = [struct.pack("4i", LEFT_OUT.index(left_out), early, op.grid[0], op.turns), words.tobytes()]
+        words_in = [struct.pack("4i", LEFT_OUT.index(left_out), early, op.grid[0], op.turns), words.tobytes()]
         for array in arrays.values():
-            given += [struct.pack("q", array.nbytes), array.tobytes()]
-        given += [struct.pack("i", len(pointers)), *(struct.pack("2i", *pair) for pair in pointers)]
-        done = run([str(compiled(op.kernel))], b"".join(given))
+            words_in += [struct.pack("q", array.nbytes), array.tobytes()]
+        words_in += [struct.pack("i", len(pointers)), *(struct.pack("2i", *pair) for pair in pointers)]
+        done = run([str(compiled(op.kernel))], b"".join(words_in))
         said = done.stderr.decode(errors="replace")
         if RACE in said:
             raise RaceError(said)

@@ -65,8 +65,8 @@ def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
 def test_products_stay_in_registers() -> None:
     """Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
-    told = len(launch(Problem(512, 512, 512, "float16")).parameters)
-    check_warpgroups(KERNELS, wgmma_source, f"static_assert(sizeof(fmm::Product) == {told});")
+    struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameters)
+    check_warpgroups(KERNELS, wgmma_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
 
 
 def test_the_instruction_names_every_register_once() -> None:
@@ -237,12 +237,12 @@ def test_products_that_cannot_be_mirrored_at_once() -> None:
 
 def test_an_update_of_a_triangle_reads_the_old_numbers() -> None:
     """In the same launch: numbers are complete before they are mirrored, so the copy engine does not add."""
-    asked = Problem(2048, 512, 2048, "bfloat16", alpha=2, beta=1, op="symmetric")
-    (op,) = record_operations(Plan.parse("tile"), asked).ops
+    problem = Problem(2048, 512, 2048, "bfloat16", alpha=2, beta=1, op="symmetric")
+    (op,) = record_operations(Plan.parse("tile"), problem).ops
     assert isinstance(op, MirroredOp)
     made = wgmma_op(op.whole, "bfloat16", SMS)
     assert made is not None and (made.factor, made.adds, made.keep) == (2, False, 0.5)
-    (found,) = record_launches(Plan.parse("tile"), asked, chip_target(H200)).launches
+    (found,) = record_launches(Plan.parse("tile"), problem, chip_target(H200)).launches
     assert [slot.base for slot in found.slots] == ["A", "B", "C", "C"]
 
 
