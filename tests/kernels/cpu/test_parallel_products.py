@@ -315,8 +315,8 @@ import numpy as np
 import fmm
 from fmm.kernels.cpu import parallel_products
 from fmm.kernels.cpu import openblas as blas
-from fmm.runtime.running import host_run
-parallel_products.MIN_CONCURRENT_FLOPS = host_run.SMALL = 0
+from fmm.runtime import run_host
+parallel_products.MIN_CONCURRENT_FLOPS = run_host.SMALL = 0
 blas.loaded_openblas().limit(2)
 a = np.arange(4096.0).reshape(64, 64)
 

@@ -163,7 +163,7 @@ def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker_threads, "PATIENCE", 0.01)
     monkeypatch.setattr(worker_threads, "_idle", [])
     monkeypatch.setattr(worker_threads, "_given_up", [])
-    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_helpers", [])
+    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_workers", [])
 
 
 def test_that_there_is_none_is_said_and_nothing_was_done(no_threads: None) -> None:
