@@ -116,7 +116,7 @@ def measured_product(case: Case, rounds: int, chosen_only: bool) -> Row:
         "chosen_without_emulation": without_emulation,
         **case._asdict(),
         "chosen": str(chosen.plan),
-        "answered": chosen.step,
+        "answered": chosen.source,
         "errors": errors,
         "speedups": {name: paired_speedup(samples["vendor"], found) for name, found in samples.items()},
         "samples": samples,
@@ -139,7 +139,7 @@ def measured_update(dtype: str, side: int, rounds: int) -> Row:
     chosen = fmm.explain_gemm(a, b, c, alpha=1.5, beta=1, out=c)
     free_gpu_memory()
     speedups = {"fmm": paired_speedup(samples["vendor"], samples["fmm"])}
-    names = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.step}
+    names = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.source}
     return {**names, "speedups": speedups, "samples": samples}
 
 

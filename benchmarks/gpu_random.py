@@ -96,7 +96,7 @@ def paired_milliseconds(vendor: Call, own: Call, seconds: float = SECONDS) -> di
 def paired_fields(samples: Mapping[str, Sequence[float]], decision: Any) -> Row:
     """Return what a row says of paired samples: the median ratio, the plan, its source, and the samples."""
     ratio = paired_speedup(samples["vendor"], samples["fmm"])
-    return {"ratio": float(f"{ratio:.{DIGITS}g}"), "plan": str(decision.plan), "step": decision.step, **samples}
+    return {"ratio": float(f"{ratio:.{DIGITS}g}"), "plan": str(decision.plan), "step": decision.source, **samples}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -44,7 +44,7 @@ AHEAD = 1e-4  # seconds: more than any of these calls takes the host
 def only_recomputing(launches: LaunchList) -> LaunchList:
     """Return the part of a launch list that follows the plan's own launches."""
     steps = tuple(step for step in launches.steps if not isinstance(step, StreamSync) and step.does == "recompute")
-    return replace(launches, steps=steps, lanes=(0,) * len(steps))
+    return replace(launches, steps=steps, streams=(0,) * len(steps))
 
 
 class Case:

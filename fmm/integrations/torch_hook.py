@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from fmm.config.environment import log_once
-from fmm.kernels.long_waits import said_if_long
+from fmm.kernels.long_waits import log_if_slow
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 PATIENCE = 300  # seconds
@@ -60,7 +60,7 @@ def loaded_hook() -> CompiledHook | None:
             if compiler is None:
                 log_once("no C++ compiler is found: each small product of torch waits some microseconds for Python")
                 return None
-            with said_if_long(f"the hook for torch {torch.__version__} is being compiled, once for this version"):
+            with log_if_slow(f"the hook for torch {torch.__version__} is being compiled, once for this version"):
                 _compile(command, path)
         return CompiledHook(path)
     except (OSError, subprocess.SubprocessError) as error:

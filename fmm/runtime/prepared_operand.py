@@ -18,7 +18,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.config.environment import is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.plans.leaf import Leaf, ending_rows
+from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
@@ -143,11 +143,11 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not usual:
         return None
     order = (matrix_layout(described) or Layout("C", 1)).order
-    for leaf in ending_rows():
+    for leaf in plan_leaves():
         launches = _launches(leaf, setting.device, described.shape, described.dtype, order, side)
-        if launches is not None and leaf.preparation.keeps is not None:
+        if launches is not None and leaf.prepared_layout is not None:
             lines, length = described.shape if order == "C" else described.shape[::-1]
-            room, more = leaf.preparation.keeps(DTYPES[described.dtype].itemsize, lines, length)
+            room, more = leaf.prepared_layout(DTYPES[described.dtype].itemsize, lines, length)
             copy = library.copy_with_scratch_tail(x, order, room + more)
             _run(library, launches, library.pointer(copy), setting.device)
             layout = launches.problem.layouts["AB".index(_base(side))]
@@ -166,7 +166,7 @@ def _launches(
 ) -> LaunchList | None:
     """What makes that which the leaf keeps; None if it keeps nothing of such a matrix on such a device."""
     chip = cuda_device(device).chip
-    if leaf.preparation.keeps is None or dtype not in leaf.types.below or chip is None:
+    if leaf.prepared_layout is None or dtype not in leaf.types or chip is None:
         return None
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)

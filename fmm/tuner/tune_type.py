@@ -98,7 +98,7 @@ def tune_halves(
 def own_halves(device: Device, problem: Problem) -> list[Plan]:
     """One half by our own kernel alone, of types whose time the model may not tell."""
     leaves = device_leaves("cuda" if device.untuned().batches else "cpu")
-    silent = [leaf for leaf in leaves if leaf.time.formula == "tiles" and problem.dtype not in leaf.types.inside]
+    silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if within_limits(device, plan, problem)]
 

@@ -14,8 +14,8 @@ import pytest
 import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cpu import numpy_backend, triangle_product
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
 from fmm.runtime import devices, gram, matmul, prepare, run_host
 from fmm.runtime.decisions.decide import Decision
@@ -334,7 +334,7 @@ def test_asked_is_part_of_a_prepared_calls_key() -> None:
         np.testing.assert_allclose(fmm.matmul(x, x, plan="strassen > vendor"), x @ x)
         np.testing.assert_allclose(fmm.gram(x, x, plan="gram > strassen > vendor"), x @ x)
         np.testing.assert_allclose(fmm.gram(x, x, alpha=3, plan="gram > strassen > vendor"), 3 * x @ x)
-    assert Asked(3.0, 0, "symmetric") != Asked(1.0, 0, "symmetric")
+    assert GemmParams(3.0, 0, "symmetric") != GemmParams(1.0, 0, "symmetric")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import torch
 from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import explain_torch_fallback, plain_call, refused_out, resolve_marks
 from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime import gram as gram_module
 from fmm.runtime import matmul
 from fmm.runtime.decisions.decide import Decision
@@ -266,7 +266,7 @@ def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, update: BlasGemmParam
     if out is not None or min(a.dim(), b.dim()) < 2:
         return _by_torch(a, b, c, out, update)
     left, right = resolve_marks(a, b)
-    asked = constraints._replace(asked=Asked(update.alpha, 0))
+    asked = constraints._replace(asked=GemmParams(update.alpha, 0))
     if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, asked).plan in (None, VENDOR):
         return _by_torch(a, b, c, out, update)
     return UpdatedProduct.apply(a, b, c if update.beta else None, update, constraints)

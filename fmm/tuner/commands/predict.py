@@ -13,9 +13,9 @@ from typing import Any
 
 from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.explain import explained_table, spelled_bytes
+from fmm.kernels.plans.explain import format_bytes, plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
     CPU_ERROR_GROWTH,
@@ -234,9 +234,7 @@ def _left(name: str, problem: Problem) -> int:
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
         who = "A and C" if problem.op == "gram" else "A, B and C"
-        raise ValueError(
-            f"{who} take {spelled_bytes(operands)}, {gpu.name if gpu else name} has {spelled_bytes(memory)}"
-        )
+        raise ValueError(f"{who} take {format_bytes(operands)}, {gpu.name if gpu else name} has {format_bytes(memory)}")
     return memory - operands
 
 
@@ -306,12 +304,12 @@ def _text(found: dict[str, Any]) -> str:
         *([f"measured of this size: {found['passed_over']}"] if found["passed_over"] else []),
         f"{time}: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
         f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
-        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
-        f"workspace {spelled_bytes(best['workspace'])}, "
+        f"traffic {format_bytes(best['traffic'])}, launches {best['launches']}, "
+        f"workspace {format_bytes(best['workspace'])}, "
         f"expected error {spelled_growth(best['error_growth'])} times the usual",
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         "",
-        explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, Asked(op=op)),
+        plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
         "",
         "runners-up, by estimated time:",
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
@@ -327,6 +325,6 @@ def _runner_up(row: dict[str, Any]) -> str:
     why = ["FMM_EMULATION=0 forbids it"] * ("emulation" in row["exceeds"]) + [f"too much {much}"] * bool(much)
     exceeds = f" ({'; '.join(why)})" if why else ""
     return (
-        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{spelled_bytes(row['traffic']):>11}"
-        f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
+        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{format_bytes(row['traffic']):>11}"
+        f"{format_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from fmm.config import certify, schema
 from fmm.config.schema import Thresholds
-from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
@@ -98,7 +98,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """The calibration to begin with, reduced to one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    names = [leaf.time.rate for leaf in ending_rows() if dtype in leaf.types.below]
+    names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
     own = {name: rates[name] for name in names if name in rates}
     return replace(calibration, rates={dtype: rate, **own})
 
@@ -191,7 +191,7 @@ OUT_OF_MEMORY = "out of memory"
 def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Of leaves that have a rate of their own, were tried, and never worked, for another reason than want of memory."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
-    rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.time.rate}
+    rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
     tried = [t for t in trials if t.plan in rates]
     wrong = {rates[t.plan] for t in tried if t.failed and not t.failed.startswith(OUT_OF_MEMORY)}
     return tuple(sorted(wrong - {rates[t.plan] for t in tried if t.seconds is not None}))
@@ -225,8 +225,8 @@ def checked_model(
     measured: float,
 ) -> Checked:
     """Judge a fitted model by the held-out shapes; `measured` is the side of the largest product with a plan."""
-    tiled = [o for o in held if o.run.plan.timed_by_tiles or o.kind == "vendor"]
-    others = [o for o in held if not o.run.plan.timed_by_tiles]
+    tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
+    others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
     losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
     promised = [promised_margin(e["speedup"]) for e in (error, own)]

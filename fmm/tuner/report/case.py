@@ -126,7 +126,7 @@ class Case:
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
     """Of how many times the section's error tells: those of our own tiled kernel are judged apart."""
-    return sum(not o.run.plan.timed_by_tiles for o in stage_medians(trials, (HELD_OUT,)))
+    return sum(not o.run.plan.uses_tile_model for o in stage_medians(trials, (HELD_OUT,)))
 
 
 def cube_side(problem: Problem) -> float:

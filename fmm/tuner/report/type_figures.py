@@ -261,7 +261,7 @@ def held_out_points(case: Case) -> str:
     seen = case.seen(HELD_OUT)
     if not seen:
         return "No shapes were held out."
-    kinds = Counter("library" if o.kind == "vendor" else "own" if o.run.plan.timed_by_tiles else "plan" for o in seen)
+    kinds = Counter("library" if o.kind == "vendor" else "own" if o.run.plan.uses_tile_model else "plan" for o in seen)
     names = {"plan": "of a plan beside it", "own": "of our own tiled kernel beside it"}
     besides = "".join(f", {kinds[kind]} {text}" for kind, text in names.items() if kinds[kind])
     return f"Of the {len(seen)} held-out points {kinds['library']} are of the library's product{besides}."

@@ -401,7 +401,7 @@ def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> Non
     """A first look before a tuning counts as the tuning's own, in the text and in the picture."""
     cases = list(tuned_cases(ROOT / "results" / where / "config.json"))
     for case in cases:
-        held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
+        held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
         assert len(held) == case.section["error"]["time"]["count"] > 0
         assert f"Of the {len(case.seen('held out'))} held-out points" in caption("predicted-measured", case)
     assert where != HELD_OUT[1] or all(len(case.trials) > len(case.tuning.trials) for case in cases)
