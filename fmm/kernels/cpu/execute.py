@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
-from fmm.kernels.plans.walk import PlainMachine, Triple, walk_plan
+from fmm.kernels.plans.sums import ADDEND, Mirror, Place, Sum
+from fmm.kernels.plans.walk import DefaultMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
@@ -35,7 +35,7 @@ class Backend(Protocol):
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
-    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None: ...
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None: ...
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None: ...
 
 
@@ -58,12 +58,12 @@ def execute_plan(
     """
     machine, operands = ArrayMachine(backend, workspace), {"A": a, "B": b, "C": c}
     if added is not None:
-        operands[APART] = added
+        operands[ADDEND] = added
     walk_plan(plan, operands, machine, c.dtype.name, alpha, beta, op, fill)
 
 
 @dataclass(frozen=True)
-class ArrayMachine(PlainMachine):
+class ArrayMachine(DefaultMachine):
     """The walk's machine on arrays.
 
     Leaves do not add to C: every sum is a step of its own. Products run one after the other, unless the backend runs
@@ -113,9 +113,9 @@ class ArrayMachine(PlainMachine):
         backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         for left, right, dest in products:
-            self.backend.multiply_half(leaf, left, right, dest, asked)
+            self.backend.multiply_triangle(leaf, left, right, dest, asked)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.backend.mirror(step, source, dest)

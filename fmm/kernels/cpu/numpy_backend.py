@@ -15,11 +15,9 @@ from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
-from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.leaf_parts import Multiply
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import Mirror, Sum
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.leaf import HostProduct, leaf_use
+from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 # Bytes of one panel of one array. The panels of a whole sum then fit in a third-level cache. Smaller panels would fit
 # in a second-level cache, but threads would spend their time handing each other the GIL (measured).
@@ -46,7 +44,7 @@ class NumpyBackend:
         """Multiply by the leaf's own function; leaves without one on the host use numpy.matmul."""
         self.with_progress(host_product(leaf))(left, right, dest)
 
-    def with_progress(self, multiply: Multiply) -> Multiply:
+    def with_progress(self, multiply: HostProduct) -> HostProduct:
         """Return the same product function, which reports its progress when it ends."""
         on_progress = self.on_progress
         if on_progress is None:
@@ -69,7 +67,7 @@ class NumpyBackend:
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
 
-    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
         """Compute the lower triangle, by BLAS whatever the leaf."""
         self.with_progress(partial(triangle_product, asked=asked))(left, right, dest)
 
@@ -101,7 +99,7 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
     matmul(left, right, out=dest)
 
 
-def host_product(leaf: str) -> Multiply:
+def host_product(leaf: str) -> HostProduct:
     return leaf_use(leaf).leaf.host.multiply or numpy_product
 
 

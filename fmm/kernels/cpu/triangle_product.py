@@ -18,8 +18,8 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.openblas import cblas_function
 from fmm.kernels.cpu.worker_threads import run_uninterrupted
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import Mirror, Place
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.sums import Mirror, Place
 
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # of cblas.h
 NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
@@ -49,7 +49,7 @@ class GramFactor(NamedTuple):
 # ---- the lower triangle
 
 
-def triangle_product(left: Array, right: Array, dest: Array, asked: Asked) -> None:
+def triangle_product(left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
     """Compute the lower triangle of dest = alpha left right + beta dest.
 
     The upper triangle stays unchanged, unless `fill` is loose.
@@ -69,7 +69,7 @@ def triangle_product(left: Array, right: Array, dest: Array, asked: Asked) -> No
         _add_triangle(matmul(left, right), dest, lower, asked)
 
 
-def _add_triangle(product: Array, dest: Array, lower: bool, asked: Asked) -> None:
+def _add_triangle(product: Array, dest: Array, lower: bool, asked: GemmParams) -> None:
     """Write dest = alpha product + beta dest in one triangle."""
     if not lower:
         product, dest = product.T, dest.T
@@ -123,7 +123,7 @@ def _by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha
     SciPy reads column-major matrices, so it gets the transpose.
     """
     product = function(1, factor.matrix.T, trans=0 if factor.transposed else 2, lower=not lower).T
-    _add_triangle(product, dest, lower, Asked(_real(alpha), _real(beta)))
+    _add_triangle(product, dest, lower, GemmParams(_real(alpha), _real(beta)))
 
 
 def _real(c: complex) -> float:
