@@ -35,7 +35,7 @@ class Backend(Protocol):
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
-    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None: ...
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None: ...
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None: ...
 
 
@@ -95,7 +95,7 @@ class ArrayMachine(DefaultMachine):
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        if leaf_use(leaf).leaf.host.multiply_inside is not None and isinstance(self.backend, NumpyBackend):
+        if leaf_use(leaf).leaf.host_product_with_scratch is not None and isinstance(self.backend, NumpyBackend):
             for triple in products:
                 self._multiply_inside(self.backend, leaf, triple)
         elif len(products) == 1:
@@ -108,14 +108,14 @@ class ArrayMachine(DefaultMachine):
         """Multiply by a leaf that uses scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used
-        needed = leaf_use(leaf).leaf.call.room(dest.itemsize, m, k, n, 1)
+        needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
         for left, right, dest in products:
-            self.backend.multiply_triangle(leaf, left, right, dest, asked)
+            self.backend.multiply_triangle(leaf, left, right, dest, params)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.backend.mirror(step, source, dest)

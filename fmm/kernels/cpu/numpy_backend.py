@@ -58,7 +58,7 @@ class NumpyBackend:
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """Multiply by the leaf's own function, which uses scratch memory and threads itself."""
-        inside = leaf_use(leaf).leaf.host.multiply_inside
+        inside = leaf_use(leaf).leaf.host_product_with_scratch
         assert inside is not None
         self.with_progress(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
 
@@ -67,9 +67,9 @@ class NumpyBackend:
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
 
-    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
         """Compute the lower triangle, by BLAS whatever the leaf."""
-        self.with_progress(partial(triangle_product, asked=asked))(left, right, dest)
+        self.with_progress(partial(triangle_product, params=params))(left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))
@@ -100,7 +100,7 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
 
 
 def host_product(leaf: str) -> HostProduct:
-    return leaf_use(leaf).leaf.host.multiply or numpy_product
+    return leaf_use(leaf).leaf.host_product or numpy_product
 
 
 def _covers(x: Array, window: Window) -> bool:

@@ -220,8 +220,8 @@ class ConcurrentBackend(NumpyBackend):
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         self.queue.add(PlanTask.multiplying(self.with_progress(host_product(leaf)), left, right, dest))
 
-    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
-        work = partial(self.with_progress(partial(triangle_product, asked=asked)), left, right, dest)
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
+        work = partial(self.with_progress(partial(triangle_product, params=params)), left, right, dest)
         self.queue.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:

@@ -19,7 +19,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.levels.scheme_level import SchemeLevel
+from fmm.kernels.plans.levels.scheme_level import scheme_level
 from fmm.kernels.plans.plan import Plan, PlanError
 
 Word = tuple[str, ...]
@@ -122,7 +122,7 @@ def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | Non
 @lru_cache(maxsize=64)
 def unequal_blocks(table: str) -> bool:
     """Return True if the step table is proved to stay correct when blocks differ by a row or a column."""
-    plan = Plan((SchemeLevel(table, "sequential", "unequal"),))
+    plan = Plan((scheme_level(table, "sequential", "unequal"),))
     return first_plan_defect(plan, product((2, 3), repeat=3)) is None
 
 
@@ -130,7 +130,7 @@ def prove_fringe(table: str) -> str:
     """Return the best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
     if unequal_blocks(table):
         return "unequal"
-    plan = Plan((SchemeLevel(table, "sequential", "pad"),))
-    if (found := first_plan_defect(plan, [SchemeLevel(table, "sequential", "pad").size])) is not None:
+    plan = Plan((scheme_level(table, "sequential", "pad"),))
+    if (found := first_plan_defect(plan, [scheme_level(table, "sequential", "pad").size])) is not None:
         raise PlanError(f"the step table {table} does not compute AB: {found}")
     return "pad"

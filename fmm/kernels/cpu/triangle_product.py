@@ -49,32 +49,32 @@ class GramFactor(NamedTuple):
 # ---- the lower triangle
 
 
-def triangle_product(left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
+def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams) -> None:
     """Compute the lower triangle of dest = alpha left right + beta dest.
 
     The upper triangle stays unchanged, unless `fill` is loose.
     """
     if not dest.size:
         return
-    rank = _rank_function(dest.dtype.name) if asked.op == "gram" and asked.alpha else None
+    rank = _rank_function(dest.dtype.name) if params.op == "gram" and params.alpha else None
     lower = _rows_contiguous(dest)
     if not lower:  # C^T = B^T A^T, whose upper triangle is row-major
         left, right, dest = right.T, left.T, dest.T
     factor = _factor(left, right)
     if rank is not None and factor is not None and factor.inner and _rows_contiguous(dest):
-        rank(factor, dest, lower, asked.alpha, asked.beta)
-    elif asked.fill == "loose" and (asked.alpha, asked.beta) == (1, 0):
+        rank(factor, dest, lower, params.alpha, params.beta)
+    elif params.fill == "loose" and (params.alpha, params.beta) == (1, 0):
         matmul(left, right, out=dest)
     else:
-        _add_triangle(matmul(left, right), dest, lower, asked)
+        _add_triangle(matmul(left, right), dest, lower, params)
 
 
-def _add_triangle(product: Array, dest: Array, lower: bool, asked: GemmParams) -> None:
+def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) -> None:
     """Write dest = alpha product + beta dest in one triangle."""
     if not lower:
         product, dest = product.T, dest.T
     for top in range(0, len(dest), BAND):
-        mirror_band(Mirror(ANYWHERE, ANYWHERE, asked.alpha, asked.beta, "lower"), product, dest, top)
+        mirror_band(Mirror(ANYWHERE, ANYWHERE, params.alpha, params.beta, "lower"), product, dest, top)
 
 
 def _rows_contiguous(x: Array) -> bool:

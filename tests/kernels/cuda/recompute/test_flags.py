@@ -29,7 +29,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 def known(flags: Any) -> int:
     """Flags that anybody or nobody has."""
     flags._collect()
-    return len(flags._own.flags.kept) + sum(map(len, flags._idle.values()))
+    return len(flags._own.flags.by_stream) + sum(map(len, flags._idle.values()))
 
 
 def test_a_thread_has_one_flag_a_stream(flags: Any) -> None:
@@ -72,7 +72,7 @@ def test_flags_of_a_stream_are_not_another_streams(flags: Any) -> None:
 def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> None:
     for stream in range(3 * flags.STREAMS):
         flags.stream_flag(0, stream).prepared[1] = "a call"
-    kept = flags._own.flags.kept
+    kept = flags._own.flags.by_stream
     assert list(kept) == [(0, stream) for stream in range(2 * flags.STREAMS, 3 * flags.STREAMS)]
     flags._collect()
     assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.STREAMS
