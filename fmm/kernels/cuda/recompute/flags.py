@@ -1,7 +1,8 @@
 """Flags on a device, one for each stream and thread: kernels raise them when they write an inf or NaN to C.
 
 Nothing here waits for the device. A flag is raised and lowered on its stream. The device counts recomputed products in
-host memory, which later calls read. Data with inf or NaN tend to recur, so the next few products on that stream go to the vendor.
+host memory, which later calls read. Data with inf or NaN tend to recur, so the next few products on that stream go to
+the vendor.
 
 A thread holds the flags of the streams that it uses, at most STREAMS of them. Flags that it leaves, because it ends or
 uses ever new streams, go to the next thread on the same stream. Flags that no thread takes go to other streams, for
