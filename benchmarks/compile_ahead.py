@@ -38,8 +38,8 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.plan_error import PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem

@@ -34,8 +34,8 @@ from benchmarks.harness import (
 )
 from fmm.kernels.cuda.launch.player import Addresses
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.plans.levels.residue_room import PRODUCTS
-from fmm.kernels.plans.levels.residues import residue_endings
+from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
+from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
@@ -119,9 +119,9 @@ def launch_times(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, fl
 
 def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     """Return the TOPS of the products of residue planes, counted as if no multiplication were saved."""
-    ending = residue_endings()[leaf]
+    ending = residue_leaves()[leaf]
     spent = sum(ms for label, ms in times.items() if label.startswith("gemm_residues"))
-    products = ending.level.moduli * PRODUCTS**ending.depth
+    products = ending.level.moduli * STRASSEN_PRODUCTS**ending.depth
     return float(products * 2 * (side / 2**ending.depth) ** 3 / spent / 1e9)
 
 
@@ -158,7 +158,7 @@ def measured(side: int, chosen: Selection) -> Row:
     calls.clear()
     del a, b, c
     free_gpu_memory()
-    endings = [plan for plan in dict.fromkeys((*chosen.plans, fmm_plan)) if plan in residue_endings()]
+    endings = [plan for plan in dict.fromkeys((*chosen.plans, fmm_plan)) if plan in residue_leaves()]
     stages = {leaf: launch_times(chosen.dtype, side, leaf, chosen.rounds) for leaf in endings if not chosen.whole_only}
     return {
         "dtype": chosen.dtype,

@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from fmm.kernels.plans.old_names import todays_plan
-
 FILE = "held-out.jsonl"
 LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
 LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # below, plans have nothing to gain on a CPU
@@ -171,7 +169,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(raw: Mapping[str, Any]) -> Row:
-    return Row(**{**raw, "size": tuple(raw["size"]), **_named_as_today(raw)})
+    return Row(**{**raw, "size": tuple(raw["size"]), "untried": list(raw.get("untried", ()))})
 
 
 def packed(path: Path) -> Path:
@@ -182,15 +180,6 @@ def packed(path: Path) -> Path:
 def _lines(path: Path) -> list[str]:
     before = gzip.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
     return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
-
-
-def _named_as_today(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that name plans."""
-    return {
-        "chosen": todays_plan(raw["chosen"]),
-        "seconds": {todays_plan(name): seconds for name, seconds in raw["seconds"].items()},
-        "untried": [todays_plan(name) for name in raw.get("untried", ())],
-    }
 
 
 def told_run(runs: Sequence[Run]) -> Run:

@@ -137,7 +137,7 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
             timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
             worth = [(plan, own) for plan, own in timed if own <= WORTH_FITTING * vendor]
             # (Of leaves with rates of their own there are too few.)
-            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.time.rate]
+            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
             found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in known]
     return found
 
@@ -153,7 +153,7 @@ def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observa
     """The tunings' observations, but for those by our own tiles where whole calls by these were timed, too. (With them
     two choices more of 250 in float32 without emulation are poor.)"""
     known = any(o.kind == "inside" for o in calls)
-    return [o for o in tuned if not (known and o.run.plan.timed_by_tiles)]
+    return [o for o in tuned if not (known and o.run.plan.uses_tile_model)]
 
 
 def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibration:
@@ -198,7 +198,7 @@ def section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, R
         "error": {name: e.fields for name, e in model.error.items()},
         "thresholds": todays_thresholds(calibration, dtype, intervals, seen).fields,
         "noise": noise,
-        "doubts": list(model.doubts),
+        "doubts": list(model.diagnostics),
     }
 
 

@@ -31,11 +31,11 @@ def whole_list(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
     for plan in candidate_plans(processor):
         with suppress(PlanError):
             work = estimated_work(plan, Problem(*size, kind))
-            possible = plan.considered_for(kind) and (not plan.levels or work.smallest >= SMALLEST_LEAF)
+            possible = plan.is_candidate_for(kind) and (not plan.levels or work.smallest >= SMALLEST_LEAF)
             if (
                 possible
                 and expected_error_growth(plan, kind) <= most
-                and not (dtype.endswith(OWN) and plan.leaf_use.leaf.error.emulates)
+                and not (dtype.endswith(OWN) and plan.leaf_use.leaf.emulates)
             ):
                 found.append(plan)
     return tuple(found)
@@ -65,7 +65,7 @@ def tried_plans(
     """The plans that are tried on a shape beside the vendor's product."""
     among: Sequence[Plan] = whole_list(processor, size, dtype)
     if half:
-        among = [plan for plan in gram_candidates(processor) if plan.considered_for(dtype)]
+        among = [plan for plan in gram_candidates(processor) if plan.is_candidate_for(dtype)]
     if whole:
         return [plan for plan in among if plan != VENDOR]
     return shortlist(decision.plan, {c.plan: c.time for c in decision.candidates}, among)

@@ -39,7 +39,7 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
     found = [
         plan
         for plan in compared_plans(not on_host, problem.writes_triangle)
-        if plan.considered_for(dtype)
+        if plan.is_candidate_for(dtype)
         and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
         and _large(plan, problem.size)
     ]

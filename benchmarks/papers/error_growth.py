@@ -98,7 +98,7 @@ DEVICE_PLANS: Final = (
 def plans_on(on_host: bool, dtype: str, side: int) -> tuple[Plan, ...]:
     """Those that take the type."""
     names = (*host_plans(side), *OTHER_WAYS, *OF_COMPLEX) if on_host else DEVICE_PLANS
-    return tuple(plan for plan in map(Plan.parse, names) if plan.takes_type(dtype))
+    return tuple(plan for plan in map(Plan.parse, names) if plan.accepts_type(dtype))
 
 
 # ---- measured growth

@@ -55,7 +55,7 @@ class Experiment:
 
 def products_of(plans: Iterable[Plan], side: int, dtype: str) -> Products:
     """Of these plans on squares, those that multiply the type."""
-    return tuple((plan, Problem(side, side, side, dtype)) for plan in plans if plan.takes_type(dtype))
+    return tuple((plan, Problem(side, side, side, dtype)) for plan in plans if plan.accepts_type(dtype))
 
 
 def one_part(measure: Callable[[Bench, float], Iterable[Row]]) -> Callable[[Bench, float], Iterable[Part]]:

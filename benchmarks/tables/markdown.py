@@ -10,10 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fmm.kernels.plans.old_names import todays_plan
-
 Row = dict[str, Any]
-PLAN = re.compile("`([^`]+)`")
 COMMIT = re.compile(r"\b[0-9a-f]{13,}\b")
 LONG = 0.1  # milliseconds from which a random product counts as long
 
@@ -48,8 +45,7 @@ def table(columns: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[
     """A Markdown table; plans are spelled as they are today, whenever they were measured."""
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
-    lines = (f"| {' | '.join(map(str, row))} |" for row in rows)
-    yield from (PLAN.sub(lambda named: f"`{todays_plan(named[1])}`", line) for line in lines)
+    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
 # ---- numbers in words

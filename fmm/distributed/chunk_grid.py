@@ -16,9 +16,8 @@ import numpy as np
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
-from fmm.kernels.plans.walk import PlainMachine, Triple
+from fmm.kernels.plans.sums import LineExponents, Mirror, Place, Rescaled, Sum
+from fmm.kernels.plans.walk import DefaultMachine, Triple
 
 Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nothing is written yet
 Key = Any
@@ -36,7 +35,7 @@ class Cell:
 
 
 @dataclass
-class ChunkTasks(PlainMachine):
+class ChunkTasks(DefaultMachine):
     """The table of tasks of a walk."""
 
     name: str  # first part of the tasks' keys
@@ -79,7 +78,7 @@ class ChunkTasks(PlainMachine):
                 pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
                 dest[i, j] = self._products(pairs, dest[i, j] if beta else None, alpha, beta)
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: object) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: object) -> None:
         raise NotImplementedError("half products of chunks")
 
     def mirror(self, step: Mirror, source: Grid, dest: Grid) -> None:

@@ -18,7 +18,7 @@ from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand
 from fmm.distributed.quadrants import HELD, level_parts, quadrants
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 
 DEFAULT_LEVELS = ("winograd > vendor",)  # levels above that are candidates by default
@@ -292,7 +292,7 @@ def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     )
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=64)
 def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
     """Return the number of products of blocks, and the additions of each number of A, of B and of C.

@@ -1,30 +1,36 @@
-"""Algorithms (schemes and step tables), plans made of them, and what runs plans on CPUs and CUDA devices."""
+"""Algorithms (schemes and step tables), plans that use them, and the kernels that run plans on CPUs and CUDA devices."""
 
 from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan is made)
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.step_table import StepError, StepTable, step_table, step_table_names
-from fmm.kernels.cpu.symbolic_proof import prove_fringe
 from fmm.kernels.plans import levels  # noqa: F401  (registers their kinds, before any plan's text is read)
-from fmm.kernels.plans.levels.balanced import Balanced
-from fmm.kernels.plans.levels.scheme_level import Level
-from fmm.kernels.plans.levels.scheme_options import FRINGE_PROOFS
+from fmm.kernels.plans.levels.balanced import balanced_level
+from fmm.kernels.plans.levels.scheme_level import FRINGE_PROOFS, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 
-FRINGE_PROOFS.append(prove_fringe)
+
+def _prove_fringe(table: str) -> str:
+    """Return the fringe that a user's step table is proved for."""
+    from fmm.kernels.cpu.symbolic_proof import prove_fringe
+
+    return prove_fringe(table)
+
+
+FRINGE_PROOFS.append(_prove_fringe)
 
 __all__ = [
     "VENDOR",
-    "Balanced",
-    "Level",
     "Plan",
     "PlanError",
     "Scheme",
     "SchemeError",
     "StepError",
     "StepTable",
+    "balanced_level",
     "scheme",
+    "scheme_level",
     "scheme_names",
     "step_table",
     "step_table_names",

@@ -1,4 +1,4 @@
-"""What takes long says so, once: compilers, for which a program's first product may wait some seconds."""
+"""Log lines for compilers: the first product of a program may wait some seconds for them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from contextlib import contextmanager
 
 PATIENCE = 1.0  # seconds
 log = logging.getLogger("fmm")
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 @contextmanager
-def said_if_long(what: str) -> Iterator[None]:
-    """While the block is executed: after a second, one line in the log, which Python prints on stderr unless told
-    otherwise. The same is said once in a process."""
-    if what in _said:
+def log_if_slow(message: str) -> Iterator[None]:
+    """Log the message if the block runs longer than a second; each message once in a process.
+
+    Python prints a warning of this log on stderr by default.
+    """
+    if message in _logged:
         yield
         return
-    timer = threading.Timer(PATIENCE, _say, (what,))
+    timer = threading.Timer(PATIENCE, _log_once, (message,))
     timer.daemon = True
     timer.start()
     try:
@@ -28,7 +30,7 @@ def said_if_long(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _say(what: str) -> None:
-    if what not in _said:
-        _said.add(what)
-        log.warning("fmm: %s", what)
+def _log_once(message: str) -> None:
+    if message not in _logged:
+        _logged.add(message)
+        log.warning("fmm: %s", message)

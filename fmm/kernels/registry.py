@@ -1,8 +1,8 @@
-"""Registries: rows by name, in the order in which they came. Leaves, kinds of levels and users' own algorithms.
+"""Registries: rows by name in the order of registration, for leaves, kinds of levels and users' algorithms.
 
-Much of what is computed from rows is kept: a text's plan, a plan's steps, what is chosen for a problem. When a row
-comes or goes, all of that is forgotten at once: it happens when a program starts, or in a test, and never where it
-matters how long it takes.
+Many results computed from rows are cached: the plan of a text, the steps of a plan, the choice for a problem. Every
+registration clears all of these caches. Registrations happen when a program starts, or in a test, where the time of a
+cleared cache does not matter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Named(Protocol):
-    """What a registry holds."""
+    """A row of a registry."""
 
     @property
     def name(self) -> str: ...
@@ -21,18 +21,18 @@ class Named(Protocol):
 Row = TypeVar("Row", bound=Named)
 Cached = TypeVar("Cached", bound=Callable[..., Any])
 
-_FORGET: list[Callable[[], None]] = []
+_CLEAR: list[Callable[[], None]] = []
 
 
-def depends_on_rows(cached: Cached) -> Cached:
-    """Decorates a function under lru_cache whose answers depend on what is registered."""
-    _FORGET.append(cached.cache_clear)  # type: ignore[attr-defined]
+def clear_on_registration(cached: Cached) -> Cached:
+    """Decorate a function under lru_cache with results that depend on registered rows."""
+    _CLEAR.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 
 
-def forget_everything() -> None:
-    """Everything that was kept."""
-    for clear in _FORGET:
+def clear_caches() -> None:
+    """Clear every cache that depends on registered rows."""
+    for clear in _CLEAR:
         clear()
 
 
@@ -53,12 +53,13 @@ class Registry(Generic[Row]):
         return self._rows[name]
 
     def add(self, row: Row) -> None:
-        """ValueError for a name that is taken: one text would have two meanings."""
+        """Add a row; raise ValueError for a name that exists, since a text would then have two meanings."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")
         self._rows[row.name] = row
-        forget_everything()
+        clear_caches()
 
     def remove(self, name: str) -> None:
+        """Remove the row of this name."""
         del self._rows[name]
-        forget_everything()
+        clear_caches()

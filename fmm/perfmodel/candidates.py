@@ -20,13 +20,13 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.consider import ABOVE, ABOVE_AS_IT_IS, SEARCHED
-from fmm.kernels.plans.leaf import Leaf, ending_rows
-from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
-from fmm.kernels.plans.level_with_steps import Sides
+from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_AS_IT_IS, SEARCHED
+from fmm.kernels.plans.leaf import Leaf, plan_leaves
+from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
+from fmm.kernels.plans.lower import Sides
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import hidden_share, predict_from_work
 from fmm.perfmodel.stability import expected_error_growth
@@ -140,28 +140,28 @@ def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
     return gram_candidates(device) if gram else candidate_plans(device)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the probed ones and the vendor first."""
-    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.forms)]
+    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning measures on its probes: the vendor first, other leaves alone last."""
     names = _form_names(device)
-    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.candidacy.probed)]
+    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
     """Return the vendor's other ways to multiply, which a plan must beat as well."""
-    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.candidacy.forms]
+    peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
 
 
@@ -178,7 +178,7 @@ def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> I
         if not (first.batched and plan.levels):
             with suppress(PlanError):
                 composed = Plan((first, *plan.levels), plan.leaf)
-                if any(composed.takes_type(dtype) for dtype in first.types or DTYPES):
+                if any(composed.accepts_type(dtype) for dtype in first.types or DTYPES):
                     yield composed
 
 
@@ -210,7 +210,7 @@ GRAM_LEVELS: Final = 1  # the number of algorithms that are tried in these plans
 TRIANGLE_ONLY: Final = "half"  # the form of a leaf that computes a whole triangle, but no blocks of one
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
 def gram_candidates(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared for products that are their own adjoints, the vendor first.
@@ -219,17 +219,17 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     for whole products, computes the blocks below the diagonal, and that plan's leaf computes the blocks on it. Where
     that leaf is the vendor's, further plans take a leaf with a triangle kernel for the blocks on the diagonal.
     """
-    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.candidacy.forms)]
+    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_LEVELS]
-        names = [x for leaf in device_leaves(device) if form.name in leaf.candidacy.forms for x in leaf.tried_names]
+        names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.tried_names]
         if form.name in GRAM_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
-    alone = [x for x in ending_rows() if device in x.devices and x.candidacy.forms and x.halves.by_kernel]
+    alone = [x for x in plan_leaves() if device in x.devices and x.forms and x.kernel_triangles]
     plans = [VENDOR, *(Plan(leaf=x.name) for x in alone)]
     leaves = device_leaves(device)
-    diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.halves.by_kernel and not leaf.error.emulates]
-    diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves if leaf.time.slow_columns]
+    diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.kernel_triangles and not leaf.emulates]
+    diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves if leaf.slow_columns]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
@@ -242,14 +242,14 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
 
 def device_leaves(device: str) -> list[Leaf]:
     """Return the leaves and whole levels of a device, except the leaves that compute triangles alone."""
-    return [leaf for leaf in ending_rows() if device in leaf.devices and set(leaf.candidacy.forms) - {TRIANGLE_ONLY}]
+    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {TRIANGLE_ONLY}]
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
 def candidate_levels() -> tuple[CandidateLevel, ...]:
     """Return the levels of all kinds that candidates are made of; levels that need less workspace come last."""
-    levels = [level for kind in LEVEL_KINDS for level in kind.considered()]
+    levels = [level for kind in LEVEL_KINDS for level in kind.candidates()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 
 
@@ -264,11 +264,11 @@ def search_levels(device: str) -> tuple[CandidateLevel, ...]:
     return tuple(sorted(levels, key=lambda level: (level.lean, first_form(level))))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
-def outer_levels(device: str) -> tuple[PlanLevel, ...]:
+def outer_levels(device: str) -> tuple[Level, ...]:
     """Return the levels that may be put above any candidate that needs too much workspace."""
-    levels: list[PlanLevel] = []
+    levels: list[Level] = []
     for level in candidate_levels() if device == "cuda" else ():
         patterns = OUTER_PATTERNS if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
         for pattern in patterns:
@@ -297,7 +297,7 @@ GROWTH_TOLERANCE = 1.5
 class OuterLevels:
     """Levels from the outermost inwards, the products that they leave, and the cost of the levels themselves."""
 
-    levels: tuple[PlanLevel, ...]
+    levels: tuple[Level, ...]
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
@@ -340,7 +340,7 @@ def compose_levels(
     calibration: Calibration,
     max_workspace: float,
     max_error_growth: float,
-    levels: Sequence[PlanLevel],
+    levels: Sequence[Level],
     plans: Sequence[Plan],
 ) -> list[Plan]:
     """Return plans with some of these levels above some of these plans, within both limits, the fastest first.
@@ -373,9 +373,7 @@ def compose_levels(
     return list(islice(fitting, FINALISTS))
 
 
-def _with_level(
-    outer: OuterLevels, level: PlanLevel, problem: Problem, calibration: Calibration
-) -> Iterator[OuterLevels]:
+def _with_level(outer: OuterLevels, level: Level, problem: Problem, calibration: Calibration) -> Iterator[OuterLevels]:
     """Yield the outer levels with one more level at the bottom, if that is possible."""
     with suppress(PlanError):
         levels = (*outer.levels, level)
@@ -394,14 +392,14 @@ def _with_level(
                 outer.overlappable + (seconds if outer.streams > 1 else 0.0),
                 outer.workspace + outer.streams * sum(f.held) * problem.itemsize,
                 growth,
-                max(outer.streams, level.lanes),
+                max(outer.streams, level.streams),
                 outer.has_tables or (level.cut is not None and level.cut.ordered),
             )
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def _levels_error_growth(levels: tuple[PlanLevel, ...], dtype: str) -> float | None:
+def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
     """Return the error growth of levels for all sides; None if these levels cannot follow each other."""
     try:
         return expected_error_growth(Plan(levels), dtype)

@@ -13,11 +13,11 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
-from fmm.kernels.plans.leaf import LeafUse, ending_rows, option_use
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.leaf import LeafUse, option_use, plan_leaves
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans, compose_levels, outer_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
@@ -100,7 +100,7 @@ class Choice:
     candidates: tuple[Candidate, ...]
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """Return the candidate with the least predicted time within the limits; the vendor unless one beats it clearly."""
@@ -143,11 +143,11 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
     return replace(plain, layouts=(Layout("C", max(k, 1)), Layout("F", max(k, 1)), Layout("C", max(n, 1))))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
 def _types_slow_on_columns() -> frozenset[str]:
     """Return the types in which at least one leaf is slow on a column-major B."""
-    return frozenset(dtype for leaf in ending_rows() for dtype in leaf.time.slow_columns)
+    return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
 # Padding lengthens the sides of leaf products by less than a third. A side shorter than this share of the least allowed
@@ -187,7 +187,7 @@ def _eligible_plans(problem: Problem, calibration: Calibration) -> tuple[Eligibl
     return _eligible_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=256)
 def _eligible_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
     plans = compared_plans(calibration.batches, writes_triangle)
@@ -212,30 +212,30 @@ def _eligible(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibr
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
     if writes_triangle and not plan.levels and plan != VENDOR:  # a leaf that computes one triangle alone
-        rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.time.rate else calibration.find_rate(dtype)
-        supported = dtype in (*leaf.halves.by_kernel, *leaf.halves.loose)
+        rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.find_rate(dtype)
+        supported = dtype in (*leaf.kernel_triangles, *leaf.loose_triangles)
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
-        return EligiblePlan(plan, leaf.candidacy.alignment, leaf.candidacy.longest or inf, parts)
-    if not plan.considered_for(dtype) or (writes_triangle and not _transposes_where_it_pays(plan, dtype)):
+        return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, parts)
+    if not plan.is_candidate_for(dtype) or (writes_triangle and not _transposes_where_it_pays(plan, dtype)):
         return None
-    rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.timed_by_tiles
-    inside = plan.leaf_type(dtype) in leaf.types.inside
+    rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
+    inside = plan.leaf_type(dtype) in leaf.types_with_sums
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
     # A batch reads only temporaries, whose rows are aligned.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
-    return EligiblePlan(plan, 1 if reads_any_rows else leaf.candidacy.alignment, inf, parts)
+    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts)
 
 
 def _transposes_where_it_pays(plan: Plan, dtype: str) -> bool:
     """Return True if each leaf for diagonal blocks reads transposed copies exactly in the types in which that pays."""
-    return all((dtype in use.leaf.time.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
+    return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
 def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
     """Yield the leaves that levels name for blocks on the diagonal, apart from the plan's leaf: `gram.tile.outer`."""
-    return (option_use(name) for level in plan.levels for name in level.own_leaves)
+    return (option_use(name) for level in plan.levels for name in level.named_leaves)
 
 
 # ---- predict and rank
@@ -278,11 +278,11 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
     return rank_candidates(problem, calibration, plans) if plans else ()
 
 
-def _takes_type_above(level: PlanLevel, plans: Sequence[Plan], dtype: str) -> bool:
+def _takes_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
     """Return True if the level takes numbers of this type above at least one of the plans."""
     if level.types is not None and dtype not in level.types:
         return False
-    return any(Plan((level, *plan.levels), plan.leaf).takes_type(dtype) for plan in plans)
+    return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
 
 
 def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> float:
@@ -299,11 +299,11 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
 
     The vendor's library has no function that computes one triangle of a product by itself.
     """
-    if plan.levels or plan.leaf_use.leaf.call.starts > 1:
+    if plan.levels or plan.leaf_use.leaf.launches > 1:
         return calibration.call
     if plan == VENDOR and not problem.writes_triangle:
         return calibration.call_of_library
-    return calibration.call_of_small if plan.leaf_use.leaf.candidacy.longest else calibration.call_of_leaf
+    return calibration.call_of_small if plan.leaf_use.leaf.longest else calibration.call_of_leaf
 
 
 # ---- margins: by how much a candidate must be predicted to win; the more, the less sure its predicted time is
@@ -341,9 +341,9 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     The share is larger where the products are not the vendor's, whose time is known best. The tiled kernel without a
     level needs no margin: it has no sums, and where it is expected to take the vendor's time it is as good a choice.
     """
-    leaf, tiled = plan.leaf_use.leaf, plan.timed_by_tiles
-    margin = calibration.tiled_margin if tiled or leaf.time.rate else calibration.margin
-    if not plan.levels and (tiled or leaf.candidacy.longest > 0):
+    leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
+    margin = calibration.tiled_margin if tiled or leaf.rate else calibration.margin
+    if not plan.levels and (tiled or leaf.longest > 0):
         margin = 0.0
     cuts_triangle = problem.writes_triangle and bool(plan.levels) and calibration.batches
     of_cut = TRIANGLE_CUT if cuts_triangle and not any(use.order for use in _diagonal_leaves(plan)) else 0.0
@@ -353,7 +353,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the margin for a C with few tiles or thin operands: the formula is made for large products."""
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
-    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.candidacy.longest:
+    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
     if plan.splits or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)

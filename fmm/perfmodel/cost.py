@@ -17,11 +17,11 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import batch_scratch
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.level_counts import LevelCounts, Moved, count_level, count_opened_leaf
 from fmm.problem import Fill, Operation, Shape
 
@@ -106,7 +106,7 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally(plan, (m, k, n), Asked(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
+    t = _tally(plan, (m, k, n), GemmParams(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
     flops += 2 * sum(triangle_elements(rows) * inner * times for (rows, inner, _), times in t.triangles)
     numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
@@ -142,14 +142,14 @@ class _Tally(NamedTuple):
     triangles: Leaves = ()
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def _tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally:
+def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -> _Tally:
     level = _fused_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
     if level is None:
         if units.opened and (opened := _opened_tally(plan, shape, params, units)) is not None:
             return opened
-        scratch = plan.leaf_use.leaf.call.room(units.itemsize, *shape, 1)
+        scratch = plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1)
         return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
@@ -157,7 +157,7 @@ def _tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally:
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     inner = [(_tally(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
     launches = level.launches - _batched_launches(plan, level, inner, units.batched)
-    total = _total(_Tally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.lanes)
+    total = _total(_Tally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams)
     if plan.levels and plan.levels[0].batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
         scratch = max((batch_scratch(*size) for size in sizes), default=0)
@@ -165,16 +165,16 @@ def _tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally:
     return total
 
 
-def _opened_tally(plan: Plan, shape: Shape, params: Asked, units: _Units) -> _Tally | None:
+def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -> _Tally | None:
     """Return the tally of a level that a leaf runs as a whole, its planes as one batch; None for another leaf."""
     leaf = plan.leaf_use.leaf
     level = count_opened_leaf(plan, shape, units.itemsize, params)
-    if level is None or leaf.stands_for is None:
+    if level is None or leaf.level is None:
         return None
-    inside = units._replace(itemsize=leaf.stands_for.level.itemsize_below(units.itemsize))
+    inside = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
-    launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.call.room(units.itemsize, *shape, 1)
+    launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)
     start = _Tally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
     return _total(start, [(_tally(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1)
 

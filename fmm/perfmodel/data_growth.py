@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import plan_schemes
 
@@ -42,7 +42,7 @@ def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PIECE, see
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
     whole = _variance((), a, b, piece, rng)
-    own = plan.leaf_use.leaf.error.relative * prod(x.error_growth for x in plan.levels if not _in_parts(x))
+    own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _in_parts(x))
     return own * sqrt(_variance(stages, a, b, piece, rng) / whole) if whole else own
 
 
@@ -55,7 +55,7 @@ def plan_stages(plan: Plan) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def _in_parts(level: PlanLevel) -> bool:
+def _in_parts(level: Level) -> bool:
     """Return True if the level multiplies the real and imaginary parts of complex numbers."""
     return level.dtype_below("complex128") != "complex128"
 

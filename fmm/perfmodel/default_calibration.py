@@ -18,10 +18,10 @@ from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
-from fmm.kernels.plans.leaf import ending_rows
-from fmm.kernels.plans.levels.residue_room import PRODUCTS
-from fmm.kernels.plans.levels.residues import residue_endings
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
+from fmm.kernels.plans.levels.residues import residue_leaves
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, Rate
 
 # ---- CPUs
@@ -163,12 +163,12 @@ def datasheet_calibration(name: str) -> Calibration:
     )
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=16)
 def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
     """Return the rates of the leaves that multiply this type with a rate of their own, by a device's datasheet."""
     rates = datasheet_calibration(name).rates
-    own = dict.fromkeys(row.time.rate for row in ending_rows() if row.time.rate and dtype in row.types.below)
+    own = dict.fromkeys(row.rate for row in plan_leaves() if row.rate and dtype in row.types)
     return MappingProxyType({rate: rates[rate] for rate in own if rate in rates})
 
 
@@ -310,11 +310,11 @@ def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
 
     Integers are multiplied modulo the number of moduli that long products of their type need.
     """
-    for row in ending_rows():
-        if (found := residue_endings().get(row.name)) is not None:
-            for name in (*row.types.below, *row.types.alone):
+    for row in plan_leaves():
+        if (found := residue_leaves().get(row.name)) is not None:
+            for name in (*row.types, *row.types_alone):
                 moduli, itemsize = found.level.moduli_for(name, LONG), DTYPES[name].itemsize
-                yield row.time.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
+                yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
 
 
 def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: int = 8) -> Rate:
@@ -323,8 +323,8 @@ def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: 
     Products of bytes are twice as fast as those of float16. Numbers of A and B are read, perhaps transposed, read again
     and written as residues; those of C are read as residues and written: time that grows with the operands and with C.
     """
-    flops = 2 * float16.flops / moduli * (8 / PRODUCTS) ** levels
-    planes = moduli * (PRODUCTS / 4) ** levels
+    flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
+    planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
     split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
     join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost

@@ -14,14 +14,13 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeVar
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
-from fmm.kernels.plans.level import Cut, PlanLevel
-from fmm.kernels.plans.lower import lower_level, opened_level
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.level import Cut, Level
+from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductWithSums
-from fmm.kernels.plans.steps.rescaling import LineExponents
-from fmm.kernels.plans.steps.sums import OPERANDS, Mirror, Place, Sum
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import LevelSteps, ProductWithSums
+from fmm.kernels.plans.sums import OPERANDS, LineExponents, Mirror, Place, Sum
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
@@ -40,11 +39,11 @@ class LevelCounts(NamedTuple):
     written: Mapping[Moved, int]
     launches: int
     temporaries: Mapping[Rectangle, int]
-    calls: Mapping[tuple[Plan, Shape, Asked], int]  # products -> number
+    calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # products -> number
     lanes: int  # products that run at a time
 
 
-def count_level(plan: Plan, shape: Shape, params: Asked) -> LevelCounts | None:
+def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:
     """Return the counts of a plan's first level, by its formulas where blocks are large enough; None for a leaf."""
     first, (alpha, beta) = plan.levels[0] if plan.levels else None, params[:2]
     cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
@@ -58,9 +57,9 @@ def count_level(plan: Plan, shape: Shape, params: Asked) -> LevelCounts | None:
     return None if steps is None else _count_steps(steps)
 
 
-def count_opened_leaf(plan: Plan, shape: Shape, itemsize: int, params: Asked) -> LevelCounts | None:
+def count_opened_leaf(plan: Plan, shape: Shape, itemsize: int, params: GemmParams) -> LevelCounts | None:
     """Return the counts of a level that one leaf runs as a whole, all its products in one launch; None for others."""
-    steps = opened_level(plan, *shape, itemsize, params)
+    steps = lower_leaf_level(plan, *shape, itemsize, params)
     return None if steps is None else _count_steps(steps)
 
 
@@ -94,8 +93,8 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         read[step.source.rows * step.source.cols, _of_product_type([step.source])[0]] += 1
         written[step.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
-    calls = Counter((p.plan, p.size, p.asked) for p in steps.products)
-    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)
+    calls = Counter((p.plan, p.size, p.params) for p in steps.products)
+    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.streams)
 
 
 class _SumKey(NamedTuple):
@@ -199,7 +198,7 @@ class _Formulas(NamedTuple):
     written: tuple[tuple[Digits, bool, int], ...]
     launches: int
     temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
-    calls: tuple[tuple[tuple[Digits, ...], Asked, int], ...]
+    calls: tuple[tuple[tuple[Digits, ...], GemmParams, int], ...]
     lanes: int
 
     def evaluate(self, shape: Shape, inner: Plan) -> LevelCounts:
@@ -230,10 +229,10 @@ def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
     return found
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def _level_formulas(
-    level: PlanLevel,
+    level: Level,
     leaf: str,
     powers: tuple[int, ...],
     residues: tuple[int, ...],

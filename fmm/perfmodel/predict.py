@@ -35,7 +35,7 @@ from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, TMA_FUSED_SIZES
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
-from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import DEEP, Tiles, Triangle, Work, aligned_operands, counted_work, estimated_work
@@ -129,7 +129,7 @@ def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
     by_own_kernel = rate is not None and rate.blocks > 0  # otherwise the vendor multiplies the leaf's planes
-    return 0.0 if plan.leaf_use.leaf.time.fills_device and by_own_kernel else calibration.overlap
+    return 0.0 if plan.leaf_use.leaf.fills_device and by_own_kernel else calibration.overlap
 
 
 # ---- S: sums
@@ -173,10 +173,10 @@ def _products(
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     if (
-        leaf.preparation.keeps and problem.prepared_side and not plan.levels
+        leaf.prepared_layout and problem.prepared_side and not plan.levels
     ):  # a prepared operand is not read before the product
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
-    if leaf.preparation.by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
+    if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])
     singly = not plan.levels and not aligned_operands(problem, PAIR)[2]
     seconds = calls = 0.0
@@ -189,30 +189,30 @@ def _products(
                 slowdown *= BY_COLUMNS if slow_order else 1.0
             elif rate.blocks:
                 slowdown = plane_slowdown(rate, m, k, n, together, singly) + rate.rows / m + rate.cols / n
-                slowdown = copied * leaf.time.relative * (slowdown * (rate.batch if together > 1 else 1.0))
+                slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
-                slowdown = copied * leaf.time.relative * vendor_slowdown(rate, m, k, n, together, unaligned)
+                slowdown = copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved) + count / batch * rate.start
             calls += count / batch
     of_triangles, triangle_calls = _triangles(work, rate, dtype, calibration, lanes)
-    return seconds + of_triangles, calls + triangle_calls, calls * leaf.call.starts + triangle_calls
+    return seconds + of_triangles, calls + triangle_calls, calls * leaf.launches + triangle_calls
 
 
 PASSES = 3  # over an operand to prepare it: two that read and one that writes
 
 
-def _rate_prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
+def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
     """Return the rate of a leaf whose operands the splits of the last level write in the leaf's own form.
 
     Of the passes by which the leaf would prepare its operands, one over the blocks is left. Three levels in one pass
     cannot do so: their threads have one number each. Left out: the layouts and coefficients with which splits cannot.
     """
     scheme = last.bilinear
-    splits_parts = last.itemsize_below(1) != 1  # parts of complex numbers are not read so
-    if not last.batched or scheme is None or splits_parts or last.products >= DEEP:
+    splits_complex = last.itemsize_below(1) != 1  # parts of complex numbers are not read so
+    if not last.batched or scheme is None or splits_complex or last.products >= DEEP:
         return rate
     left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
@@ -226,7 +226,7 @@ def is_b_column_major(problem: Problem) -> bool:
 
 def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
     """Return True if the leaf is slow on a column-major B, as in x x^T, and does not read a transposed copy."""
-    return use.order is None and dtype in use.leaf.time.slow_columns
+    return use.order is None and dtype in use.leaf.slow_columns
 
 
 # ---- s of the vendor's kernels
@@ -386,16 +386,16 @@ def _triangles(work: Work, rate: Rate, dtype: DType, calibration: Calibration, l
 def _triangle_share(x: Triangle, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:
     """Return the time of one triangle as a share of the time of the whole product on aligned rows."""
     use = leaf_use(x.leaf)
-    leaf, relative = use.leaf, use.leaf.time.relative
+    leaf, relative = use.leaf, use.leaf.relative_time
     aligned = not work.triangles_unaligned and not work.triangles_odd  # otherwise the vendor computes `loose` types
-    by_kernel = dtype.name in (*leaf.halves.by_kernel, *(leaf.halves.loose if x.loose and aligned else ()))
+    by_kernel = dtype.name in (*leaf.kernel_triangles, *(leaf.loose_triangles if x.loose and aligned else ()))
     if by_kernel and not is_slow_on_column_major_b(use, dtype.name):
         # Tiles on the diagonal are whole.
         return relative * min(rate.half_by_tiles * (1 + rate.half_edge / x.rows), 1.0)
     unaligned = 1 + work.triangles_unaligned * (rate.unaligned - 1) + work.triangles_odd * (rate.odd - 1)
-    if dtype.name not in leaf.halves.by_blas:  # the whole product is computed
+    if dtype.name not in leaf.blas_triangles:  # the whole product is computed
         return relative * unaligned
-    if batches and x.together > 1 and x.rows <= leaf.halves.whole_rows:
+    if batches and x.together > 1 and x.rows <= leaf.whole_product_rows:
         return relative
     apart = 1 + rate.half_apart / x.rows if x.together > 1 else 1.0
     return relative * apart * (rate.half if x.k >= rate.half_least else rate.half_below * unaligned)

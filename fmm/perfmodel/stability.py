@@ -23,9 +23,9 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.level_steps import LevelSteps
-from fmm.kernels.plans.steps.sums import Mirror, Part, Place, Sum
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import LevelSteps
+from fmm.kernels.plans.sums import Mirror, Part, Place, Sum
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation
 
 
@@ -118,7 +118,7 @@ class _ErrorWalk:
             elif isinstance(step, Mirror):
                 self.held[step.dest.spot] = self.read(step.source)
             else:
-                inner = error_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
+                inner = error_bound(step.plan, *step.size, step.params.op, step.params.fill)
                 value = self.multiply(self.read(step.left), self.read(step.right), step.left.cols, inner)
                 spot = step.dest.spot
                 self.held[spot] = self.add(self.held[spot], value) if step.accumulate else value
@@ -143,7 +143,7 @@ class _ErrorWalk:
         return max(inside or around, key=self.error, default=_Value({}))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
     """Return f for C = A B by this plan; every level, fringe and addition is walked as the NumPy backend runs it.
@@ -170,7 +170,7 @@ def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
 # ---- what to expect
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
     """Return the expected (root mean square) error as a multiple of the vendor's product of this type.
@@ -199,7 +199,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     positive *= prod(level.positive_growth for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES.random, positive * SHORTER_PIECES.positive
-    return float(plan.leaf_use.leaf.error.relative * max(random, positive))
+    return float(plan.leaf_use.leaf.relative_error * max(random, positive))
 
 
 class _Growths(NamedTuple):
@@ -220,7 +220,7 @@ def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> flo
 
     `level` returns the variance of one pass above products of a given variance.
     """
-    variance = plan.leaf_use.leaf.error.relative**2
+    variance = plan.leaf_use.leaf.relative_error**2
     for x in reversed(plan.levels):
         variance *= x.error_growth**2
         if (scheme := x.bilinear) is not None:
@@ -285,18 +285,18 @@ def has_entrywise_bound(plan: Plan) -> bool:
     saves products does not have it: its errors are small relative to the largest entries.
     """
     leaf = plan.leaf_use.leaf
-    saves = leaf.error.saves_products or any(level.saves_products for level in plan.levels)
-    return not saves and (leaf.error.checks_entries or not plan.emulates)
+    saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
+    return not saves and (leaf.checks_entries or not plan.emulates)
 
 
 def error_bound_text(plan: Plan, componentwise: bool = False) -> str:
     """Return the bound on an entry's error in words."""
     leaf = plan.leaf_use.leaf
-    if leaf.error.saves_products or any(level.saves_products for level in plan.levels):
+    if leaf.saves_products or any(level.saves_products for level in plan.levels):
         return "an entry's error is small beside the largest entries of A and of B"
-    if not leaf.error.emulates:
+    if not leaf.emulates:
         return "an entry's error is small beside the same entry of |A| |B|, as the vendor's"
-    if componentwise and leaf.error.checks_entries:
+    if componentwise and leaf.checks_entries:
         return "an entry's error is small beside the same entry of |A| |B|; if that is not certain, C is computed again"
-    share = leaf.error.norm_bound
+    share = leaf.norm_bound
     return f"an entry's error is at most {share} of the norm of its row of A times that of its column of B"

@@ -15,16 +15,15 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, PRESETS, TUNED
-from fmm.kernels.plans.level import PlanLevel
-from fmm.kernels.plans.level_with_steps import Footprint, Sides, with_steps
-from fmm.kernels.plans.lower import lower_level
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.level import Level
+from fmm.kernels.plans.lower import Footprint, Sides, lower_level, with_steps
 from fmm.kernels.plans.memory_layout import ALIGN
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import Product, ProductBatch
-from fmm.kernels.plans.steps.sums import Mirror, Sum
+from fmm.kernels.plans.steps import Product, ProductBatch
+from fmm.kernels.plans.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
 
@@ -121,9 +120,9 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
     held, streams, itemsize = 0.0, 1, problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
         held += streams * sum(f.held) * itemsize
-        streams, itemsize = max(streams, level.lanes), level.itemsize_below(itemsize)
+        streams, itemsize = max(streams, level.streams), level.itemsize_below(itemsize)
     m, k, n = (int(side) for side in (footprints[-1].sides if footprints else problem.size))
-    scratch = plan.leaf_use.leaf.call.room(itemsize, m, k, n, int(_products_together(plan)))
+    scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_products_together(plan)))
     return held + streams * scratch
 
 
@@ -203,7 +202,7 @@ def _sum_moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) ->
         found.parts += moved if itemsize != before else 0.0
         found.deep += moved if f.products >= DEEP else 0.0
         found.overlapped += moved if below_overlapped else 0.0
-        below_overlapped = below_overlapped or level.lanes > 1
+        below_overlapped = below_overlapped or level.streams > 1
         found.passes += found.products * f.passes
         found.products *= f.products
     return found, direct
@@ -214,9 +213,9 @@ def _level_footprints(plan: Plan, problem: Problem) -> tuple[Footprint, ...] | N
     return _stacked_footprints(plan.levels, problem.size) if plan.levels else ()
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)  # the work and the workspace of a plan need them, for each leaf again
-def _stacked_footprints(levels: tuple[PlanLevel, ...], size: Shape) -> tuple[Footprint, ...] | None:
+def _stacked_footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footprint, ...] | None:
     found: list[Footprint] = []
     sides: Sides = (float(size[0]), float(size[1]), float(size[2]))
     for level in levels:
@@ -227,9 +226,9 @@ def _stacked_footprints(levels: tuple[PlanLevel, ...], size: Shape) -> tuple[Foo
     return tuple(found)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def level_footprint(level: PlanLevel, sides: Sides) -> Footprint | None:
+def level_footprint(level: Level, sides: Sides) -> Footprint | None:
     """Return the footprint of one level; cached, since the candidates for a problem have the same outer levels."""
     return with_steps(level).footprint(VENDOR, sides)
 
@@ -282,7 +281,7 @@ def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     aligned.
     """
     vectors, words = aligned_operands(problem, _vendor_access(problem.itemsize)), aligned_operands(problem, WORD)
-    if plan.levels and all(level.splits_parts for level in plan.levels):
+    if plan.levels and all(level.splits_complex for level in plan.levels):
         # The real products are those of the parts of complex numbers, in matrices of the same sides, without padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
         vectors = aligned_operands(parts, _vendor_access(parts.itemsize))
@@ -298,7 +297,7 @@ def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     }
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
 def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
     """Return the tiles of the plan's leaf products.
@@ -306,7 +305,7 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
     None where the vendor multiplies, and in types in which the tiled kernel takes about the vendor's time.
     """
     leaf = plan.leaf_use.leaf
-    if not plan.timed_by_tiles or dtype in set(leaf.types.below) - set(leaf.types.inside):
+    if not plan.uses_tile_model or dtype in set(leaf.types) - set(leaf.types_with_sums):
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     scheme = products.scheme if products else None
@@ -321,7 +320,7 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
 # ---- products that are their own adjoints: levels that cut them leave triangles on the diagonal, whole products below
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def _gram_work(plan: Plan, problem: Problem) -> Work:
     """Return the work of all parts together; each share is weighted by what it is a share of."""
@@ -369,7 +368,7 @@ class _GramParts:
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # plan, size, number that start together
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()  # size, number together, leaf, loose
 
-    def walk(self, plan: Plan, size: Shape, asked: Asked, together: int = 1) -> None:
+    def walk(self, plan: Plan, size: Shape, asked: GemmParams, together: int = 1) -> None:
         """Add the parts of a product of this size by the plan."""
         steps = lower_level(plan, *size, *asked) if asked.op != "product" else None
         if asked.op == "product":
@@ -378,14 +377,14 @@ class _GramParts:
             self.triangles[size, together, plan.leaf, asked.fill == "loose"] += 1
         else:
             own = peak = self.held + sum(rows * cols for _, rows, cols in steps.temporaries)
-            mirrored_by_kernel = not plan.levels and plan.leaf_use.leaf.halves.mirrors
+            mirrored_by_kernel = not plan.levels and plan.leaf_use.leaf.mirrors
             for step in steps.steps[: 1 if mirrored_by_kernel else None]:
                 self.held = own
                 if isinstance(step, Product):
-                    self.walk(step.plan, step.size, step.asked)
+                    self.walk(step.plan, step.size, step.params)
                 elif isinstance(step, ProductBatch):
                     for product in step.products:
-                        self.walk(product.plan, product.size, product.asked, len(step.products))
+                        self.walk(product.plan, product.size, product.params, len(step.products))
                 else:
                     self.passes += 1
                     self.traffic += _moved_elements(step)
@@ -401,10 +400,10 @@ def _moved_elements(step: object) -> float:
     return step.dest.rows**2 * (1.0 if step.in_place else 1.5 if step.fill == "full" else 1.0)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def _gram_parts(plan: Plan, problem: Problem) -> _GramParts:
     """Return the parts of a plan; cached, since its work and its workspace both need them."""
     found = _GramParts()
-    found.walk(plan, problem.size, Asked(1, 0, problem.op, problem.fill))
+    found.walk(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
     return found

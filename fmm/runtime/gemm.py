@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from fmm.arrays.library import Library, product_shape
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import is_small_on_host
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
@@ -36,9 +36,9 @@ class BlasGemmParams(NamedTuple):
     op_b: str = "N"
 
     @property
-    def params(self) -> Asked:
+    def params(self) -> GemmParams:
         """The factors, as plans take them."""
-        return Asked(self.alpha, self.beta)
+        return GemmParams(self.alpha, self.beta)
 
 
 class GemmOperands(NamedTuple):

@@ -17,8 +17,8 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import matmul
 from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
@@ -45,7 +45,7 @@ class GramOperands(NamedTuple):
     left: Any
     right: Any
     out: Any
-    params: Asked
+    params: GemmParams
     is_transposed: bool  # the product is the transposed one
 
 
@@ -147,7 +147,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, out: Any, params: GramPa
         left, right = library.transposed(right), library.transposed(left)
         out = library.transposed(out)
     fill: Fill = "full" if params.fill == "full" else "lower"
-    plan_params = Asked(params.alpha, params.beta, "gram" if b is None else "symmetric", fill)
+    plan_params = GemmParams(params.alpha, params.beta, "gram" if b is None else "symmetric", fill)
     return GramOperands(left, right, out, plan_params, is_transposed)
 
 
@@ -198,9 +198,9 @@ def _can_write_there(library: Library, call: PreparedCall, operands: GramOperand
     return is_safe and writes_there(library, call, operands.left, operands.right, operands.out)
 
 
-def _whole_product(params: Asked) -> Asked:
+def _whole_product(params: GemmParams) -> GemmParams:
     """Return the parameters of the whole product without factors."""
-    return Asked(op=params.op)
+    return GemmParams(op=params.op)
 
 
 def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints) -> Any:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Operand, Processor, Setting, contiguous
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import run_host
@@ -154,7 +154,7 @@ def _run_other_plans(
     """Return C by the model's other plans; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
-    params = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+    params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     try:
         for plan in failure.other_plans(problem, call.decision.plan, call.limits, call.device):
             own = constraints._replace(plan=plan, replaceable=True, params=params)
@@ -239,5 +239,5 @@ def _row_major_query(
 ) -> ProblemQuery:
     a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
     setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
-    params = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+    params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     return ProblemQuery(a, b, out, setting, device, limits, plan, params=params)

@@ -16,8 +16,8 @@ import numpy as np
 from fmm.arrays.library import Operand, Span, contiguous, occupied_bytes
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.memory_layout import temporary_bytes
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.problem import Layout, Problem
 
 
@@ -77,7 +77,7 @@ def arrange_matrices(
     result: Operand,
     dtype: str = "",
     packs_whole: bool = True,
-    params: Asked = PLAIN,
+    params: GemmParams = PLAIN,
 ) -> Matrices:
     """Return the matrices of a call on a and b; `result` is the product as a new array.
 

@@ -23,8 +23,8 @@ from fmm.kernels.cpu.host_arrays import Array, dot
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.level_steps import Product
-from fmm.kernels.plans.steps.sums import Mirror, Place, Sum, whole_matrix
+from fmm.kernels.plans.steps import Product
+from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
@@ -114,7 +114,7 @@ def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", 
     largest = 1.0
     for step in recipe.flat:
         if isinstance(step, Product):
-            inner = growth_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
+            inner = growth_bound(step.plan, *step.size, step.params.op, step.params.fill)
             inner *= sizes.read(step.left) * sizes.read(step.right)
             sizes.write(step.dest, inner + sizes.read(step.dest) if step.accumulate else inner)
             largest = max(largest, sizes.read(step.dest))

@@ -19,8 +19,8 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
@@ -102,7 +102,7 @@ class ProblemQuery:
     limits: Limits
     plan: Plan | None = None
     result: Operand | None = None  # the product as a new array; None: contiguous, row-major
-    params: Asked = PLAIN
+    params: GemmParams = PLAIN
     prepared_side: PreparedSide | None = None
     addend_strides: tuple[int, ...] | None = None  # in elements; None: C holds the addend
 
@@ -257,7 +257,7 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
     dtype = DTYPES.get(str(setting.dtype))
     if dtype is None or dtype.is_complex or dtype.exact:  # the adjoint of a complex matrix is conjugated too
         return None
-    call = _prepare_as_is(replace(query, params=Asked(op="gram")))
+    call = _prepare_as_is(replace(query, params=GemmParams(op="gram")))
     problem = call.decision.problem
     if call.plan is None or problem is None:
         return None
@@ -275,7 +275,7 @@ def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
 
     There is none for 16-bit types. NumPy's product calls syrk itself, but mirrors the triangle in one thread.
     """
-    has_syrk = problem.dtype in VENDOR.leaf_use.leaf.halves.by_blas
+    has_syrk = problem.dtype in VENDOR.leaf_use.leaf.blas_triangles
     if query.device.threads:
         large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE
         return has_syrk and bool(query.setting.vendor_advantage) and large
@@ -361,7 +361,7 @@ def _needs_host_run(query: ProblemQuery, work: Matrices) -> bool:
     problem, setting = work.problem, query.setting
     # NumPy's own product computes one triangle of a small matrix times its transpose in place.
     is_numpy_gram = setting.adjoint and bool(setting.vendor_advantage) and problem.m < LEAST_MIRRORED
-    is_numpy_gram = is_numpy_gram and query.params == Asked(op=query.params.op)
+    is_numpy_gram = is_numpy_gram and query.params == GemmParams(op=query.params.op)
     needs_triangle = problem.writes_triangle and not is_numpy_gram
     return needs_triangle or problem.updates or (work.flattens_stack and not setting.flattens_stacks)
 
@@ -429,11 +429,11 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
         if required:
             raise
         return None  # a sum of more blocks than one launch has parameters for
-    emulates = plan.leaf_use.leaf.error.emulates
+    emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this chip the leaf does not multiply this problem; the vendor would
     # fmm's own kernels are slower on unaligned rows. The choice accounts for that in contiguous arrays, not in views.
-    is_accounted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.candidacy.alignment)
+    is_accounted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.reads_aligned or is_accounted else None
 
 

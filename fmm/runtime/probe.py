@@ -25,7 +25,7 @@ from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS, threads_per_
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, NoThreadError, run_on_worker
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import Sum
+from fmm.kernels.plans.sums import Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import cpu_calibration

@@ -27,9 +27,9 @@ from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.workspace import leaf_halves, leaf_products
+from fmm.kernels.plans.workspace import leaf_products, leaf_triangles
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
@@ -180,7 +180,7 @@ class _Multiplier:
         self.dtype, self.has_begun = np.dtype(call.dtype), False
         problem = call.decision.problem
         assert problem is not None
-        self.params = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        self.params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
         self.writes_triangle, self.updates = problem.writes_triangle, problem.updates
         self.addend = addend  # None: C holds the addend, if there is one
         self.in_place = addend is None and self.params.beta != 0
@@ -214,7 +214,7 @@ class _Multiplier:
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._readable_operands(a, b, arena)
         # A leaf that distributes its own work over the threads runs alone.
-        is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host.multiply_inside is not None
+        is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with backend_for(self.threads.count, flops, self.report) as backend:
             if not self.in_place:
@@ -226,7 +226,7 @@ class _Multiplier:
         """Report each leaf product, unless there is only one. `size`: entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
-        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, leaf_halves)]
+        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, leaf_triangles)]
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
@@ -285,7 +285,7 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
-    if plan.leaf_use.leaf.host.multiply_inside is not None:
+    if plan.leaf_use.leaf.host_product_with_scratch is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
         return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS

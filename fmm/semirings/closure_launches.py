@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.plans.steps.sums import Place
+from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 from fmm.semirings.minplus_kernel import (

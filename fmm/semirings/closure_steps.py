@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.step_table import Step
-from fmm.kernels.plans.steps.sums import Place
+from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_table import Close, ClosureTable
 
 MATRIX = "D"

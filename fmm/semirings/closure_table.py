@@ -17,8 +17,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.step_table import Step, kernel_step
-from fmm.kernels.algorithms.table_kernel import PRODUCT, StepError, TableCall, table_text
+from fmm.kernels.algorithms.step_table import PRODUCT, Step, StepError, TableCall, kernel_step, table_text
 
 FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEAD = ("name", "source", "blocks", "temps")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.steps.sums import Place
+from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_steps import MATRIX, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 

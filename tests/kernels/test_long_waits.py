@@ -14,7 +14,7 @@ import pytest
 
 from fmm.kernels import cuda, long_waits
 from fmm.kernels.cuda.launch_list import Kernel
-from fmm.kernels.long_waits import said_if_long
+from fmm.kernels.long_waits import log_if_slow
 
 COMPILE = "fmm.kernels.cuda.launch.compile"
 
@@ -41,10 +41,10 @@ def test_a_long_wait_is_said_while_it_lasts_and_once(
 ) -> None:
     wait = soon(monkeypatch)
     for _ in range(3):
-        with said_if_long("something is being compiled"):
+        with log_if_slow("something is being compiled"):
             wait()
             assert caplog.messages == ["fmm: something is being compiled"]
-    with said_if_long("something else"):
+    with log_if_slow("something else"):
         wait()
     assert caplog.messages == ["fmm: something is being compiled", "fmm: something else"]
 
@@ -52,9 +52,9 @@ def test_a_long_wait_is_said_while_it_lasts_and_once(
 def test_a_short_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
     threads = threading.active_count()
     for _ in range(100):
-        with said_if_long("something"):
+        with log_if_slow("something"):
             pass
-    with pytest.raises(KeyboardInterrupt), said_if_long("something"):
+    with pytest.raises(KeyboardInterrupt), log_if_slow("something"):
         raise KeyboardInterrupt
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
@@ -97,12 +97,12 @@ def test_compiling_kernels_is_said_and_they_are_asked_for_once(
         asked.append(kernel)
         assert said.wait(60)
 
-    monkeypatch.setattr(compiled, "compile_kernel", compile_slowly)
+    monkeypatch.setattr(compiled, "compiled_kernel", compile_slowly)
     for _ in range(3):
-        compiled.compile_kernels(0, kernels(count))
+        compiled.compile_all(0, kernels(count))
     wait()
-    assert sorted(kernel.source_arguments for kernel in asked) == [(number,) for number in range(count)]
-    compiled.compile_kernels(1, kernels(count))  # another device's
+    assert sorted(kernel.given for kernel in asked) == [(number,) for number in range(count)]
+    compiled.compile_all(1, kernels(count))  # another device's
     assert len(asked) == 2 * count
 
 
@@ -113,8 +113,8 @@ def test_what_cannot_be_compiled_is_asked_for_again(compiled: Any, monkeypatch: 
         asked.append(kernel)
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(compiled, "compile_kernel", fail)
+    monkeypatch.setattr(compiled, "compiled_kernel", fail)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no such"):
-            compiled.compile_kernels(0, kernels(1))
+            compiled.compile_all(0, kernels(1))
     assert len(asked) == 2

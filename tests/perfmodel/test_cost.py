@@ -17,12 +17,11 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.levels.balanced import Balanced
-from fmm.kernels.plans.levels.scheme_level import Level
-from fmm.kernels.plans.levels.scheme_text import level
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.levels.balanced import Balanced, balanced_level
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import Mirror, Sum
+from fmm.kernels.plans.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.papers.li_counts import A
@@ -91,7 +90,7 @@ class Counting:
             self.launches += 1
             self.leaf += sum(self._moved(x.size) for x in (left, right, dest))
 
-    def multiply_half(self, leaf: str, left: Any, right: Any, dest: Any, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, left: Any, right: Any, dest: Any, asked: GemmParams) -> None:
         raise AssertionError("only whole products are counted here")
 
     def mirror(self, step: Mirror, source: Any, dest: Any) -> None:
@@ -276,7 +275,7 @@ def test_a_recursive_table_adds_as_its_kernels_do() -> None:
     """The executor runs Figure 23's kernels as steps/kernels.txt has them."""
     for name in step_table_names():
         per_level = sum(step.kernel.program.additions for step in step_table(name).steps)
-        assert cost(Plan((level(name),)), 64, 64, 64).additions == per_level * 32 * 32
+        assert cost(Plan((level_with_options(name),)), 64, 64, 64).additions == per_level * 32 * 32
 
 
 def test_one_stacked_level_by_hand() -> None:
@@ -368,11 +367,11 @@ FRINGES = ((), (), (), (), ("pad",), ("pad",), ("peel",))  # most often each alg
 def random_plan(draw: random.Random, depth: int = 3) -> Plan:
     """Any scheme or table, any traversal and fringe, up to so many levels."""
 
-    def one() -> Level | Balanced:
+    def one() -> SchemeLevel | Balanced:
         if draw.random() < 0.1:
-            return Balanced(draw.choice((1.5, 2, 3)))
+            return balanced_level(draw.choice((1.5, 2, 3)))
         name = draw.choice(ALGORITHMS)
         options = () if name in TABLES else (draw.choice(("stacked", "sequential")),)
-        return level(name, *options, *draw.choice(FRINGES))
+        return level_with_options(name, *options, *draw.choice(FRINGES))
 
     return Plan(tuple(one() for _ in range(draw.randint(0, depth))))

@@ -201,7 +201,7 @@ def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     unknown = replayed(a_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
     own = replayed(a_row("float32-ieee", size), shipped).plan
-    assert not own.leaf_use.leaf.error.emulates
+    assert not own.leaf_use.leaf.emulates
 
 
 def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +240,7 @@ SIZE = (3000, 3000, 3000)
 @pytest.mark.parametrize("dtype", TYPES["cuda"])
 def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     everything = whole_list("cuda", SIZE, dtype)
-    emulated = [plan for plan in everything if plan.leaf_use.leaf.error.emulates]
+    emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
     may = dtype in ("float32", "float64", "complex64", "complex128")
     assert bool(emulated) == may, "what a call may not choose is nothing to regret"
     found = shortlist(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)

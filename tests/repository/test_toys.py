@@ -25,14 +25,16 @@ from fmm.kernels.algorithms.step_table import (
 )
 from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.leaf import Leaf, register_leaf, unregister_leaf
-from fmm.kernels.plans.leaf_parts import LeafCall, LeafError, LeafOnHost, LeafTime, LeafTypes
+from fmm.kernels.plans.leaf import (
+    Leaf,
+    register_leaf,
+    unregister_leaf,
+)
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level, unregister_level
-from fmm.kernels.plans.level_with_steps import LevelWithSteps
+from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.blocks import side_cuts
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.steps.sums import COPY, Place, Sum, whole_matrix
+from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.sums import COPY, Place, Sum, side_cuts, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.calibration import Rate
@@ -59,26 +61,18 @@ LEAF = Leaf(
     "einsum",
     "NumPy's own loops, without BLAS",
     ("cpu",),
-    LeafTypes(("float32", "float64")),
-    call=LeafCall("one einsum"),
-    host=LeafOnHost(by_einsum),
-    error=LeafError(relative=1.5),
-    time=LeafTime(relative=0.5),
+    types=("float32", "float64"),
+    call_text="one einsum",
+    host_product=by_einsum,
+    relative_error=1.5,
+    relative_time=0.5,
 )
 
 # ---- a level: halves of the rows, each on copies whose rows are aligned
 
 
-@dataclass(frozen=True)
 class Halves(LevelWithSteps):
     """C's upper and lower half, one after the other, on copies of A's halves and of B."""
-
-    def __str__(self) -> str:
-        return "halves"
-
-    @property
-    def products(self) -> int:
-        return 2
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         right = whole_matrix("T", k, n)
@@ -93,7 +87,7 @@ class Halves(LevelWithSteps):
 
 LEVEL = LevelKind(
     "halves",
-    lambda text: Halves() if text == "halves" else None,
+    lambda text: Halves(text="halves", products=2) if text == "halves" else None,
     lambda: ("halves",),
     lambda: [CandidateLevel("halves", ("nested",), products=2)],
 )
@@ -197,7 +191,7 @@ def toy(request: pytest.FixtureRequest) -> Iterator[Toy]:
 def test_it_is_parsed_and_explained(toy: Toy) -> None:
     plan = Plan.parse(toy.plan)
     assert str(plan) == toy.plan and Plan.parse(str(plan)) == plan
-    assert toy.explained in explain.explained_table(plan, *toy.problem.size, 8)
+    assert toy.explained in explain.plan_table(plan, *toy.problem.size, 8)
     assert str(Plan.parse(f"strassen > {toy.plan}")) == f"strassen > {toy.plan}"
 
 
@@ -211,7 +205,7 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
     assert seconds / predict_vendor(problem, toy.device).seconds == pytest.approx(toy.share, rel=0.01)
     assert error_bound(plan, *problem.size) > 0
     if not plan.levels:
-        assert expected_error_growth(plan) == LEAF.error.relative
+        assert expected_error_growth(plan) == LEAF.relative_error
 
 
 def test_it_is_chosen(toy: Toy) -> None:

@@ -14,7 +14,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.cpu import exact_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.kernels.registry import forget_everything
+from fmm.kernels.registry import clear_caches
 from fmm.runtime import run_host
 from fmm.runtime.decisions import decide, early_declines
 from fmm.runtime.decisions.early_declines import is_small_on_host
@@ -38,7 +38,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     """How much memory a product takes depends on the blocks."""
-    forget_everything()
+    clear_caches()
     NUMPY.calls.clear()
 
 

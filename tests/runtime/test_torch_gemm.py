@@ -24,7 +24,7 @@ def draw(shape: tuple[int, ...], dtype: str) -> Any:
 
 def cases(dtypes: tuple[str, ...]) -> list[tuple[str, str | None]]:
     pairs = product(dtypes, PLANS)
-    return [(d, p) for d, p in pairs if p is None or fmm.Plan.parse(p).takes_type(d)]
+    return [(d, p) for d, p in pairs if p is None or fmm.Plan.parse(p).accepts_type(d)]
 
 
 @pytest.mark.parametrize(

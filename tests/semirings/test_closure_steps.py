@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fmm.kernels.plans.steps.sums import Place
+from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_steps import ClosureSteps, ProductStep, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fmm.kernels.algorithms.table_kernel import StepError, kernel_table, parse_kernel
+from fmm.kernels.algorithms.step_table import StepError, kernel_table, parse_kernel
 from fmm.semirings.closure_table import (
     EMPTY,
     ONE,

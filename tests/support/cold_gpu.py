@@ -35,7 +35,7 @@ def scaled(known: Calibration, flops: float, stream: float) -> Calibration:
 def compile_seconds(job: Job) -> float:
     """What NVRTC takes for a job, on the host of an H200."""
     plan = Plan.parse(job.plan)
-    return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.time.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
+    return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
 
 
 def ready_times(jobs: list[Job]) -> Mapping[Any, float]:

@@ -15,7 +15,7 @@ from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.residue_planes import ResidueOperand, max_norm, read_type_cpp, residue_split_launch
 from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, join_integer_launch, join_launch, residue_op
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.plans.levels.residues import residue_endings
+from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Layout, Problem
@@ -31,7 +31,7 @@ def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMEN
     found = []
     for op in record_operations(Plan.parse(plan), problem).ops:
         if isinstance(op, GemmOp):
-            ending = residue_endings()[op.leaf]
+            ending = residue_leaves()[op.leaf]
             moduli = ending.level.moduli_for(op.dtype, op.k)
             found.append(residue_op(op, op.dtype, moduli, ending.depth, SMS, divides))
     return [op for op in found if op is not None]
@@ -119,7 +119,7 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
         there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
         there.view(np.int32)[:] = exponents(lines, top)
     if side.along == "outer":
-        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.turned_room)
+        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.transposed_stride)
         end = place + x.itemsize * side.lines * room
         work[place:end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
 

@@ -1,7 +1,7 @@
-"""The catalogue of schemes: which there are, by which names, and their compositions.
+"""The catalogue of schemes: their names, their permutations and their compositions.
 
-A scheme is a file in schemes/, or a text that was registered. Either gives all six orders of its sizes a name, if its
-own name ends in them; compositions are spelt `strassen^2` and `strassen*hk223`. A scheme is proved when it is read.
+A scheme is a file in schemes/, or a text that a user registered. Either defines all six orders of its sizes, if its name
+ends in them; compositions are spelled `strassen^2` and `strassen*hk223`. A scheme is proved when it is read.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import Final
 
-from fmm.kernels.algorithms.consider import considered_forms
+from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
-from fmm.kernels.algorithms.scheme_composition import composed_scheme, rotated_scheme, transposed_scheme
 from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.text_files import TextFiles
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 
-LARGEST = 2500  # products of a composition: strassen^4 has 2401, and takes seconds to compose
-
-
+MAX_PRODUCTS = 2500  # of a composition: strassen^4 has 2401, and takes seconds to compose
 FILES: Final = TextFiles("schemes", "scheme")
 
 
 def register_scheme(text: str) -> Scheme:
-    """From now on, plans may name the scheme of this text; SchemeError if it is no matrix multiplication."""
+    """Let plans name the scheme of this text; raise SchemeError if it is no matrix multiplication."""
     found = parse_scheme(text)
     if found.name in _catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
@@ -35,27 +33,26 @@ def register_scheme(text: str) -> Scheme:
 
 
 def unregister_scheme(name: str) -> None:
+    """Remove a registered scheme."""
     FILES.remove(name)
 
 
 def scheme_names() -> tuple[str, ...]:
-    """Every scheme that can be named: the files, and the permutations of those named after their size."""
+    """Return every name of a scheme: the files, and the permutations of those named after their size."""
     return tuple(sorted(_catalogue()))
 
 
-def considered_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names, and in which forms they are worth considering; files whose line cannot be read are left out."""
+def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each scheme with the forms of plans that it is a candidate in; skip files with an unreadable line."""
     for name, (file, _) in sorted(_catalogue().items()):
-        try:
-            yield name, considered_forms(FILES.text(file))
-        except ValueError:
-            continue
+        if (forms := FILES.forms(file)) is not None:
+            yield name, forms
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
 def _catalogue() -> dict[str, tuple[str, str]]:
-    """name -> (file, permutation letters). A file whose name ends in its sizes, as hk223, gives all six orders."""
+    """Return name -> (file, permutation letters). A file with a name that ends in its sizes, as hk223, has six orders."""
     files = sorted(FILES.names())
     names = {name: (name, "mkn") for name in files}
     for file in files:
@@ -67,25 +64,25 @@ def _catalogue() -> dict[str, tuple[str, str]]:
     return names
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=256)
 def scheme(expression: str) -> Scheme:
-    """A scheme by name: `strassen`, `strassen^2`, `strassen*hk223`; the leftmost factor is the outermost level."""
+    """Return a scheme by name: `strassen`, `strassen^2`, `strassen*hk223`; the leftmost factor is the outermost level."""
     factors: list[Scheme] = []
     for part in expression.split("*"):
         name, caret, power = part.strip().partition("^")
         if caret and not (power.isdecimal() and 1 <= int(power) <= 6):
             raise SchemeError(f"{expression!r}: the power {power!r} is not a whole number from 1 to 6")
         factors += [_named(name.strip())] * int(power or 1)
-    if (rank := prod(f.rank for f in factors)) > LARGEST:
-        raise SchemeError(f"{expression!r} has {rank} products; at most {LARGEST} are composed in one pass")
+    if (rank := prod(f.rank for f in factors)) > MAX_PRODUCTS:
+        raise SchemeError(f"{expression!r} has {rank} products; at most {MAX_PRODUCTS} are composed in one pass")
     if len(factors) == 1:
         return factors[0]
     return composed_scheme(tuple(factors), short_spelling(expression))
 
 
 def short_spelling(expression: str) -> str:
-    """The short spelling of a composition: equal neighbours as a power, no spaces."""
+    """Return the short spelling of a composition: equal neighbours as a power, no spaces."""
     names: list[tuple[str, int]] = []
     for part in expression.replace(" ", "").split("*"):
         name, _, power = part.partition("^")
@@ -97,24 +94,21 @@ def short_spelling(expression: str) -> str:
     return "*".join(name if times == 1 else f"{name}^{times}" for name, times in names)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=256)
 def _named(name: str) -> Scheme:
     if name not in _catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
     file, order = _catalogue()[name]
-    base = parse_scheme(FILES.text(file), f"{file}.txt")
-    if base.name != file:
-        raise SchemeError(f"{file}.txt: its name line says {base.name!r}; it must be {file!r}")
-    return _permutation(base, order, name)
-
-
-def _permutation(base: Scheme, order: str, name: str) -> Scheme:
-    flip, turns = _ORDERS[order]
-    base = transposed_scheme(base, name) if flip else base
-    for _ in range(turns):
-        base = rotated_scheme(base, name)
-    return base
+    found = parse_scheme(FILES.text(file), f"{file}.txt")
+    if found.name != file:
+        raise SchemeError(f"{file}.txt: its name line says {found.name!r}; it must be {file!r}")
+    transpose, rotations = _ORDERS[order]
+    if transpose:
+        found = transposed_scheme(found, name)
+    for _ in range(rotations):
+        found = rotated_scheme(found, name)
+    return found
 
 
 # The letters of the new size in terms of the old <m,k,n>: whether to transpose first, and how often to rotate.
@@ -126,3 +120,49 @@ _ORDERS = {
     "kmn": (True, 1),
     "mnk": (True, 2),
 }
+
+
+# ---- schemes from schemes
+
+
+def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
+    """Return <n,k,m> from <m,k,n>: C^T = B^T A^T."""
+    u = _transposed_grid(scheme.v, scheme.k, scheme.n)
+    v = _transposed_grid(scheme.u, scheme.m, scheme.k)
+    w = _transposed_grid(scheme.w, scheme.m, scheme.n)
+    return Scheme(name, f"transpose of {scheme.name}: {scheme.source}", scheme.n, scheme.k, scheme.m, u, v, w)
+
+
+def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
+    """Return <k,n,m> from <m,k,n>: the trilinear form sum A_ij B_jl C_li does not change when its factors rotate."""
+    v = _transposed_grid(scheme.w, scheme.m, scheme.n)
+    w = _transposed_grid(scheme.u, scheme.m, scheme.k)
+    return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)
+
+
+def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
+    """Return the coefficient rows of a grid of blocks, sorted for the transposed grid."""
+    return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
+
+
+def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
+    """Return the Kronecker product: the first factor's blocks are multiplied by the second's algorithm, and so on."""
+    first, *rest = factors
+    for second in rest:
+        first = _kronecker(first, second)
+    source = " (x) ".join(f.name for f in factors)
+    return Scheme(name, source, first.m, first.k, first.n, first.u, first.v, first.w, factors)
+
+
+def _kronecker(x: Scheme, y: Scheme) -> Scheme:
+    def grid(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
+        rows = []
+        for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):
+            outer, inner = p[i * columns + j], q[s * inner_columns + t]
+            rows.append(tuple(a * b for a in outer for b in inner))
+        return tuple(rows)
+
+    u = grid(x.u, y.u, x.k, y.m, y.k)
+    v = grid(x.v, y.v, x.n, y.k, y.n)
+    w = grid(x.w, y.w, x.n, y.m, y.n)
+    return Scheme(f"{x.name}*{y.name}", "", x.m * y.m, x.k * y.k, x.n * y.n, u, v, w)

@@ -1,4 +1,4 @@
-"""Bilinear algorithms <m,k,n;r> as data: proved by the Brent equations, with their additions and errors, and as text.
+"""Bilinear algorithms <m,k,n;r> as data: proved by the Brent equations, with their additions and error growth.
 
 A scheme multiplies an m x k grid of blocks by a k x n grid with r products: product p is
 (sum_b U[b][p] A_b) (sum_b V[b][p] B_b), and block c of the result is sum_p W[c][p] product_p.
@@ -16,15 +16,28 @@ from math import lcm, prod, sqrt
 import numpy as np
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.additions import Matrix, Rational
-from fmm.kernels.algorithms.scheme_programs import Programs, composed_programs
+from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chained_programs, renumbered_inputs
+
+# Allowance for the rounding of a level's additions, as a factor of the error (on short products 1 % was measured
+# beyond the rest).
+ADDITIONS = 1.02
 
 
 class SchemeError(ValueError):
     """A scheme that is unknown, malformed or not a matrix multiplication."""
 
 
-ADDITIONS = 1.02  # of the error of a level, for the rounding of its additions
+@dataclass(frozen=True)
+class SchemePrograms:
+    """The additions of one scheme: forming the left operands, the right operands and the blocks of the result."""
+
+    left: AdditionProgram
+    right: AdditionProgram
+    join: AdditionProgram
+
+    @property
+    def additions(self) -> int:
+        return self.left.additions + self.right.additions + self.join.additions
 
 
 @dataclass(frozen=True)
@@ -50,18 +63,21 @@ class Scheme:
 
     @property
     def rank(self) -> int:
+        """The number of products."""
         return len(self.u[0])
 
     def __str__(self) -> str:
         return f"{self.name} <{self.m},{self.k},{self.n};{self.rank}>"
 
+    # ---- additions
+
     @cached_property
-    def programs(self) -> Programs:
+    def programs(self) -> SchemePrograms:
         """Additions with common sums shared; a composed scheme's are its factors' run level by level."""
         if self.factors:
-            return _factors_programs(self.factors)
+            return _composed_programs(self.factors)
         columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
-        return Programs(
+        return SchemePrograms(
             programs.shared_sums(columns[0], self.m * self.k),
             programs.shared_sums(columns[1], self.k * self.n),
             programs.shared_sums(self.w, self.rank),
@@ -82,6 +98,12 @@ class Scheme:
     def nonzeros(self) -> tuple[int, int, int]:
         return tuple(sum(1 for row in x for c in row if c) for x in (self.u, self.v, self.w))  # type: ignore[return-value]
 
+    def text(self) -> str:
+        """Return the scheme in the form of its data file (fmm.kernels.algorithms.scheme_text reads it)."""
+        return "\n".join(_lines(self)) + "\n"
+
+    # ---- error growth of one level; a composition multiplies the growths of its factors
+
     @cached_property
     def stability_factor(self) -> Fraction:
         """max over C blocks of sum_p |w_cp| |u_p|_1 |v_p|_1: the growth of the error bound per level (Ballard et al.
@@ -95,7 +117,7 @@ class Scheme:
 
     @cached_property
     def error_growth(self) -> float:
-        """Expected error of one level as a multiple of the classical product's, on random data of one size.
+        """Expected error of one level relative to the classical product's, on random data of one size.
 
         The error of a sum of length k is taken to grow like k (its variance like k^2), independently in each product:
         then block c has variance sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 relative to the classical one's. Left out: the
@@ -107,9 +129,10 @@ class Scheme:
 
     @cached_property
     def error_growth_in_pieces(self) -> float:
-        """The same where a product adds up long sums in pieces, as BLAS does on a CPU: the error of a sum of length k
-        then grows like the square root of k, and on average over C's blocks. With an allowance for the rounding of the
-        additions (on short products, 1 % was measured beyond the rest)."""
+        """The same where a product adds long sums in pieces, as BLAS does on a CPU, on average over the blocks of C.
+
+        The error of a sum of length k then grows like the square root of k.
+        """
         if self.factors:
             return prod(f.error_growth_in_pieces for f in self.factors)
         found = sqrt(sum(self._variances) / len(self.w) / self.k)
@@ -117,10 +140,10 @@ class Scheme:
 
     @cached_property
     def positive_growth(self) -> float:
-        """Expected error of one level on numbers of one sign, of which sums are the larger the longer they are.
+        """Expected error of one level on numbers of one sign, with sums that grow with their length.
 
         The error of a sum of length k then has a variance like k^3, and a product's operands are as large as the sums
-        of their coefficients. (1.22 of Strassen's; 0.5 of Winograd's, whose sums cancel the mean.)
+        of their coefficients. (1.22 of Strassen's; 0.5 of Winograd's, where the sums cancel the mean.)
         """
         if self.factors:
             return prod(f.positive_growth for f in self.factors)
@@ -128,8 +151,8 @@ class Scheme:
 
     @cached_property
     def positive_growth_in_pieces(self) -> float:
-        """The same where a product adds up long sums in pieces: the variance is then like k. (Strassen's 2.45 and
-        Winograd's 1.0 were measured so.)"""
+        """The same where a product adds long sums in pieces: the variance is then like k. (Measured: Strassen's 2.45,
+        Winograd's 1.0.)"""
         if self.factors:
             return prod(f.positive_growth_in_pieces for f in self.factors)
         left, right = (tuple(map(sum, zip(*x, strict=True))) for x in (self.u, self.v))
@@ -138,12 +161,14 @@ class Scheme:
 
     @property
     def _variances(self) -> list[Fraction]:
-        """Of each block of C, if every product of numbers has a variance of one."""
+        """The variance of each block of C, if every product of numbers has a variance of one."""
         left, right = _column_squares(self.u), _column_squares(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
+    # ---- the proof
+
     def defect(self) -> str | None:
-        """None if the Brent equations hold exactly, else the first one that does not."""
+        """Return None if the Brent equations hold exactly, else the first one that does not."""
         (u, du), (v, dv), (w, dw) = (_integers(x) for x in (self.u, self.v, self.w))
         found = np.einsum("ap,bp,cp->abc", u, v, w)
         expected = np.zeros(found.shape, dtype=np.int64)
@@ -158,10 +183,6 @@ class Scheme:
         right = expected[a, b, c] != 0
         return f"the coefficient of {names[0]} {names[1]} in {names[2]} is {value}, not {int(right)}"
 
-    def text(self) -> str:
-        """The scheme as its data file would have it."""
-        return "\n".join(_lines(self)) + "\n"
-
 
 def _column_norms(x: Matrix) -> list[Fraction]:
     return [sum((abs(c) for c in column), Fraction(0)) for column in zip(*x, strict=True)]
@@ -172,13 +193,13 @@ def _column_squares(x: Matrix) -> list[Fraction]:
 
 
 def _integers(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-    """The matrix times its common denominator: exact integer arithmetic is what makes the check a proof."""
+    """Return the matrix times its common denominator: exact integer arithmetic is what makes the check a proof."""
     scale = lcm(*(c.denominator for row in x for c in row))
     return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
 
 
 def block_name(letter: str, index: int, columns: int) -> str:
-    """A23: row 2, column 3; with a comma where a number has two digits."""
+    """Return A23 for row 2, column 3; with a comma where a number has two digits."""
     row, column = index // columns + 1, index % columns + 1
     return f"{letter}{row}{column}" if max(row, column) < 10 else f"{letter}{row},{column}"
 
@@ -212,11 +233,48 @@ def _spell(letter: str, coefficients: list[Rational], columns: int | None) -> st
 
 # ---- additions of a composition
 
+Grid = tuple[int, int]  # rows and columns of blocks
 
-def _factors_programs(factors: tuple[Scheme, ...]) -> Programs:
-    """The additions of the composition of these schemes, the outermost first."""
-    outer, inner = factors[0], factors[1:]
-    if not inner:
+
+def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
+    """Return the additions of the composition of these schemes, the outermost first."""
+    outer, rest = factors[0], factors[1:]
+    if not rest:
         return outer.programs
-    m, k, n = (prod(sides) for sides in zip(*(f.size for f in inner), strict=True))
-    return composed_programs(outer.programs, _factors_programs(inner), outer.size, (m, k, n), outer.rank)
+    inner = _composed_programs(rest)
+    m, k, n = outer.size
+    p, q, r = (prod(sides) for sides in zip(*(f.size for f in rest), strict=True))
+    return SchemePrograms(
+        _split_twice(outer.programs.left, inner.left, (m, k), (p, q), outer.rank),
+        _split_twice(outer.programs.right, inner.right, (k, n), (q, r), outer.rank),
+        _join_twice(inner.join, outer.programs.join, (m, n), (p, r), outer.rank),
+    )
+
+
+def _split_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inner: Grid, rank: int) -> AdditionProgram:
+    """Return the outer sums for every inner position, followed by the inner sums of each of the outer products."""
+    places = prod(inner)
+    wiring = [[(place, r) for place in range(places)] for r in range(rank)]
+    program = chained_programs([first] * places, [then] * rank, wiring)
+    return renumbered_inputs(program, _by_inner_position(outer, inner))
+
+
+def _join_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inner: Grid, rank: int) -> AdditionProgram:
+    """Return the inner joins of each outer product, followed by the outer join for every inner position."""
+    wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
+    program = chained_programs([first] * rank, [then] * prod(inner), wiring)
+    order = _by_inner_position(outer, inner)
+    outputs = [0] * len(order)
+    for position, block in enumerate(order):
+        outputs[block] = program.outputs[position]
+    return AdditionProgram(program.inputs, program.lines, tuple(outputs))
+
+
+def _by_inner_position(outer: Grid, inner: Grid) -> list[int]:
+    """Return row-major block numbers of the composed grid, sorted by inner position first, then by outer block."""
+    columns = outer[1] * inner[1]
+    return [
+        (i * inner[0] + s) * columns + j * inner[1] + t
+        for s, t in product(range(inner[0]), range(inner[1]))
+        for i, j in product(range(outer[0]), range(outer[1]))
+    ]

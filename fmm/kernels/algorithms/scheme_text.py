@@ -1,4 +1,12 @@
-"""Reading a scheme's data file: its head, its products, its blocks of C; proved at once by the Brent equations."""
+"""The text form of a scheme: its head, its products, its blocks of C. A text is proved by the Brent equations when read.
+
+name    strassen
+source  V. Strassen, Gaussian elimination is not optimal, Numer. Math. 13 (1969) 354-356
+size    2 2 2
+M1 = (A11 + A22)(B11 + B22)
+...
+C11 = M1 + M4 - M5 + M7
+"""
 
 from __future__ import annotations
 
@@ -6,17 +14,18 @@ import re
 from fractions import Fraction
 
 from fmm.kernels.algorithms.additions import Matrix, Rational
-from fmm.kernels.algorithms.consider import considered_forms
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
+from fmm.kernels.algorithms.text_files import candidate_forms
 
+HEAD = ("name", "source", "size", "consider")
 _TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
 
 
 def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
-    """A scheme from its text form, proved; SchemeError names the file and what is wrong."""
+    """Return the scheme of a text, proved; raise SchemeError with the file and the fault."""
     try:
         scheme = _read(text)
-        considered_forms(text)
+        candidate_forms(text)
         if (defect := scheme.defect()) is not None:
             raise SchemeError(f"not a matrix multiplication: {defect}")
     except (KeyError, ValueError) as error:
@@ -38,25 +47,14 @@ def _read(text: str) -> Scheme:
     w = tuple(_row(equations, block, len(products)) for block in blocks)
     if strange := [key for key in equations if key not in (*products, *blocks)]:
         raise SchemeError(f"{strange[0]} is neither a product nor a block of C")
-    _all_used(products, u, v, w)
-    return Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
-
-
-def _factors(name: str, equation: str) -> tuple[str, str]:
-    pair = re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equation)
-    if pair is None:
-        raise SchemeError(f"{name} is not of the form (sum of A)(sum of B)")
-    return pair[1], pair[2]
-
-
-def _all_used(products: list[str], u: Matrix, v: Matrix, w: Matrix) -> None:
-    """Every product multiplies something by something, and somebody wants it."""
     for p, name in enumerate(products):
         if not all(any(row[p] for row in matrix) for matrix in (u, v, w)):
             raise SchemeError(f"{name} is empty or unused")
+    return Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
 
 
 def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the words of the head with their values, and the equations by their left sides."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
@@ -71,10 +69,15 @@ def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return head, equations
 
 
-HEAD = ("name", "source", "size", "consider")
+def _factors(name: str, equation: str) -> tuple[str, str]:
+    pair = re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equation)
+    if pair is None:
+        raise SchemeError(f"{name} is not of the form (sum of A)(sum of B)")
+    return pair[1], pair[2]
 
 
 def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
+    """Return the coefficients of a sum, by the number of the block."""
     terms: dict[int, Fraction] = {}
     position = 0
     while position < len(text.rstrip()):
@@ -88,7 +91,7 @@ def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]
 
 
 def _index(name: str, letter: str, rows: int, columns: int) -> int:
-    """The number of a block, A23 or A2,3, in row-major order, or of a product, M1 the first."""
+    """Return the row-major number of a block, A23 or A2,3, or the number of a product, counted from M1."""
     if letter == "M":
         row, column = 1, int(name[1:])
     else:
@@ -101,16 +104,16 @@ def _index(name: str, letter: str, rows: int, columns: int) -> int:
 
 
 def _columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
-    return tuple(tuple(_short(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
+    return tuple(tuple(_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
 
 
 def _row(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
     terms = _sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
-    return tuple(_short(terms.get(p, Fraction(0))) for p in range(rank))
+    return tuple(_as_int(terms.get(p, Fraction(0))) for p in range(rank))
 
 
-def _short(c: Fraction) -> Rational:
-    """An int where it is one: quicker to compare and to hash."""
+def _as_int(c: Fraction) -> Rational:
+    """Return an int for a whole number: it is faster to compare and to hash."""
     return c.numerator if c.denominator == 1 else c

@@ -1,42 +1,149 @@
 """Step tables: the papers' own orders of operations, as data.
 
-A table names kernels in call form, `mulIncInc(C12, C21, C11, C22)`, over the blocks A11.., B11.., C11.. and its
-declared temporaries. What a kernel means stands once, in step_tables/kernels.txt. Two more lines may say what was found
-of the table: `fringe unequal` (it stays right where blocks differ by a row or a column; without the line they are
-padded) and `consider`. A table by name is proved to compute AB on equal blocks; that it bears unequal ones is proved
-where a plan relies on it. It is read by the lowering (which sizes its blocks), and through that by the walker, the
-counters and the symbolic proof.
+A table calls kernels, `mulIncInc(C12, C21, C11, C22)`, on the blocks A11.., B11.., C11.. and its declared temporaries.
+step_tables/kernels.txt defines each kernel once: an optional product, and assignments. Two more lines may follow:
+`fringe unequal` (the table is correct where blocks differ by a row or column; without the line blocks are padded) and
+`consider`. A table is proved to compute AB on equal blocks when it is read. Unequal blocks are proved by the tests for
+the shipped tables, and at first use for a user's table. Lowering sizes the blocks of a table; the walk, the counts and
+the symbolic proof use the resulting steps.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.consider import considered_forms
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, as_int
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.table_kernel import KERNELS, Kernel, TableCall, kernel_table, table_text
-from fmm.kernels.algorithms.table_kernel import StepError as StepError
-from fmm.kernels.algorithms.text_files import TextFiles
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.algorithms.text_files import TextFiles, candidate_forms
+from fmm.kernels.registry import clear_on_registration
 
 FRINGES = ("unequal", "pad")
+KERNELS = "kernels"  # the file of step_tables/ that defines the kernels
+FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS)
+PRODUCT = "*"  # the pseudo-source of a kernel's product in its assignments
+Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
+
+
+class StepError(ValueError):
+    """A step table or kernel that is unknown, malformed or wrong."""
+
+
+# ---- kernels
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: an optional product of two formals, and assignments done in order, element by element."""
+
+    name: str
+    formals: tuple[str, ...]
+    product: tuple[str, str] | None
+    assignments: tuple[Assignment, ...]
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(target for target, _ in self.assignments))
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Formals with an old value that is used (the product's operands not counted)."""
+        written: set[str] = set()
+        seen: dict[str, None] = {}
+        for target, terms in self.assignments:
+            seen.update(dict.fromkeys(s for _, s in terms if s != PRODUCT and s not in written))
+            written.add(target)
+        return tuple(seen)
+
+    @cached_property
+    def program(self) -> AdditionProgram:
+        """The assignments as a program over `sources`; its outputs are the `writes`."""
+        values = {name: i for i, name in enumerate(self.sources)}
+        lines: list[tuple[tuple[Coefficient, int], ...]] = []
+        for target, terms in self.assignments:
+            if len(terms) == 1 and terms[0][0] == 1:
+                values[target] = values[terms[0][1]]
+                continue
+            lines.append(tuple((c, values[s]) for c, s in terms))
+            values[target] = len(self.sources) + len(lines) - 1
+        return AdditionProgram(len(self.sources), tuple(lines), tuple(values[w] for w in self.writes))
+
+    @cached_property
+    def dependencies(self) -> tuple[tuple[int, ...], ...]:
+        """For each write, the numbers of the sources that it depends on."""
+        return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.program.matrix())
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ((PRODUCT,) if self.product else ()) + self.reads
+
+
+_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
+_CALL = re.compile(r"(\w+)\(([^()]*)\)")
+
+
+@lru_cache(maxsize=1)
+def kernel_table() -> dict[str, Kernel]:
+    """Return the kernels of step_tables/kernels.txt by name."""
+    lines = (line.split("#")[0].strip() for line in FILES.text(KERNELS).splitlines())
+    return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
+
+
+def parse_kernel(line: str) -> Kernel:
+    """Return the kernel of a line such as `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
+
+    The product is computed once.
+    """
+    head, _, body = line.partition(":")
+    call = _CALL.fullmatch(head.strip())
+    if call is None:
+        raise StepError(f"cannot read the kernel {line!r}")
+    formals = tuple(f.strip() for f in call[2].split(","))
+    if len(set(formals)) < len(formals):
+        raise StepError(f"kernel {call[1]} names a formal twice: {', '.join(formals)}")
+    products: set[tuple[str, str]] = set()
+    assignments = tuple(_assignment(part, formals, products) for part in body.split(";"))
+    if len(products) > 1:
+        raise StepError(f"kernel {call[1]} has more than one product")
+    return Kernel(call[1], formals, next(iter(products), None), assignments)
+
+
+def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> Assignment:
+    target, equals, sum_ = (part.strip() for part in text.partition("="))
+    terms: list[tuple[Coefficient, str]] = []
+    position = 0
+    while equals and position < len(sum_):
+        match = _TERM.match(sum_, position)
+        if match is None or {match[3], match[4] or match[3]} - set(formals) or (terms and not match[1]):
+            raise StepError(f"cannot read the assignment {text.strip()!r}")
+        position = match.end()
+        if match[4]:
+            products.add((match[3], match[4]))
+        sign = -1 if match[1] == "-" else 1
+        terms.append((as_int(sign * Fraction(match[2] or 1)), PRODUCT if match[4] else match[3]))
+    if target not in formals or not terms:
+        raise StepError(f"cannot read the assignment {text.strip()!r}")
+    return target, tuple(terms)
+
+
+# ---- tables
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a kernel: the blocks or temporaries that stand for its formals."""
+    """One call of a kernel: the blocks or temporaries for its formals."""
 
     kernel: Kernel
     places: tuple[str, ...]
 
     @cached_property
     def bound(self) -> dict[str, str]:
+        """The place of each formal."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
@@ -50,7 +157,7 @@ class Step:
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
-        """The operands of its product that it writes while that is computed: an error, on whatever device."""
+        """The operands of its product that it writes during the product: an error on any device."""
         return tuple(sorted({self.bound[f] for f in self.kernel.product or ()} & set(self.writes)))
 
     def __str__(self) -> str:
@@ -66,7 +173,7 @@ class StepTable:
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
     steps: tuple[Step, ...]
-    fringe: str = "pad"  # what it is said to bear
+    fringe: str = "pad"  # as declared
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
@@ -77,55 +184,77 @@ class StepTable:
 
     @property
     def kernel_counts(self) -> dict[str, int]:
-        """How often each kernel is called, in order of first use."""
+        """The number of calls of each kernel, in order of first use."""
         counts: dict[str, int] = {}
         for step in self.steps:
             counts[step.kernel.name] = counts.get(step.kernel.name, 0) + 1
         return counts
 
     def text(self) -> str:
+        """Return the table in its text form."""
         head = [f"name    {self.name}", f"source  {self.source}", f"size    {' '.join(map(str, self.size))}"]
         head += [f"temps   {' '.join(self.temporaries)}", f"fringe  {self.fringe}", ""]
         return "\n".join([*head, *map(str, self.steps)]) + "\n"
 
 
-# ---- reading
-
-
-HEAD, FOUND = ("name", "source", "size", "temps"), ("fringe", "consider")
+REQUIRED_WORDS, OPTIONAL_WORDS = ("name", "source", "size", "temps"), ("fringe", "consider")
 
 
 def parse_step_table(text: str, origin: str = "step table") -> StepTable:
-    """A step table from its text form; StepError names the file and the line."""
-    head, calls = table_text(text, origin, HEAD, FOUND)
+    """Return the step table of a text; raise StepError with the file and the line."""
+    head, calls = table_text(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
     steps = tuple(map(kernel_step, calls))
-    temporaries, fringe = tuple(head["temps"].split()), _found(head, text, origin)
-    table = StepTable(head["name"], head["source"], _size(head, origin), temporaries, steps, fringe)
-    _check_places(table, origin)
-    return table
-
-
-def _found(head: Mapping[str, str], text: str, origin: str) -> str:
-    """The fringe; StepError if what is said of it, or of what to consider, cannot be read."""
     fringe = head.get("fringe", "pad")
     if fringe not in FRINGES:
         raise StepError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGES)}")
     try:
-        considered_forms(text)
+        candidate_forms(text)
     except ValueError as error:
         raise StepError(f"{origin}: {error}") from None
-    return fringe
-
-
-def _size(head: Mapping[str, str], origin: str) -> tuple[int, int, int]:
     if not re.fullmatch(r"[1-9] [1-9] [1-9]", head["size"]):
         raise StepError(f"{origin}: size must be three digits such as 2 2 2, not {head['size']!r}")
     m, k, n = (int(x) for x in head["size"].split())
-    return m, k, n
+    table = StepTable(head["name"], head["source"], (m, k, n), tuple(head["temps"].split()), steps, fringe)
+    _check_places(table, origin)
+    return table
+
+
+class TableCall(NamedTuple):
+    """A line of a table that calls something by name."""
+
+    name: str
+    places: tuple[str, ...]
+    where: str  # for messages: the file and the line
+
+
+class TableText(NamedTuple):
+    """The content of a table's lines: words with their values, and calls in order."""
+
+    head: Mapping[str, str]
+    calls: tuple[TableCall, ...]
+
+
+def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> TableText:
+    """Return a table with all of `words` in its head, and perhaps some of `more`; raise StepError with file and line."""
+    head: dict[str, str] = {}
+    calls: list[TableCall] = []
+    for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
+        word, _, rest = line.partition(" ")
+        where = f"{origin}, line {number}"
+        if call := _CALL.fullmatch(line):
+            calls.append(TableCall(call[1], tuple(p.strip() for p in call[2].split(",")), where))
+        elif word in (*words, *more) and word not in head:
+            head[word] = rest.strip()
+        elif line:
+            raise StepError(f"{where}: cannot read {line!r}")
+    missing = [word for word in words if word not in head]
+    if missing or not calls:
+        raise StepError(f"{origin}: {', '.join(missing) or 'steps'} missing")
+    return TableText(head, tuple(calls))
 
 
 def kernel_step(call: TableCall) -> Step:
-    """The kernel that a line calls; StepError if there is none with so many places."""
+    """Return the step of a line's call; raise StepError for an unknown kernel or a wrong number of places."""
     kernels = kernel_table()
     if call.name not in kernels:
         raise StepError(f"{call.where}: unknown kernel {call.name!r}; the kernels are {', '.join(kernels)}")
@@ -136,7 +265,7 @@ def kernel_step(call: TableCall) -> Step:
 
 
 def _check_places(table: StepTable, origin: str) -> None:
-    """Known places only, inputs never written, nothing read before it is written, every temporary used."""
+    """Raise StepError unless places are declared, inputs stay unwritten, reads follow writes, and all are used."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}
@@ -153,8 +282,8 @@ def _check_places(table: StepTable, origin: str) -> None:
         raise StepError(f"{origin}: never writes {', '.join(unwritten)}")
 
 
-def _check_step(step: Step, known: set[str], inputs: set[str], written: set[str], where: str) -> None:
-    if unknown := [p for p in step.places if p not in known]:
+def _check_step(step: Step, declared: set[str], inputs: set[str], written: set[str], where: str) -> None:
+    if unknown := [p for p in step.places if p not in declared]:
         raise StepError(f"{where}: undeclared {', '.join(unknown)}")
     if stale := [p for p in step.reads if p not in written]:
         raise StepError(f"{where}: reads {', '.join(stale)} before it is written")
@@ -166,16 +295,17 @@ def _check_step(step: Step, known: set[str], inputs: set[str], written: set[str]
         raise StepError(f"{where}: overwrites its operand {', '.join(step.overwritten_operands)} during the product")
 
 
-# ---- which bilinear algorithm a step table is
+# ---- the bilinear algorithm of a step table
 
 Combination = Mapping[str, Fraction]  # of blocks of A, of blocks of B or of products, by name
 
 
 @lru_cache(maxsize=64)
 def table_scheme(table: StepTable) -> Scheme:
-    """The coefficients of a step table's products and results, found by running it on formal sums."""
+    """Return the coefficients of a step table's products and results, found by running it on formal sums."""
     m, k, n = table.size
-    a, b, c = (_names(x, *grid) for x, grid in (("A", (m, k)), ("B", (k, n)), ("C", (m, n))))
+    grids = (("A", (m, k)), ("B", (k, n)), ("C", (m, n)))
+    a, b, c = ([f"{x}{i + 1}{j + 1}" for i, j in product(range(r), range(s))] for x, (r, s) in grids)
     held: dict[str, Combination] = {name: {name: Fraction(1)} for name in (*a, *b)}
     products: list[tuple[Combination, Combination]] = []
     for step in table.steps:
@@ -192,10 +322,6 @@ def table_scheme(table: StepTable) -> Scheme:
     return Scheme(table.name, table.source, m, k, n, u, v, w)
 
 
-def _names(letter: str, rows: int, columns: int) -> list[str]:
-    return [f"{letter}{i + 1}{j + 1}" for i, j in product(range(rows), range(columns))]
-
-
 def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
     found: dict[str, Fraction] = {}
     for coefficient, terms in parts:
@@ -204,14 +330,11 @@ def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
     return {name: c for name, c in found.items() if c}
 
 
-# ---- the folder of step tables, and users' own
-
-
-FILES: Final = TextFiles("step_tables", "step table", but=KERNELS)
+# ---- the folder of step tables, and the users' own
 
 
 def register_step_table(text: str) -> StepTable:
-    """From now on, plans may name the table of this text; StepError if it computes something else than AB."""
+    """Let plans name the table of this text; raise StepError if it does not compute AB."""
     table = _proved(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepError(f"there is a step table {table.name!r} already")
@@ -220,20 +343,26 @@ def register_step_table(text: str) -> StepTable:
 
 
 def unregister_step_table(name: str) -> None:
+    """Remove a registered step table."""
     FILES.remove(name)
 
 
-@depends_on_rows
+def is_registered_step_table(name: str) -> bool:
+    """Return True for a step table that a user registered."""
+    return name in FILES.registered
+
+
+@clear_on_registration
 @lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
-    """Every step table that can be named: the files but for the kernels', and what was registered."""
+    """Return every name of a step table: the shipped files, and the registered tables."""
     return tuple(sorted(FILES.names()))
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=64)
 def step_table(name: str) -> StepTable:
-    """A step table by name, proved to compute AB on equal blocks."""
+    """Return a step table by name, proved to compute AB on equal blocks."""
     if name not in step_table_names():
         raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
     table = parse_step_table(FILES.text(name), f"{name}.txt")
@@ -248,10 +377,8 @@ def _proved(table: StepTable, origin: str) -> StepTable:
     return table
 
 
-def considered_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names, and in which forms they are worth considering; files whose line cannot be read are left out."""
+def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each table with the forms of plans that it is a candidate in; skip files with an unreadable line."""
     for name in step_table_names():
-        try:
-            yield name, considered_forms(FILES.text(name))
-        except ValueError:
-            continue
+        if (forms := FILES.forms(name)) is not None:
+            yield name, forms

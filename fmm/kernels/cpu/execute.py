@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
-from fmm.kernels.plans.walk import PlainMachine, Triple, walk_plan
+from fmm.kernels.plans.sums import ADDEND, Mirror, Place, Sum
+from fmm.kernels.plans.walk import DefaultMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
@@ -35,7 +35,7 @@ class Backend(Protocol):
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
-    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None: ...
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None: ...
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None: ...
 
 
@@ -58,12 +58,12 @@ def execute_plan(
     """
     machine, operands = ArrayMachine(backend, workspace), {"A": a, "B": b, "C": c}
     if added is not None:
-        operands[APART] = added
+        operands[ADDEND] = added
     walk_plan(plan, operands, machine, c.dtype.name, alpha, beta, op, fill)
 
 
 @dataclass(frozen=True)
-class ArrayMachine(PlainMachine):
+class ArrayMachine(DefaultMachine):
     """A machine on arrays: BLAS has no beta for sums, every sum is a step of its own, and products take turns (a
     backend may still run them side by side)."""
 
@@ -92,7 +92,7 @@ class ArrayMachine(PlainMachine):
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        if leaf_use(leaf).leaf.host.multiply_inside is not None and isinstance(self.backend, NumpyBackend):
+        if leaf_use(leaf).leaf.host_product_with_scratch is not None and isinstance(self.backend, NumpyBackend):
             for triple in products:
                 self._multiply_inside(self.backend, leaf, triple)
         elif len(products) == 1:
@@ -105,14 +105,14 @@ class ArrayMachine(PlainMachine):
         """A product by a leaf that wants scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used
-        needed = leaf_use(leaf).leaf.call.room(dest.itemsize, m, k, n, 1)
+        needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         for left, right, dest in products:
-            self.backend.multiply_half(leaf, left, right, dest, asked)
+            self.backend.multiply_triangle(leaf, left, right, dest, asked)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.backend.mirror(step, source, dest)

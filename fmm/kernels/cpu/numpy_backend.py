@@ -15,11 +15,9 @@ from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
-from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.leaf_parts import Multiply
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import Mirror, Sum
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.leaf import HostProduct, leaf_use
+from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
 # in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).
@@ -44,7 +42,7 @@ class NumpyBackend:
         """By the leaf's own function; leaves without one on the host are computed as NumPy does."""
         self.telling(host_product(leaf))(left, right, dest)
 
-    def telling(self, multiply: Multiply) -> Multiply:
+    def telling(self, multiply: HostProduct) -> HostProduct:
         """The same product, of which is told as soon as it is done."""
         told = self.told
         if told is None:
@@ -58,7 +56,7 @@ class NumpyBackend:
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """By the leaf's own function, which has scratch memory and shares out its work itself."""
-        inside = leaf_use(leaf).leaf.host.multiply_inside
+        inside = leaf_use(leaf).leaf.host_product_with_scratch
         assert inside is not None
         self.telling(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
 
@@ -67,7 +65,7 @@ class NumpyBackend:
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
 
-    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
         """The lower half, whatever the leaf: BLAS has one way."""
         self.telling(partial(triangle_product, asked=asked))(left, right, dest)
 
@@ -99,8 +97,8 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
     matmul(left, right, out=dest)
 
 
-def host_product(leaf: str) -> Multiply:
-    return leaf_use(leaf).leaf.host.multiply or numpy_product
+def host_product(leaf: str) -> HostProduct:
+    return leaf_use(leaf).leaf.host_product or numpy_product
 
 
 def _reaches(x: Array, window: Window) -> bool:

@@ -25,10 +25,9 @@ from fmm.kernels.cpu.openblas import single_threaded_blas
 from fmm.kernels.cpu.thread_pool import Share, Threads, start_on_workers
 from fmm.kernels.cpu.triangle_product import BAND, mirror_band, triangle_product
 from fmm.kernels.cpu.worker_threads import on_worker_thread, retry_until_done, run_on_worker
-from fmm.kernels.plans.leaf_parts import Multiply
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import Mirror, Sum
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.leaf import HostProduct
+from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 CONCURRENT_PRODUCTS = 2  # measured with two; with more, a plan would have too few products to share
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
@@ -48,13 +47,13 @@ class PlanTask:
     work: Callable[[], object]
     flops: int = 0  # of a product; a sum has none that count
     after: set[PlanTask] = field(default_factory=set)
-    multiply: Multiply | None = None  # of a product that may be cut: by what
+    multiply: HostProduct | None = None  # of a product that may be cut: by what
 
     def __post_init__(self) -> None:
         self.read, self.written = [_byte_span(x) for x in self.reads], [_byte_span(x) for x in self.writes]
 
     @staticmethod
-    def multiplying(multiply: Multiply, left: Array, right: Array, dest: Array) -> PlanTask:
+    def multiplying(multiply: HostProduct, left: Array, right: Array, dest: Array) -> PlanTask:
         work = partial(multiply, left, right, dest)
         return PlanTask((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
@@ -215,7 +214,7 @@ class ConcurrentBackend(NumpyBackend):
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         self.flow.add(PlanTask.multiplying(self.telling(host_product(leaf)), left, right, dest))
 
-    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
         work = partial(self.telling(partial(triangle_product, asked=asked)), left, right, dest)
         self.flow.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 

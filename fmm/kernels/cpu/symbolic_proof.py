@@ -19,7 +19,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_level import scheme_level
 from fmm.kernels.plans.plan import Plan, PlanError
 
 Word = tuple[str, ...]
@@ -120,7 +120,7 @@ def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | Non
 @lru_cache(maxsize=64)
 def unequal_blocks(table: str) -> bool:
     """Does this step table stay correct when the blocks differ by a row or a column? Found by proof, never declared."""
-    plan = Plan((Level(table, "sequential", "unequal"),))
+    plan = Plan((scheme_level(table, "sequential", "unequal"),))
     return first_plan_defect(plan, product((2, 3), repeat=3)) is None
 
 
@@ -128,7 +128,7 @@ def prove_fringe(table: str) -> str:
     """The best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
     if unequal_blocks(table):
         return "unequal"
-    plan = Plan((Level(table, "sequential", "pad"),))
-    if (found := first_plan_defect(plan, [Level(table, "sequential", "pad").size])) is not None:
+    plan = Plan((scheme_level(table, "sequential", "pad"),))
+    if (found := first_plan_defect(plan, [scheme_level(table, "sequential", "pad").size])) is not None:
         raise PlanError(f"the step table {table} does not compute AB: {found}")
     return "pad"

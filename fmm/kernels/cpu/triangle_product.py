@@ -17,8 +17,8 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.openblas import cblas_function
 from fmm.kernels.cpu.worker_threads import run_uninterrupted
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import Mirror, Place
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.sums import Mirror, Place
 
 ROW_MAJOR, UPPER, LOWER, AS_IT_IS, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # as cblas.h has them
 NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
@@ -45,7 +45,7 @@ class GramFactor(NamedTuple):
 # ---- the lower half, by a leaf
 
 
-def triangle_product(left: Array, right: Array, dest: Array, asked: Asked) -> None:
+def triangle_product(left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
     """The lower half of dest = alpha left right + beta dest; of the upper one nothing is written unless it is loose."""
     if not dest.size:
         return
@@ -62,7 +62,7 @@ def triangle_product(left: Array, right: Array, dest: Array, asked: Asked) -> No
         _updated(matmul(left, right), dest, lower, asked)
 
 
-def _updated(product: Array, dest: Array, lower: bool, asked: Asked) -> None:
+def _updated(product: Array, dest: Array, lower: bool, asked: GemmParams) -> None:
     """A whole product's half, added to what stands there."""
     if not lower:
         product, dest = product.T, dest.T
@@ -113,7 +113,7 @@ def _by_cblas(
 def _by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
     """Into a new array, whose half is then copied: SciPy writes no blocks. It reads column by column, the transpose."""
     product = function(1, factor.matrix.T, trans=0 if factor.turned else 2, lower=not lower).T
-    _updated(product, dest, lower, Asked(_real(alpha), _real(beta)))
+    _updated(product, dest, lower, GemmParams(_real(alpha), _real(beta)))
 
 
 def _real(c: complex) -> float:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
-from fmm.kernels.plans.steps.sums import APART, Place
+from fmm.kernels.plans.sums import ADDEND, Place
 from fmm.problem import Problem
 
 TriangleExtent = Literal["loose", "lower", "full"]
@@ -119,7 +119,7 @@ def addend_view(problem: Problem) -> View | None:
     """Return the view of the matrix that beta multiplies; None if that matrix is C."""
     if problem.addend_strides is None:
         return None
-    return View(APART, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
+    return View(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
 
 
 def has_matching_layout(addend: View, dest: View) -> bool:

@@ -41,17 +41,15 @@ from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, selec
 from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import Target
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes, whole
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, round_up, temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.blocks import operand_blocks
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductWithSums
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
+from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, Rescaled, Sum, operand_blocks
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import check_type, workspace
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
 RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | StreamSync
@@ -72,7 +70,7 @@ class OperationList:
         return max(self.streams, default=0) + 1
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
 def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     """Return the launch list of a plan on a target.
@@ -97,14 +95,14 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, selected)
     if recomputes:
         # A plan of one GEMM is the vendor's own product, whose inf and NaN are right, unless its leaf saves products.
-        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.error.saves_products)
+        scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         recomputing = _recompute_steps(problem, scanned, target, addend)
         steps += recomputing
         streams += [0] * len(recomputing)
     return LaunchList(plan, problem, tuple(steps), tuple(streams), workspace_bytes, target.alignment)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=256)
 def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchList | None:
     """Return the launches that prepare the operand that the problem names; None if the leaf prepares nothing here."""
@@ -114,7 +112,7 @@ def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchLi
     return LaunchList(plan, problem, launches, streams, workspace_bytes, target.alignment) if launches else None
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """Return the operations of a plan on a problem, whatever chip they will run on."""
@@ -124,7 +122,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     recorder = Recorder(problem.componentwise, prepared_matrix)
     operands, addend = dict(operand_views(problem)), addend_view(problem)
     if addend is not None and has_matching_layout(addend, operands["C"]):
-        operands[APART] = addend
+        operands[ADDEND] = addend
     elif addend is not None:
         recorder.begin(addend, operands["C"])
     walk_plan(plan, operands, recorder, problem.dtype, problem.alpha, problem.beta, problem.op, problem.fill)
@@ -142,7 +140,7 @@ def _view_of_saved_result(problem: Problem, workspace_bytes: int) -> tuple[View,
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
-    strides, start = (1, step) if fortran else (step, 1), whole(workspace_bytes, ALIGN)
+    strides, start = (1, step) if fortran else (step, 1), round_up(workspace_bytes, ALIGN)
     copy = View("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 
@@ -225,8 +223,8 @@ class Recorder:
 
     # ---- sums
 
-    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        return order_of_sums(steps)
+    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return column_major_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
         if isinstance(step, LineExponents | Rescaled):
@@ -281,7 +279,7 @@ class Recorder:
         for batch in [products] if evenly_spaced else [[p] for p in products]:
             self._record_gemm(leaf, batch, dtype, alpha, beta)
 
-    def multiply_apart(
+    def multiply_with_addend(
         self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
@@ -299,14 +297,14 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Record a batch of products by a leaf, with the leaf's scratch memory behind the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
-        scratch = leaf_use(leaf).leaf.call.room(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        scratch = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
         self.peak = max(self.peak, self.used + scratch)
         op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, addend)
         self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
 
     # ---- results that are their own adjoints
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         """Record lower triangles: by syrk, by the leaf's kernel, or else by whole products into temporaries.
 
         A batch of small triangles is a batch of whole products, which is faster.
@@ -320,14 +318,14 @@ class Recorder:
                 self._record(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.halves.whole_rows
-        if asked.op == "gram" and dtype in row.halves.by_blas and not as_whole_products:
+        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
+        if asked.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._record(*(op for op in ranks if op))
                 return
         row_major = not is_column_major(dest)
-        if asked.fill == "loose" or (dtype in row.halves.by_kernel and row_major):
+        if asked.fill == "loose" or (dtype in row.kernel_triangles and row_major):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_major:
@@ -335,13 +333,13 @@ class Recorder:
         else:
             self._triangles_by_temporaries(leaf, products, dtype, asked)
 
-    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
         """Record each product into a temporary, and the copy of the temporary's lower triangle to the result.
 
         The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
         """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
-        has_kernel = dtype in (*row.halves.by_kernel, *row.halves.loose)
+        has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
             temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
@@ -351,7 +349,7 @@ class Recorder:
             self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.release(mark)
 
-    def _write_triangles(self, first: int, asked: Asked) -> None:
+    def _write_triangles(self, first: int, asked: GemmParams) -> None:
         """Change the products recorded from number `first` on: the lower triangle of each result is enough."""
         triangle = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
         products = self.ops[first:]
@@ -384,8 +382,8 @@ class Recorder:
         level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:
             return False
-        if APART in operands:
-            self.begin(operands[APART], operands["C"])
+        if ADDEND in operands:
+            self.begin(operands[ADDEND], operands["C"])
         m, k, n = level.scheme.size
         grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
@@ -406,7 +404,7 @@ class Recorder:
     def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Record independent products alternately on two streams, each with temporaries of its own."""
         mark, itemsize = self.used, DTYPES[dtype].itemsize
-        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
+        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._record(StreamSync.FORK)
         for i, product in enumerate(products):
             self.stream = i % 2
@@ -427,7 +425,7 @@ class Recorder:
             self._record(StreamSync.JOIN)
 
 
-def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
+def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
     """Return whether sums of A and of B are stored column-major, if the leaf of the products prefers an order.
 
     Contiguous along the inner dimension means A row-major and B column-major; along the outer ones, the reverse.

@@ -26,8 +26,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, mirror_launch, scaling_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_launch
 from fmm.kernels.cuda.target import Target
-from fmm.kernels.plans.levels.residues import residue_endings
-from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.level import PlanError
+from fmm.kernels.plans.levels.residues import residue_leaves
 
 Op = TypeVar("Op")
 SelectedSteps = tuple[Launch | VendorCall, ...]  # in order
@@ -84,7 +84,7 @@ def _select_with_addend(op: GemmOp, addend: View, target: Target) -> tuple[Launc
 
 def _select_mirrored(op: MirroredOp, target: Target) -> SelectedSteps:
     """Return one product launch that writes both triangles if a kernel can, else the product and then the mirror."""
-    together = _select_gemm(op.whole, target) if op.product.use.leaf.halves.mirrors else ()
+    together = _select_gemm(op.whole, target) if op.product.use.leaf.mirrors else ()
     launches = [step for step in together if isinstance(step, Launch)]
     if len(launches) == len(together) and [step.does for step in launches].count("product") == 1:
         return together
@@ -306,7 +306,7 @@ def _residue_product(op: GemmOp, target: Target) -> ResidueOp | None:
     """Return the product in the residue kernels' terms; None where they cannot compute it."""
     if not target.chip.has_warpgroups:
         return None
-    ending = residue_endings()[op.leaf]
+    ending = residue_leaves()[op.leaf]
     moduli = ending.level.moduli_for(op.dtype, op.k)
     return residue_op(op, op.dtype, moduli, ending.depth, target.chip.multiprocessors, target.divides)
 

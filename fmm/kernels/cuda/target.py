@@ -11,7 +11,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_tiles import TileOp
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
 ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
@@ -51,4 +51,4 @@ class Target:
     def divides(self) -> Mapping[str, int]:
         """By base, the power of two that divides its address."""
         by_base = dict(zip(BASES, self.alignment, strict=True))
-        return by_base | {APART: by_base["C"]}
+        return by_base | {ADDEND: by_base["C"]}

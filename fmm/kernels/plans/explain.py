@@ -1,4 +1,4 @@
-"""A plan as a table that explains it: what each level does to the product, and what it costs in memory."""
+"""A plan as a table: what each level does to the product, and the memory of its temporaries."""
 
 from __future__ import annotations
 
@@ -6,88 +6,85 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.level_with_steps import whole_level, with_steps
-from fmm.kernels.plans.lower import lower_level, opened_level
+from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps
-from fmm.kernels.plans.steps.sums import Mirror
-from fmm.kernels.plans.workspace import leaf_halves, leaf_products, multiplications, workspace
+from fmm.kernels.plans.steps import LevelSteps
+from fmm.kernels.plans.sums import Mirror
+from fmm.kernels.plans.workspace import leaf_products, leaf_triangles, multiplications, workspace
+from fmm.problem import Shape
 
 
-class Row(NamedTuple):
-    """One line of the table. Of a level's products, the next line shows the largest."""
+class PlanRow(NamedTuple):
+    """One line of the table. The next line shows the largest product of this one."""
 
     level: str
     problem: str  # its size
     does: str
-    products: int  # how many it makes
+    products: int
     temporaries: int  # bytes
 
 
-def explained_rows(
-    plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = ""
-) -> Iterator[Row]:
-    """The levels from the outside in, each on the largest product of the level above it."""
-    while (steps := lower_level(plan, m, k, n, *asked)) is not None:
+def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = "") -> str:
+    """Return the rows as aligned text, with the totals below. `dtype` matters for integers only."""
+    lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
+    for row in plan_rows(plan, m, k, n, itemsize, params, dtype):
+        lines.append((*row[:3], str(row.products), format_bytes(row.temporaries)))
+    widths = [max(len(line[i]) for line in lines) for i in range(5)]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    text += filter(None, (with_steps(level).describe_launches() for level in plan.levels))
+    leaves, triangles = leaf_products(plan, m, k, n, params, itemsize), leaf_triangles(plan, m, k, n, params)
+    done, classical = multiplications(plan, m, k, n, params), m * k * n
+    share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
+    total = format_bytes(workspace(plan, m, k, n, itemsize, *params))
+    only = f" and {sum(triangles.values())} of one triangle" if triangles else ""
+    return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products{only}, workspace {total}"])
+
+
+def plan_rows(
+    plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
+) -> Iterator[PlanRow]:
+    """Yield a row for each level from the outside in, each for the largest product of the level above."""
+    while (steps := lower_level(plan, m, k, n, *params)) is not None:
         products = list(steps.products)
         itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
-        taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
-        around = any(isinstance(step, Mirror) for step in steps.steps) or not plan.levels
-        name, does = (
-            (asked.op, _around(steps)) if around else (str(plan.levels[0]), with_steps(plan.levels[0]).does(steps))
-        )
-        yield Row(name, f"{m} x {k} x {n}", does, len(products), taken)
+        held = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
+        mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
+        if mirrors:
+            does = "lower triangle, then its mirror" if mirrors[0].fill == "full" else "lower triangle of a temporary"
+            name = params.op
+        elif plan.levels:
+            name, does = str(plan.levels[0]), with_steps(plan.levels[0]).describe(steps)
+        else:
+            name, does = params.op, "alpha and beta"
+        yield PlanRow(name, f"{m} x {k} x {n}", does, len(products), held)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
-        plan, (m, k, n), asked = largest.plan, largest.size, largest.asked
-    steps = opened_level(plan, m, k, n, itemsize, asked, dtype)
+        plan, (m, k, n), params = largest.plan, largest.size, largest.params
+    steps = lower_leaf_level(plan, m, k, n, itemsize, params, dtype)
     if steps is None:
-        yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call.text, 1, 0)
+        yield PlanRow(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call_text, 1, 0)
     else:
-        yield from _whole_rows(plan, (m, k, n), itemsize, steps)
+        yield from _rows_inside_leaf(plan, (m, k, n), itemsize, steps)
 
 
-def _whole_rows(plan: Plan, size: tuple[int, int, int], itemsize: int, steps: LevelSteps) -> Iterator[Row]:
-    """The lines of a level that is done whole, of the levels below it, and of the leaf. Only the first takes memory."""
+def _rows_inside_leaf(plan: Plan, size: Shape, itemsize: int, steps: LevelSteps) -> Iterator[PlanRow]:
+    """Yield the rows of a level that one leaf runs, of the levels below it, and of the leaf. The first has the memory."""
     leaf, products = plan.leaf_use.leaf, list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]
     problem = " x ".join(map(str, size))
-    level = whole_level(plan)
-    does = level.does(steps) if level else ""
-    yield Row(first, problem, does, len(products) // prod(counts), leaf.call.room(itemsize, *size, 1))
+    level = level_in_leaf(plan)
+    does = level.describe(steps) if level else ""
+    yield PlanRow(first, problem, does, len(products) // prod(counts), leaf.workspace_bytes(itemsize, *size, 1))
     for name, count in zip(inner, counts, strict=True):
-        yield Row(name, problem, "sums in registers, exact", count, 0)
-    yield Row(last, " x ".join(map(str, products[0].size)), "one launch for all", 1, 0)
+        yield PlanRow(name, problem, "sums in registers, exact", count, 0)
+    yield PlanRow(last, " x ".join(map(str, products[0].size)), "one launch for all", 1, 0)
 
 
-def _around(steps: LevelSteps) -> str:
-    """In words, the steps around a product of which the leaf or level itself computes only a part."""
-    mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
-    if not mirrors:
-        return "alpha and beta"
-    return "the lower half, then its mirror" if mirrors[0].fill == "full" else "the lower half of a temporary"
-
-
-def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = "") -> str:
-    """The rows as aligned text, with the totals below. `dtype` counts only for integers."""
-    lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
-    for row in explained_rows(plan, m, k, n, itemsize, asked, dtype):
-        lines.append((*row[:3], str(row.products), spelled_bytes(row.temporaries)))
-    widths = [max(len(line[i]) for line in lines) for i in range(5)]
-    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    leaves, halves = leaf_products(plan, m, k, n, asked, itemsize), leaf_halves(plan, m, k, n, asked)
-    text += filter(None, (level.launched for level in plan.levels))
-    done, classical = multiplications(plan, m, k, n, asked), m * k * n
-    share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
-    total = spelled_bytes(workspace(plan, m, k, n, itemsize, *asked))
-    half = f" and {sum(halves.values())} of which one half is computed" if halves else ""
-    return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products{half}, workspace {total}"])
-
-
-def spelled_bytes(n: int) -> str:
+def format_bytes(n: int) -> str:
+    """Return a number of bytes in the largest unit that fits: `1.5 MiB`."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if n >= size:
             return f"{n / size:.1f} {unit}"

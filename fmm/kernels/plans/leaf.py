@@ -1,233 +1,299 @@
-"""Leaves: who multiplies what no level of a plan cuts further. One row each, in a registry.
+"""Leaves: the kernels that multiply below all levels of a plan. One row of a registry each.
 
-In a plan's text a leaf is its name, with a number right behind it if it is numbered, then its options, and last the
-order in which it wants its operands: `vendor`, `lt3`, `tile.huge.plain`, `vendor.inner`. Everything that the package
-asks of a leaf is a field of its row, in the part (fmm.kernels.plans.leaf_parts) that it belongs to; nobody looks into
-the name.
+In a plan's text a leaf is its name, then a number if the leaf is numbered, its options, and the operand order:
+`vendor`, `lt3`, `tile.huge.plain`, `vendor.inner`. Everything that the package needs to know of a leaf is a field of
+its row; no code looks into the name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Final
+from typing import Any, Final, Literal
 
-from fmm.kernels.plans.leaf_parts import (
-    ORDERS,
-    LeafCall,
-    LeafCandidacy,
-    LeafError,
-    LeafHalves,
-    LeafNames,
-    LeafOnHost,
-    LeafOption,
-    LeafPreparation,
-    LeafTime,
-    LeafTypes,
-    LevelAndLeaf,
-    Order,
-)
-from fmm.kernels.plans.old_names import todays_ending
-from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.registry import Registry, depends_on_rows
+from fmm.kernels.plans.level import Level, PlanError
+from fmm.kernels.registry import Registry, clear_on_registration
+
+Order = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
+ORDERS: Final[tuple[Order, ...]] = ("inner", "outer")
+HostProduct = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
+HostProductWithScratch = Callable[[Any, Any, Any, Any, Any], object]  # multiply(left, right, dest, scratch, threads)
+Scratch = Callable[[int, int, int, int], int]  # scratch(m, k, n, count): bytes for a batch of `count` products
+TypedScratch = Callable[[int, int, int, int, int], int]  # scratch(itemsize, m, k, n, count)
+PreparedLayout = Callable[[int, int, int], tuple[int, int]]  # layout(itemsize, lines, length): (offset, bytes)
+
+
+@dataclass(frozen=True)
+class LeafOption:
+    """A word that may follow a leaf's name."""
+
+    name: str
+    types: tuple[str, ...] = ()  # the only types that the leaf multiplies with this option; empty: all of the leaf's
+    fused: bool = True  # a fused level may stand above a leaf with this option
+    searched: bool = False  # the tuner's search tries it (candidates never have options)
+
+
+def _no_scratch(m: int, k: int, n: int, count: int) -> int:
+    return 0
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One way to multiply: a row of the registry. Devices are `cpu` and `cuda`."""
+    """One kernel that multiplies. Devices are `cpu` and `cuda`; types are names of fmm.dtypes.
+
+    A Gram product is a product that is its own adjoint, as A times the adjoint of A: one triangle of C is enough.
+    """
 
     name: str
-    meaning: str  # one sentence that explains it to a user
+    meaning: str  # one sentence for the user
     devices: tuple[str, ...]
-    types: LeafTypes
-    halves: LeafHalves = field(default_factory=LeafHalves)
-    call: LeafCall = field(default_factory=LeafCall)
-    names: LeafNames = field(default_factory=LeafNames)
-    host: LeafOnHost = field(default_factory=LeafOnHost)
-    candidacy: LeafCandidacy = field(default_factory=LeafCandidacy)
-    error: LeafError = field(default_factory=LeafError)
-    preparation: LeafPreparation = field(default_factory=LeafPreparation)
-    time: LeafTime = field(default_factory=LeafTime)
-    below_levels: bool = False  # does it multiply only below a level that a machine does whole, together with it?
-    # The row may stand for such a level and all that is below it, which end a plan as a leaf does.
-    stands_for: LevelAndLeaf | None = None
+
+    # Types that it multiplies
+    types: tuple[str, ...]  # below any levels
+    types_with_sums: tuple[str, ...] = ()  # with sums inside its products, for fused levels and step tables
+    types_alone: tuple[str, ...] = ()  # further ones, without a level above
+    types_in_blocks: tuple[str, ...] = ()  # further ones, below levels that only cut A, B and C into blocks
+
+    # Gram products of which it computes one triangle
+    blas_triangles: tuple[str, ...] = ()  # types with a BLAS function for one triangle: syrk or herk
+    kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
+    loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
+    mirrors: bool = False  # that kernel can also write the other triangle
+    whole_product_rows: int = 0  # up to this many rows, a GPU multiplies a batch faster as whole products
+
+    # One product by it
+    call_text: str = "one launch"  # in explain's table
+    launches: int = 1  # launches or library calls
+    scratch: Scratch = _no_scratch  # bytes of workspace
+    typed_scratch: TypedScratch | None = None  # replaces `scratch` if the bytes depend on the type
+    host_product: HostProduct | None = None
+    host_product_with_scratch: HostProductWithScratch | None = None  # uses scratch, and threads of its own
+
+    # Its text in a plan
+    orders: tuple[Order, ...] = ORDERS
+    numbers: int = 0  # the name takes a number below this one; 0: none
+    options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in order; a plan names at most one option of each
+
+    # When it is a candidate
+    candidate_types: tuple[str, ...] | None = None  # None: all types
+    alignment: int = 1  # bytes: a candidate only where every row begins at a multiple of them
+    longest: int = 0  # a candidate only where no side is longer; 0: no limit. Its rate was measured on such products
+    # The forms of plans that it may end (fmm.perfmodel.candidates). `alone`: without levels; `peer`: alone, as a
+    # baseline that a plan must beat; `half`: alone, for Gram products only.
+    forms: tuple[str, ...] = ("alone", "nested", "one pass")
+    unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure it
+    tried: int = 4  # how many numbers of a numbered leaf are candidates
+
+    # Error
+    saves_products: bool = False  # it multiplies less: an inf or NaN can appear where the vendor has none
+    relative_error: float = 1.0  # as a multiple of the vendor's
+    # It multiplies in another type. The error is then small relative to the largest numbers of a row and a column, and
+    # not to each entry. FMM_EMULATION=0 forbids such leaves.
+    emulates: bool = False
+    norm_bound: str = ""  # if it emulates: the error of an entry relative to the norms of its row and column
+    checks_entries: bool = False  # it can raise a device flag where an entry may have too large a relative error
+
+    # Preparation of operands before the product
+    prepared_layout: PreparedLayout | None = None  # where prepared data stands behind an operand; None: nothing to keep
+    prepared_by_sums: bool = False  # the sums of a batched level above can write its operands in prepared form
+
+    # Predicted time
+    rate: str = ""  # name of its rate in a calibration, `{}` for the type; empty: the type's name
+    relative_time: float = 1.0  # as a multiple of the vendor's, where nothing better is calibrated
+    time_formula: Literal["vendor", "tiles"] = "vendor"
+    slow_columns: tuple[str, ...] = ()  # types for which a column-major B takes far longer
+    fills_device: bool = False  # its thread blocks occupy every multiprocessor to the end: no sums run concurrently
+
+    only_below_levels: bool = False  # it multiplies only as part of a level that one leaf runs
+    # The row may represent such a level with everything below it, down to the leaf `end`.
+    level: Level | None = None
+    end: str = ""
 
     @property
     def selected_as(self) -> str:
-        """The leaf's name under which a machine looks up how to do it: that at its end, if it stands for a level."""
-        return self.stands_for.leaf if self.stands_for else self.name
+        """The leaf name under which a device selects kernels."""
+        return self.end or self.name
 
     @property
     def sums_inside(self) -> bool:
-        """Can it do sums inside its products?"""
-        return bool(self.types.inside)
+        """True if it can form sums inside its products."""
+        return bool(self.types_with_sums)
 
     @property
     def spelled(self) -> str:
-        """Its names without options, as a message lists them: `lt0 to lt31`."""
-        numbers = self.names.numbers
-        return f"{self.name}0 to {self.name}{numbers - 1}" if numbers else self.name
+        """Its names without options, as messages list them: `lt0 to lt31`."""
+        return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
 
     @property
     def of_library(self) -> bool:
-        """Is it a product of the vendor's library?"""
-        return not (self.time.rate or self.below_levels) and self.time.formula == "vendor"
+        """True for a product of the vendor's library."""
+        return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
+
+    @property
+    def probed(self) -> tuple[str, ...]:
+        """The forms in which the tuner's probes measure it."""
+        return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property
     def tried_names(self) -> tuple[str, ...]:
-        """The names under which candidates have it: the first few, if it is numbered."""
-        if not self.names.numbers:
+        """Its names in candidates: the first few of a numbered leaf."""
+        if not self.numbers:
             return (self.name,)
-        return tuple(f"{self.name}{number}" for number in range(min(self.candidacy.tried, self.names.numbers)))
+        return tuple(f"{self.name}{number}" for number in range(min(self.tried, self.numbers)))
 
     @property
     def searched_names(self) -> tuple[str, ...]:
-        """The names under which a tuner's search has it: those of candidates, and each with options besides."""
-        options = [option.name for group in self.names.options for option in group if option.searched]
+        """Its names in the tuner's search: those of candidates, without options and with each of them."""
+        options = [option.name for group in self.options for option in group if option.searched]
         return (*self.tried_names, *(f"{name}.{option}" for name in self.tried_names for option in options))
 
     @property
     def uses(self) -> Iterator[LeafUse]:
         """Every way in which a plan may name it; those without an order come first."""
-        numbers: tuple[int | None, ...] = tuple(range(self.names.numbers)) or (None,)
-        for order in (None, *self.names.orders):
+        numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
+        for order in (None, *self.orders):
             for number in numbers:
-                for chosen in product(*((None, *group) for group in self.names.options)):
+                for chosen in product(*((None, *group) for group in self.options)):
                     yield LeafUse(self, number, tuple(o.name for o in chosen if o), order)
+
+    def workspace_bytes(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
+        """Return the workspace of a batch of `count` products of numbers of `itemsize` bytes."""
+        return self.typed_scratch(itemsize, m, k, n, count) if self.typed_scratch else self.scratch(m, k, n, count)
 
 
 @dataclass(frozen=True)
 class LeafUse:
-    """A leaf as a plan names it: with a number, options and an order, where these are given."""
+    """A leaf as a plan names it: with its number, options and operand order, if there are any."""
 
     leaf: Leaf
     number: int | None = None
     options: tuple[str, ...] = ()
-    order: Order | None = None  # None: as the operands or the sums happen to lie
+    order: Order | None = None  # None: the order of the operands or of the sums
 
     def __str__(self) -> str:
         return f"{self.product}.{self.order}" if self.order else self.product
 
     @property
     def product(self) -> str:
-        """The text without the order of its operands: it says who multiplies."""
+        """The text without the operand order: it names the kernel."""
         return ".".join([f"{self.leaf.name}{'' if self.number is None else self.number}", *self.options])
 
     def types(self, sums_inside: bool = False) -> tuple[str, ...]:
-        """The types that are multiplied with these options; with sums inside the products, if that is asked."""
-        multiplied = self.leaf.types.inside if sums_inside and self.leaf.sums_inside else self.leaf.types.below
+        """Return the types that it multiplies with these options; with `sums_inside`, those with sums in its kernel."""
+        multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.sums_inside else self.leaf.types
         for option in self._named_options:
             multiplied = tuple(t for t in multiplied if t in option.types) if option.types else multiplied
         return multiplied
 
     @property
     def fuses(self) -> bool:
-        """May a fused level stand above it?"""
+        """True if a fused level may stand above it."""
         return self.leaf.sums_inside and all(option.fused for option in self._named_options)
 
     @property
     def _named_options(self) -> list[LeafOption]:
-        return [option for group in self.leaf.names.options for option in group if option.name in self.options]
+        return [option for group in self.leaf.options for option in group if option.name in self.options]
 
 
 @dataclass(frozen=True)
-class Ending:
-    """Levels of one kind that a machine does whole, together with all that is below them.
+class LeafFamily:
+    """Levels of one kind, each of which one leaf runs with everything below it.
 
-    To a plan they are leaves: `rows` makes a row of each. In lists these rows take the place of `leaf`, in which all of
-    them end.
+    A plan treats them as leaves: `leaves` makes a row of each. In lists these rows replace `end`, the leaf at the end
+    of all of them.
     """
 
     name: str
-    leaf: str
-    rows: Callable[[], tuple[Leaf, ...]]
+    end: str
+    leaves: Callable[[], tuple[Leaf, ...]]
 
 
 LEAVES: Final[Registry[Leaf]] = Registry("leaf")
-ENDINGS: Final[Registry[Ending]] = Registry("ending")
+LEAF_FAMILIES: Final[Registry[LeafFamily]] = Registry("leaf family")
 
 
 def register_leaf(row: Leaf) -> None:
-    """Let plans end in this leaf from now on."""
+    """Let plans end in this leaf."""
     LEAVES.add(row)
 
 
 def unregister_leaf(name: str) -> None:
+    """Remove a leaf from the registry."""
     LEAVES.remove(name)
 
 
-def register_ending(ending: Ending) -> None:
-    """Let plans end in these levels from now on."""
-    ENDINGS.add(ending)
+def register_leaf_family(family: LeafFamily) -> None:
+    """Let plans end in these levels."""
+    LEAF_FAMILIES.add(family)
 
 
 def leaf_names() -> tuple[str, ...]:
-    """The names of all leaves, without numbers and options."""
+    """Return the names of all leaves, without numbers and options."""
     return tuple(leaf.name for leaf in LEAVES)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
-def ending_rows() -> tuple[Leaf, ...]:
-    """The rows of everything that may end a plan: leaves, and levels that a machine does whole."""
+def plan_leaves() -> tuple[Leaf, ...]:
+    """Return every row that may end a plan: leaves, and levels that one leaf runs with everything below them."""
     rows: list[Leaf] = []
     for leaf in LEAVES:
-        rows += [] if leaf.below_levels else [leaf]
-        rows += [row for ending in ENDINGS if ending.leaf == leaf.name for row in ending.rows()]
+        rows += [] if leaf.only_below_levels else [leaf]
+        rows += [row for family in LEAF_FAMILIES if family.end == leaf.name for row in family.leaves()]
     return tuple(rows)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1)
 def leaf_uses() -> dict[str, LeafUse]:
-    """By its text, everything that multiplies: what may end a plan, and the leaves at the end of whole levels."""
-    only_below_levels = [leaf for leaf in LEAVES if leaf.below_levels]
-    return {str(use): use for leaf in (*ending_rows(), *only_below_levels) for use in leaf.uses}
+    """Return everything that multiplies, by its text: the endings of plans, and the leaves inside leaf families."""
+    only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
+    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.uses}
 
 
 def leaf_use(text: str) -> LeafUse:
-    """The leaf that this end of a plan's text names; a PlanError says what is valid."""
-    use = leaf_uses().get(todays_ending(text)) if isinstance(text, str) else None
+    """Return the leaf that this end of a plan's text names; raise PlanError with the valid leaves."""
+    use = leaf_uses().get(text) if isinstance(text, str) else None
     if use is None:
         raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves()}")
     return use
 
 
 def option_use(text: str) -> LeafUse:
-    """The leaf that a level's option names: `residues(14)` is short for `residues(14) > bytes` there."""
-    whole = (row for row in ending_rows() if row.stands_for)
-    full_names = (row.name for row in whole if row.name == f"{text} > {row.selected_as}")
+    """Return the leaf that a level's option names. There `residues(14)` is short for `residues(14) > bytes`."""
+    family_rows = (row for row in plan_leaves() if row.level)
+    full_names = (row.name for row in family_rows if row.name == f"{text} > {row.end}")
     return leaf_use(next(full_names, text))
 
 
 def option_text(use: LeafUse) -> str:
-    """The text by which a level's option names this leaf: the short one where `option_use` understands it."""
+    """Return the text of this leaf in a level's option: the short one where `option_use` understands it."""
     return str(use).removesuffix(f" > {use.leaf.selected_as}") if str(use).count(">") == 1 else str(use)
 
 
 def valid_leaves() -> str:
-    """All leaves that a plan may name, in one sentence."""
-    leaves = [leaf for leaf in LEAVES if not leaf.below_levels]
-    simple = [leaf.spelled for leaf in leaves if not leaf.names.options and leaf.names.orders]
+    """Return all leaves that a plan may name, in one sentence."""
+    leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
+    simple = [leaf.spelled for leaf in leaves if not leaf.options and leaf.orders]
     text = f"{', '.join(simple)}, each with {_alternatives(ORDERS)} after it or without"
-    text += "".join(f"; {leaf.spelled} without" for leaf in leaves if not leaf.names.options and not leaf.names.orders)
+    text += "".join(f"; {leaf.spelled} without" for leaf in leaves if not leaf.options and not leaf.orders)
     for leaf in leaves:
-        if leaf.names.options:
-            first, *others = leaf.names.options
+        if leaf.options:
+            first, *others = leaf.options
             names = [leaf.spelled, *(f"{leaf.spelled}.{option.name}" for option in first)]
             text += f"; {', '.join(names)} too"
             text += "".join(f", also with {_alternatives([o.name for o in group])} after the name" for group in others)
-    return text + "".join(f"; below {ending.name} {ending.leaf}" for ending in ENDINGS)
+    return text + "".join(f"; below {family.name} {family.end}" for family in LEAF_FAMILIES)
 
 
 def fusing_leaves() -> str:
-    """The leaves above which a fused level may stand, in a few words."""
+    """Return the leaves above which a fused level may stand, in a few words."""
     leaves = [leaf for leaf in LEAVES if leaf.sums_inside]
-    without = [o.name for leaf in leaves for group in leaf.names.options for o in group if not o.fused]
+    without = [o.name for leaf in leaves for group in leaf.options for o in group if not o.fused]
     return " or ".join(leaf.name for leaf in leaves) + (f" (without {_alternatives(without)})" if without else "")
 
 
-def _alternatives(names: list[str] | tuple[str, ...]) -> str:
+def _alternatives(names: Sequence[str]) -> str:
     return " or ".join(f".{name}" for name in names)

@@ -1,287 +1,235 @@
-"""Levels: what a plan and the model know of any level, and the registry of the kinds of levels.
+"""Levels of a plan: the facts of one level, and the registry of the kinds of levels.
 
-A level turns a product into smaller products and sums around them. Its kind reads it from a plan's text; the level
-itself answers the questions of PlanLevel, and says which steps it becomes (fmm.kernels.plans.level_with_steps). A new
-kind is one file in plans/levels/ and nothing else: whatever it leaves unanswered is counted from its steps.
+A level replaces a product by smaller products and by sums around them. Each kind of level is one module of plans/levels/
+that registers a LevelKind: how its text is read, and which of its levels the model compares. The base class here holds
+plain facts, which plans and the model read. How a level becomes steps stands in fmm.kernels.plans.lower.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.fused_order import count_launches
 from fmm.kernels.registry import Registry
+
+# stacked: all sums, all products, one join; overlapped: the same, two products at a time; batched: the same, the
+# products as one batch; sequential: one product at a time; fused: the same, with the sums inside the leaf's kernel.
+Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
+TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
+
+
+class PlanError(ValueError):
+    """A plan that cannot be read, or that cannot run on the given problem."""
 
 
 class Cut(NamedTuple):
-    """Into how many parts a level cuts m, k and n, if its steps follow from that alone."""
+    """The number of parts of m, k and n, for a level with steps that follow from this number alone."""
 
     parts: tuple[int, int, int]
-    unit: int | None  # the sides of blocks are multiples of it, except at the edge; None: they differ by at most one
-    ordered: bool = False  # do its steps also depend on which of the blocks' sides are the longer ones?
+    unit: int | None  # block sides are multiples of it, except at the edge; None: they differ by at most one
+    ordered: bool = False  # True if the steps also depend on the order of the block sides by length
 
     def even(self, sides: Iterable[int]) -> bool:
-        """Do these sides divide, so that no block at the edge is smaller than the others?"""
+        """Return True if all blocks have equal sides, those at the edge included."""
         return all(side % (parts * (self.unit or 1)) == 0 for side, parts in zip(sides, self.parts, strict=True))
 
 
 class FusedProducts(NamedTuple):
-    """What a machine needs to do all of a level's sums inside its products."""
+    """Everything a kernel needs to form all sums of a level inside its products."""
 
-    scheme: Scheme  # whose sums
-    unit: int | None  # the sides of blocks are multiples of it; None: they differ by at most one
-    tasks: tuple[str, ...] = ()  # how products share launches and the device (fmm.kernels.plans.steps.fused_order)
+    scheme: Scheme
+    unit: int | None  # block sides are multiples of it; None: they differ by at most one
+    tasks: tuple[str, ...] = ()  # how products share launches and streams (fmm.kernels.plans.fused_order)
 
 
-class PlanLevel(ABC):
-    """One level of a plan: everything that can be said of it without its steps.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Level(ABC):
+    """One level of a plan. Levels are equal if their texts are equal.
 
-    Levels are frozen, hashable, and equal if their texts are equal. All of them are a LevelWithSteps.
+    All levels are a fmm.kernels.plans.lower.LevelWithSteps. The classes differ, since steps refer to plans and plans
+    refer to levels, and imports run one way.
     """
 
-    # ---- what runs
+    text: str  # as a plan writes the level
 
-    @abstractmethod
+    # The products that replace one product
+    products: int  # at most; 1 if the level saves no multiplications
+    depth: int = 1  # levels of recursion
+    splits: bool = True  # products are smaller than the problem
+    only_cuts: bool = False  # each product is a block of A times a block of B, and a block of C: there are no sums
+    saves_products: bool = True  # fewer multiplications: an inf or NaN can appear where the classical product has none
+    bilinear: Scheme | None = None  # the algorithm, or the composition of algorithms, of one pass
+    cut: Cut | None = None  # if set, counts are polynomials in the block sides
+    below: str = ""  # for a level that one leaf runs with everything below it: the valid endings, in words
+
+    # Gram products, where C is its own adjoint
+    for_gram: bool = False  # the level cuts Gram products, and no others
+    keeps_upper_triangle: bool = True  # the steps leave the upper triangle of C unchanged if the leaf does
+
+    # Types and numbers
+    types: tuple[str, ...] | None = None  # the types of the product; None: any type
+    number_below: Literal["same", "real", "byte"] = "same"  # the numbers of the products below
+    conjugates: tuple[bool, bool] = (False, False)  # the level multiplies conj(A), conj(B)
+    named_leaves: tuple[str, ...] = ()  # leaves that the level itself names for some of its products
+    error_growth: float = 1.0  # factor of the expected error, beside the growth of `bilinear`
+    positive_growth: float = 1.0  # the same for numbers of one sign
+    error_note: str = ""  # what a user should know of the error, beside its size
+
+    # The order of products and sums
+    traversal: Traversal | None = None
+    tasks: tuple[str, ...] = ()  # options of a fused level: streams, atomic, variants
+    takes_alpha_beta: bool = False  # the steps compute alpha A B + beta C; otherwise a further pass updates C
+    sums_inside: bool = False  # some sums are formed inside the products, if the leaf can do so
+    fused_products: FusedProducts | None = None  # all sums are formed inside the products
+
     def __str__(self) -> str:
-        """The level's text in a plan."""
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, Level) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    # ---- other levels derived from it
 
     @property
-    def halving(self) -> bool:
-        """Does it cut only products that are their own adjoints?"""
-        return False
-
-    @property
-    def keeps_upper_half(self) -> bool:
-        """Asked of a halving level: does it leave C's upper half as it is, provided that its leaf does?"""
-        return True
-
-    @property
-    def takes_alpha_beta(self) -> bool:
-        """Can its steps compute alpha A B + beta C? Of other levels only A B is asked, and a further pass updates C."""
-        return False
-
-    @property
-    def types(self) -> tuple[str, ...] | None:
-        """The types of products that it may be asked for; None: any type."""
+    def shallower(self) -> Level | None:
+        """The level with one recursion less; None if nothing of the level is left."""
         return None
 
-    @property
-    def own_leaves(self) -> tuple[str, ...]:
-        """The leaves that the level itself names for some of its products."""
-        return ()
+    def conjugating(self, a: bool, b: bool) -> Level | None:
+        """Return the level that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
+
+        None: the operands must be conjugated before the product.
+        """
+        return None
+
+    # ---- numbers below the level
 
     def dtype_below(self, dtype: str) -> str:
-        """The type of its products if it is asked for one of `dtype`: a level may change the numbers."""
-        return dtype
+        """Return the type of the products below, for a product of `dtype`."""
+        if self.number_below == "byte":
+            return BYTE.name
+        real = DTYPES[dtype].real if self.number_below == "real" and dtype in DTYPES else None
+        return real or dtype
 
     def itemsize_below(self, itemsize: int) -> int:
-        """The same in bytes of a number, which its temporaries have too."""
-        return itemsize
+        """Return the bytes of a number in the products below, and in the level's temporaries."""
+        if self.number_below == "byte":
+            return BYTE.itemsize
+        return itemsize // 2 if self.number_below == "real" else itemsize
 
     @property
     def work_below(self) -> float:
-        """What one multiplication in its products counts, in multiplications of the numbers that it is asked for."""
-        return 1.0
+        """The cost of one multiplication below, in multiplications of the level's own numbers."""
+        if self.number_below == "byte":
+            return 1 / self.products
+        return 0.25 if self.number_below == "real" else 1.0
 
     @property
-    def splits_parts(self) -> bool:
-        """Does it only take complex numbers apart, so that its products have the sides that it is asked for?"""
-        return False
+    def splits_complex(self) -> bool:
+        """True if the level only separates real and imaginary parts, so that its products keep their sides."""
+        return self.number_below == "real" and self.bilinear is None
+
+    # ---- how products run
 
     @property
-    def conjugates(self) -> tuple[bool, bool]:
-        """Whether it multiplies the conjugate of A in A's place, and whether that of B in B's."""
-        return False, False
-
-    def conjugating(self, a: bool, b: bool) -> PlanLevel | None:
-        """The level that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
-
-        None where the operands must be conjugated before the product.
-        """
-        return None
+    def runs_in_leaf(self) -> bool:
+        """True if one leaf runs the level with everything below it: the level ends a plan."""
+        return bool(self.below)
 
     @property
-    def whole(self) -> bool:
-        """Does a machine do the level at once with all that is below it, as it does a leaf?
-
-        Such a level ends the levels of a plan. Its file registers the rows of what may stand below it, as a
-        fmm.kernels.plans.leaf.Ending.
-        """
-        return False
-
-    @property
-    def below(self) -> str:
-        """Asked of a whole level: in words, what may stand below it."""
-        return ""
-
-    # ---- what becomes of a product
-
-    @property
-    @abstractmethod
-    def products(self) -> int:
-        """The most products that it makes of one; 1 if it saves no multiplications."""
-
-    @property
-    def depth(self) -> int:
-        """How many levels of recursion it does at once."""
-        return 1
-
-    @property
-    def shallower(self) -> PlanLevel | None:
-        """The level with one recursion less; None if nothing is left of it then."""
-        return None
-
-    @property
-    def splits(self) -> bool:
-        """Are its products smaller than the problem?"""
-        return True
-
-    @property
-    def only_cuts(self) -> bool:
-        """Is each of its products a block of A times a block of B, and the result a block of C, without any sum?"""
-        return False
-
-    @property
-    def saves_products(self) -> bool:
-        """Are there fewer multiplications below it than in the product itself?
-
-        Then an inf or NaN can come out where the classical product has none.
-        """
-        return True
-
-    @property
-    def bilinear(self) -> Scheme | None:
-        """The bilinear algorithm, or composition of such, that it applies in one pass; None if it only cuts."""
-        return None
-
-    @property
-    def error_growth(self) -> float:
-        """The factor by which the expected error grows, besides the growth by its bilinear algorithm."""
-        return 1.0
-
-    @property
-    def positive_growth(self) -> float:
-        """The same factor for numbers of one sign, whose sums grow with their length."""
-        return 1.0
-
-    # ---- how its products and sums are run
-
-    @property
-    def lanes(self) -> int:
-        """How many of its products may run at a time; each lane has temporaries of its own for what is below."""
-        return 1
+    def streams(self) -> int:
+        """The number of products that may run at a time; each stream has its own temporaries below the level."""
+        return 2 if self.traversal == "overlapped" and self.products > 1 else 1
 
     @property
     def side_by_side(self) -> bool:
-        """Does it need lanes beside the caller's?"""
-        return False
+        """True if the level needs streams beside the caller's."""
+        return self.traversal == "overlapped" or "streams" in self.tasks or self.atomic
 
     @property
     def batched(self) -> bool:
-        """Are its products one batch of equal ones?"""
-        return False
+        """True if the products are one batch of equal ones."""
+        return self.traversal == "batched"
 
     @property
     def independent(self) -> bool:
-        """Do all its products come after its sums and before its join, so that equal ones could be one batch?"""
-        return self.batched
+        """True if all products run after the sums and before the join, so that equal ones can be one batch."""
+        return self.takes_alpha_beta and self.traversal in ("stacked", "overlapped", "batched")
 
     @property
     def needs_fusing_leaf(self) -> bool:
-        """Must the plan's next part be a leaf that does sums inside its products?"""
-        return False
+        """True if the next part of the plan must be a leaf that forms sums inside its products."""
+        return self.traversal == "fused"
 
     @property
     def fused(self) -> bool:
-        """Are all its sums done inside its products?"""
+        """True if all sums are formed inside the products."""
         return self.fused_products is not None
 
     @property
-    def sums_inside(self) -> bool:
-        """Are some of its sums done inside its products, provided that the leaf can?"""
-        return self.fused
-
-    @property
     def atomic(self) -> bool:
-        """Do its products add to C by atomic additions, in any order?"""
-        return False
+        """True if products add to C by atomic additions, in any order."""
+        return "atomic" in self.tasks
 
     @property
     def launches(self) -> int:
-        """How many launches the products of a fused level are, if leaves do them."""
-        return self.products
-
-    @property
-    def fused_products(self) -> FusedProducts | None:
-        """What a machine needs to do all of its sums inside its products; None if that is not possible."""
-        return None
-
-    # ---- what the model may know of it without counting its steps
-
-    @property
-    def cut(self) -> Cut | None:
-        """How the sides are cut, if the steps follow from that alone: counts are then polynomials in blocks' sides."""
-        return None
-
-    # ---- what is said of it
-
-    @property
-    def launched(self) -> str:
-        """A line for explain: how its products share launches and the device. Empty if there is nothing to say."""
-        return ""
-
-    @property
-    def error_note(self) -> str:
-        """What a user should know of its error besides how large it is. Empty if there is nothing to say."""
-        return ""
+        """The number of kernel launches of the products of a fused level above a leaf."""
+        return count_launches(self.bilinear, self.tasks) if self.tasks and self.bilinear else self.products
 
 
 # ---- kinds of levels
 
 
 class CandidateLevel(NamedTuple):
-    """A level that plans are made of though nobody names it, and the forms of these plans
-    (fmm.perfmodel.candidates)."""
+    """A level that the model compares by itself, and the forms of its plans (fmm.perfmodel.candidates)."""
 
     text: str
     forms: tuple[str, ...]
-    products: int  # how many it makes of one
-    lean: bool = False  # does it need less workspace than others? Then it is listed behind them
-    above: bool = False  # does it change the numbers? Then it is put above every plan for those that it makes
+    products: int
+    lean: bool = False  # the level needs little workspace, and is listed last
+    above: bool = False  # the level changes the numbers: it stands above every plan for the new numbers
 
 
-def _nothing() -> Iterable[CandidateLevel]:
+def _no_candidates() -> Iterable[CandidateLevel]:
     return ()
 
 
 @dataclass(frozen=True)
 class LevelKind:
-    """Levels of one kind: how they are read, and which of them are compared though nobody names them."""
+    """One kind of level: how its text is read, and its candidates."""
 
     name: str
-    parse: Callable[[str], PlanLevel | None]  # None for the text of another kind; PlanError if the text is wrong
-    words: Callable[[], tuple[str, ...]]  # the words with which a text of this kind can begin
-    considered: Callable[[], Iterable[CandidateLevel]] = _nothing
+    parse: Callable[[str], Level | None]  # None for the text of another kind; PlanError for a wrong text of this kind
+    words: Callable[[], tuple[str, ...]]  # the first words of a text of this kind
+    candidates: Callable[[], Iterable[CandidateLevel]] = _no_candidates
 
 
 LEVEL_KINDS: Final[Registry[LevelKind]] = Registry("kind of level")
 
 
 def register_level(kind: LevelKind) -> None:
-    """Let plans have levels of this kind from now on."""
+    """Let plans contain levels of this kind."""
     LEVEL_KINDS.add(kind)
 
 
 def unregister_level(name: str) -> None:
+    """Remove a kind of level from the registry."""
     LEVEL_KINDS.remove(name)
 
 
-def parse_level(text: str) -> PlanLevel:
-    """The level that a text names; a PlanError says what is valid."""
+def parse_level(text: str) -> Level:
+    """Return the level that a text names; raise PlanError with the valid names."""
     for kind in LEVEL_KINDS:
         if (level := kind.parse(text)) is not None:
             return level
@@ -289,6 +237,6 @@ def parse_level(text: str) -> PlanLevel:
 
 
 def unknown_algorithm(name: str) -> PlanError:
-    """The error for a name that no kind of level knows; it lists those that are known."""
+    """Return the error for a name that no kind of level has; the message lists the valid names."""
     valid = ", ".join(word for kind in LEVEL_KINDS for word in kind.words())
     return PlanError(f"unknown algorithm {name!r}; valid: {valid}")

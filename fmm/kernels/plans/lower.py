@@ -1,25 +1,119 @@
-"""Lowering: the steps of a plan's first level, from the plan and the sizes alone."""
+"""Lowering: from a plan and the sizes to the steps of the plan's first level.
+
+LevelWithSteps is the interface of every level to lowering, to the model's quick counts and to explain. `lower_level` is
+the entry: it handles alpha, beta and Gram products around the steps of the level.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Coefficient, updating_program
-from fmm.kernels.plans.level_with_steps import whole_level, with_steps
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
+from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.steps.sums import COPY, Mirror, Place, Sum, whole_matrix
-from fmm.kernels.registry import depends_on_rows
-from fmm.problem import Fill, Operation
+from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.sums import COPY, Mirror, Place, Sum, whole_matrix
+from fmm.kernels.registry import clear_on_registration
+from fmm.problem import Fill, Operation, Shape
+
+Sides = tuple[float, float, float]  # m, k, n; averages, and no whole numbers, where a level cuts unevenly
+
+
+class Footprint(NamedTuple):
+    """The products and sums of a level as if all its blocks were equal: enough to rank plans in microseconds.
+
+    Elements are numbers of the level's own type.
+    """
+
+    products: float
+    sides: Sides  # of each product
+    passes: int = 0  # of sums
+    moved: Sides = (0.0, 0.0, 0.0)  # elements of the blocks of A, B and C that sums read and write
+    held: Sides = (0.0, 0.0, 0.0)  # elements of temporaries with the sides of blocks of A, of B and of C
+    in_place: float = 1.0  # the share of products that read a block of A or B in place, or write a block of C
+    sequential: bool = False  # the sums are small passes between the products
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LevelWithSteps(Level):
+    """A level that can be lowered to steps."""
+
+    @abstractmethod
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        """Return the steps of C = alpha A B + beta C. `plan` begins with this level; `plan.rest` computes products."""
+
+    def lower_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
+        """Return the steps of the lower triangle of an n x n Gram product, with fill `lower` or `loose`.
+
+        Only levels `for_gram` have such steps.
+        """
+        raise PlanError(f"{self} does not cut Gram products")
+
+    @property
+    def same_above_levels(self) -> bool:
+        """True if the steps of A B differ only in the plan of the products, above every plan that has levels."""
+        return False
+
+    def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+        """Return the memory needs of A B if the plan `inner` computes the products; None: count them from the steps."""
+        return None
+
+    def footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
+        """Return the footprint of A B if the plan `inner` computes the products; None: count the steps.
+
+        Raise PlanError for sides that the level cannot cut.
+        """
+        return None
+
+    def describe(self, steps: LevelSteps) -> str:
+        """Return what these steps of the level do, in a few words for explain's table."""
+        sums = sum(isinstance(step, Sum) for step in steps.steps)
+        return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"
+
+    def describe_launches(self) -> str:
+        """Return a line for explain: how products share launches and streams. Empty if there is nothing to say."""
+        return ""
+
+
+class LevelInLeaf(LevelWithSteps):
+    """A level that one leaf runs with everything below it: its steps are counted and explained, and never walked."""
+
+    @abstractmethod
+    def lower_inside(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
+        """Return the steps of a product of numbers of `itemsize` bytes. `plan` ends in this level.
+
+        `dtype` may be omitted where the bytes determine the steps.
+        """
+
+    @abstractmethod
+    def work_share(self, steps: LevelSteps) -> float:
+        """Return the cost of one multiplication in these steps, in multiplications of the level's own numbers."""
+
+
+def with_steps(level: Level) -> LevelWithSteps:
+    """Return the same level; raise PlanError for a user's level that has no steps."""
+    if not isinstance(level, LevelWithSteps):
+        raise PlanError(f"{level} does not say which steps it becomes")
+    return level
+
+
+def level_in_leaf(plan: Plan) -> LevelInLeaf | None:
+    """Return the level that the plan's leaf runs; None if the leaf only multiplies."""
+    level = plan.leaf_use.leaf.level
+    return level if isinstance(level, LevelInLeaf) else None
+
 
 # A leaf that cannot update C computes A B in bands of rows, each of about BAND_ELEMENTS numbers, so that its scratch
-# stays small; but of no fewer than LEAST_BAND_ROWS rows, since BLAS packs B anew for each band. (One core, 4096 x 2048
+# stays small; but of no fewer than MIN_BAND_ROWS rows, since BLAS packs B again for each band. (One core, 4096 x 2048
 # x 4096 in bands of 64 to 256 rows: 1.27 to 1.39 times the time of all at once, of 512 rows 1.14, of 1024 rows 1.02.)
-BAND_ELEMENTS, LEAST_BAND_ROWS = 1 << 20, 1024
+BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def lower_level(
     plan: Plan,
@@ -31,34 +125,39 @@ def lower_level(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> LevelSteps | None:
-    """The steps of a plan's first level for C = alpha A B + beta C; None where the leaf itself does just that."""
+    """Return the steps of a plan's first level for C = alpha A B + beta C; None where one leaf call computes it."""
     if op != "product":
-        return _lower_half(plan, n, k, Asked(alpha, beta, op, fill))
+        return _lower_gram(plan, n, k, GemmParams(alpha, beta, op, fill))
+    plain = (alpha, beta) == (1, 0)
     if not plan.levels:
-        return None if (alpha, beta) == (1, 0) else _updated_leaf(plan, m, k, n, alpha, beta)
+        return None if plain else _update_in_bands(plan, m, k, n, alpha, beta)
     first = with_steps(plan.levels[0])
-    if (alpha, beta) != (1, 0) and not first.takes_alpha_beta:
-        return _updated(plan, m, k, n, alpha, beta)
-    return first.lower(plan, m, k, n, alpha, beta)
+    if plain or first.takes_alpha_beta:
+        return first.lower(plan, m, k, n, alpha, beta)
+    # The level computes A B only: the product goes to a temporary first.
+    d, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
+    product = Product(whole_matrix("A", m, k), whole_matrix("B", k, n), d, plan)
+    update = Sum("update", updating_program(COPY, alpha, beta), (d, c) if beta else (d,), (c,))
+    return LevelSteps((("D", m, n),), (product, update))
 
 
-def opened_level(
-    plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN, dtype: str = ""
+def lower_leaf_level(
+    plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> LevelSteps | None:
-    """The steps of a level that a machine does whole, for whoever counts or explains them.
+    """Return the steps of a level that one leaf runs, to count or explain them.
 
-    None for a plan that does not consist of such a level alone, and for one half of a product: that is counted and
-    explained as one operation.
+    None for a plan with other levels or with an ordinary leaf, and for one triangle of a Gram product, which counts as
+    one operation.
     """
-    level = whole_level(plan)
-    if plan.levels or level is None or asked.op != "product":
+    level = level_in_leaf(plan)
+    if plan.levels or level is None or params.op != "product":
         return None
-    return level.opened(plan, (m, k, n), asked, itemsize, dtype)
+    return level.lower_inside(plan, (m, k, n), params, itemsize, dtype)
 
 
-def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """C = alpha A B + beta C in bands of rows: the leaf has no beta, and a scratch as large as C would cost more."""
-    height = max(min(m, max(BAND_ELEMENTS // max(n, 1), LEAST_BAND_ROWS)), 1)
+    height = max(min(m, max(BAND_ELEMENTS // max(n, 1), MIN_BAND_ROWS)), 1)
     program = updating_program(COPY, alpha, beta)
     steps: list[Sum | Product] = []
     for row in range(0, m, height):
@@ -69,35 +168,18 @@ def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: 
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-    """C = alpha A B + beta C for a level that computes A B only: the product goes to a temporary first."""
-    product, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
-    update = Sum("update", updating_program(COPY, alpha, beta), (product, c) if beta else (product,), (c,))
-    return LevelSteps(
-        (("D", m, n),), (Product(whole_matrix("A", m, k), whole_matrix("B", k, n), product, plan), update)
-    )
-
-
-# ---- products that are their own adjoints
-
-
-def _lower_half(plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps | None:
-    """The steps of a product that is its own adjoint: levels compute its lower half, and a mirror does the rest."""
-    if plan.levels and not plan.halving:
-        raise PlanError(f"{plan} computes whole products; a plan of a product that is its own adjoint begins with gram")
-    if asked.fill == "full":
-        c = whole_matrix("C", n, n)
-        return LevelSteps((), (_half_product(plan, n, k, c, asked._replace(fill="loose")), Mirror(c, c)))
+def _lower_gram(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | None:
+    """Return the steps of a Gram product: levels compute the lower triangle, and a mirror completes C."""
+    if plan.levels and not plan.for_gram:
+        raise PlanError(f"{plan} computes whole products; a plan of a Gram product begins with gram")
+    a, b, c = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)
+    if params.fill == "full":
+        return LevelSteps((), (Product(a, b, c, plan, params._replace(fill="loose")), Mirror(c, c)))
     if not plan.levels:
         return None
-    first, plain = with_steps(plan.levels[0]), (asked.alpha, asked.beta) == (1, 0)
-    if (plain or first.takes_alpha_beta) and (asked.fill == "loose" or first.keeps_upper_half):
-        return first.lower_half(plan, n, k, asked)
+    first, plain = with_steps(plan.levels[0]), (params.alpha, params.beta) == (1, 0)
+    if (plain or first.takes_alpha_beta) and (params.fill == "loose" or first.keeps_upper_triangle):
+        return first.lower_triangle(plan, n, k, params)
     d = whole_matrix("D", n, n)
-    product = _half_product(plan, n, k, d, Asked(op=asked.op, fill="loose"))
-    update = Mirror(d, whole_matrix("C", n, n), asked.alpha, asked.beta, "lower")
-    return LevelSteps((("D", n, n),), (product, update))
-
-
-def _half_product(plan: Plan, n: int, k: int, dest: Place, asked: Asked) -> Product:
-    return Product(whole_matrix("A", n, k), whole_matrix("B", k, n), dest, plan, asked)
+    product = Product(a, b, d, plan, GemmParams(op=params.op, fill="loose"))
+    return LevelSteps((("D", n, n),), (product, Mirror(d, c, params.alpha, params.beta, "lower")))

@@ -1,20 +1,20 @@
-"""How temporaries lie in memory, and how many bytes they take."""
+"""Memory of temporaries: alignment, leading dimensions and bytes."""
 
 from __future__ import annotations
 
-ALIGN = 64  # bytes: every temporary starts on a cache line, and its rows do
+ALIGN = 64  # bytes: every temporary starts on a cache line, and so does each of its rows
 
 
-def whole(x: int, unit: int) -> int:
-    """The next multiple of `unit`."""
+def round_up(x: int, unit: int) -> int:
+    """Return the next multiple of `unit`."""
     return -(-x // unit) * unit
 
 
 def leading_dimension(cols: int, itemsize: int, spaced: bool = True) -> int:
-    """Elements from one row of a temporary to the next: whole cache lines, and (`spaced`) never a large power of two.
+    """Return the elements between rows of a temporary: whole cache lines, and (`spaced`) never a multiple of 4 KiB.
 
-    On a GPU rows are not spaced: products of float64 and bfloat16 lose 3 % by it there, those of TF32 10 %.
-    Rows that lie a multiple of 4 KiB apart fall into the same cache sets, and a panel of them evicts itself.
+    Rows at multiples of 4 KiB fall into the same cache sets, and a panel of them evicts itself. On a GPU rows are not
+    spaced: products of float64 and bfloat16 lose 3 % by it there, those of TF32 10 %.
     """
     line = max(ALIGN // itemsize, 1)
     padded = -(-cols // line) * line
@@ -22,6 +22,6 @@ def leading_dimension(cols: int, itemsize: int, spaced: bool = True) -> int:
 
 
 def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Enough for either memory order, so that a plan's workspace does not depend on its operands' layouts."""
+    """Return the bytes for either memory order, so that a plan's workspace does not depend on the operands' layouts."""
     elements = max(rows * leading_dimension(cols, itemsize), cols * leading_dimension(rows, itemsize))
     return -(-elements * itemsize // ALIGN) * ALIGN

@@ -1,77 +1,68 @@
-"""Plans: small immutable trees from the whole product down to the leaf that multiplies.
+"""Plans: levels from the outermost inwards, then the leaf that multiplies. One line of text.
 
-Text form, outermost level first, levels joined by " > ":
+Text form, levels joined by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-Some levels a machine does whole, with all that is below them (`residues(14) > strassen > bytes`). Such a level ends a
-plan: in `3m > residues(14) > bytes`, all behind `3m` multiplies as a leaf does, and that text is in the leaf's place.
+Some levels run in one leaf, with everything below them (`residues(14) > strassen > bytes`). Such a level ends a plan: in
+`3m > residues(14) > bytes` the text behind `3m` is the plan's leaf.
 
-What the text of a level may say, its kind knows (fmm.kernels.plans.levels); of a leaf, its row (fmm.kernels.leaves).
+The text of a level is defined by its kind (fmm.kernels.plans.levels), the text of a leaf by its row (fmm.kernels.leaves).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 
-from fmm.kernels.plans.leaf import ENDINGS, LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
-from fmm.kernels.plans.level import PlanLevel, parse_level
-from fmm.kernels.plans.likely_plan import likely_plan
-from fmm.kernels.plans.old_names import todays_ending
-from fmm.kernels.plans.plan_error import PlanError as PlanError
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.leaf import LEAF_FAMILIES, LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
+from fmm.kernels.plans.level import LEVEL_KINDS, Level, parse_level
+from fmm.kernels.plans.level import PlanError as PlanError
+from fmm.kernels.registry import clear_on_registration
 
-MOST_LETTERS = 1000  # of a plan's text: some forty levels, as many as no product has
+MAX_LENGTH = 1000  # characters of a plan's text: some forty levels, more than any product needs
 
 
 @dataclass(frozen=True)
 class Plan:
     """Levels from the outermost inwards, and the leaf that multiplies below the last of them.
 
-    `leaf` may also be the text of a level that a machine does whole, with all that is below it. Such a level may be
-    given among the levels too: it then becomes part of the leaf.
+    `leaf` may also be the text of a level that one leaf runs with everything below it. If `levels` contain such a
+    level, it becomes part of the leaf.
     """
 
-    levels: tuple[PlanLevel, ...] = ()
+    levels: tuple[Level, ...] = ()
     leaf: str = "vendor"
-    leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # the registered leaf that the text `leaf` names
+    leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # the registered leaf of the text `leaf`
 
     def __post_init__(self) -> None:
-        if any(level.whole for level in self.levels):
-            self._end_in_whole_level()
+        if any(level.runs_in_leaf for level in self.levels):
+            self._move_into_leaf()
         object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
-        object.__setattr__(self, "leaf", str(self.leaf_use))  # in today's spelling, if an old name was given
-        self._check_lanes()
-        self._check_halving_levels()
-        self._check_fused_level()
+        self._check_order_of_levels()
 
-    def _end_in_whole_level(self) -> None:
-        """Move the first level that is done whole, and all below it, into the text of the leaf."""
-        first_whole = next(i for i, level in enumerate(self.levels) if level.whole)
-        ending = " > ".join([*map(str, self.levels[first_whole:]), self.leaf])
+    def _move_into_leaf(self) -> None:
+        """Move the first level that one leaf runs, and everything below it, into the text of the leaf."""
+        first = next(i for i, level in enumerate(self.levels) if level.runs_in_leaf)
+        ending = " > ".join([*map(str, self.levels[first:]), self.leaf])
         if ending not in leaf_uses():
-            raise PlanError(f"below {self.levels[first_whole]} there may be {self.levels[first_whole].below}")
-        object.__setattr__(self, "levels", self.levels[:first_whole])
+            raise PlanError(f"below {self.levels[first]} there may be {self.levels[first].below}")
+        object.__setattr__(self, "levels", self.levels[:first])
         object.__setattr__(self, "leaf", ending)
 
-    def _check_lanes(self) -> None:
-        """A machine has lanes for the products of one level only."""
-        with_lanes = [level for level in self.levels if level.side_by_side]
-        if len(with_lanes) > 1:
-            manner = "side by side" if with_lanes[1].needs_fusing_leaf else "overlapped"
-            raise PlanError(f"{with_lanes[1]} below {with_lanes[0]}: only one level of a plan can be {manner}")
-
-    def _check_halving_levels(self) -> None:
-        """Levels that cut products that are their own adjoints stand above all other levels."""
-        halving = [level.halving for level in self.levels]
-        if halving != sorted(halving, reverse=True):
-            last = self.levels[len(halving) - 1 - halving[::-1].index(True)]
-            raise PlanError(f"{last} cuts only products that are their own adjoints, of which no other level makes any")
-
-    def _check_fused_level(self) -> None:
-        """A fused level stands right above a leaf that can do its sums."""
+    def _check_order_of_levels(self) -> None:
+        """Raise PlanError unless the levels may stand in this order above the leaf."""
+        with_streams = [level for level in self.levels if level.side_by_side]
+        if len(with_streams) > 1:
+            manner = "side by side" if with_streams[1].needs_fusing_leaf else "overlapped"
+            raise PlanError(f"{with_streams[1]} below {with_streams[0]}: only one level of a plan can be {manner}")
+        for_gram = [level.for_gram for level in self.levels]
+        if for_gram != sorted(for_gram, reverse=True):
+            last = self.levels[len(for_gram) - 1 - for_gram[::-1].index(True)]
+            raise PlanError(f"{last} cuts only Gram products (A times its adjoint): it must be above all other levels")
         fused = [level for level in self.levels if level.needs_fusing_leaf]
         if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses):
             raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
@@ -80,50 +71,47 @@ class Plan:
 
     @property
     def rest(self) -> Plan:
-        """The plan by which the first level's products are done: this one without its first level."""
+        """The plan of the first level's products: this one without its first level."""
         return _rest(self)
 
     @property
-    def half(self) -> Plan:
-        """The plan for a product that is its own adjoint: only the levels that cut such products, and the leaf."""
-        return _half(self)
+    def gram_plan(self) -> Plan:
+        """The plan of a Gram product below the first level: only the levels that cut Gram products, and the leaf."""
+        return _gram_plan(self)
 
     @property
     def shallower(self) -> Plan:
-        """The plan with one level of recursion less, taken from the outermost level that recurs.
-
-        A plan without recursion is returned as it is.
-        """
+        """The plan with one recursion less in its outermost recursive level; without recursion, the plan itself."""
         return _shallower(self)
 
     def conjugating(self, a: bool, b: bool) -> Plan | None:
-        """The plan that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
+        """Return the plan that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
 
-        None where the operands must be conjugated before the product.
+        None: the operands must be conjugated before the product.
         """
         first = self.levels[0].conjugating(a, b) if self.levels else None
         return None if first is None else replace(self, levels=(first, *self.levels[1:]))
 
-    # ---- what its levels and leaves do
+    # ---- facts of its levels and leaves
 
     @property
     def leaf_uses(self) -> tuple[LeafUse, ...]:
-        """The leaf at the end, and those that levels name for some of their products."""
-        return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.own_leaves)
+        """The leaf at the end, and the leaves that levels name for some of their products."""
+        return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.named_leaves)
 
     @property
     def emulates(self) -> bool:
-        """Does any of its leaves multiply in another type than the plan is asked for?"""
-        return any(use.leaf.error.emulates for use in self.leaf_uses)
+        """True if one of its leaves multiplies in another type than the product's."""
+        return any(use.leaf.emulates for use in self.leaf_uses)
 
     @property
-    def halving(self) -> bool:
-        """Is this a plan for products that are their own adjoints, and for no others?"""
-        return bool(self.levels) and self.levels[0].halving
+    def for_gram(self) -> bool:
+        """True for a plan that computes Gram products, and no others."""
+        return bool(self.levels) and self.levels[0].for_gram
 
     @property
     def conjugates(self) -> tuple[bool, bool]:
-        """Whether the plan multiplies the conjugate of A in A's place, and whether that of B in B's."""
+        """Whether the plan multiplies conj(A), and whether conj(B)."""
         a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
         return a, b
 
@@ -134,48 +122,47 @@ class Plan:
 
     @property
     def fused(self) -> bool:
-        """Are the sums of the first level done inside its products?"""
+        """True if all sums of the first level are formed inside its products."""
         return bool(self.levels) and self.levels[0].fused
 
     @property
-    def timed_by_tiles(self) -> bool:
-        """Does the model predict the time of its leaf products from the tiles in which they are computed?"""
-        return self.leaf_use.leaf.time.formula == "tiles"
+    def uses_tile_model(self) -> bool:
+        """True if the model predicts the time of leaf products from the tiles of their kernel."""
+        return self.leaf_use.leaf.time_formula == "tiles"
 
     @cached_property
     def splits(self) -> bool:
-        """Are its leaf products smaller than the problem?"""
+        """True if the leaf products are smaller than the problem."""
         return any(level.splits for level in self.levels)
 
     @cached_property
     def batched(self) -> bool:
-        """Are its leaf products a batch, which reads and writes nothing but temporaries?"""
+        """True if the leaf products are a batch that reads and writes temporaries only."""
         return any(level.batched for level in self.levels)
 
     # ---- types
 
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """The types of the products that the leaf can do below these levels.
+        """The types that the leaf multiplies below these levels.
 
-        Where the last level wants its sums inside the leaf's products, only types count for which the leaf does that.
+        If the last level needs sums inside the leaf's products, only the types with this ability count.
         """
         leaf = self.leaf_use.leaf
         multiplied = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
         if not self.levels:
-            return *multiplied, *leaf.types.alone
+            return *multiplied, *leaf.types_alone
         only_cut = all(level.only_cuts for level in self.levels)
-        return (*multiplied, *leaf.types.in_blocks) if only_cut else multiplied
+        return (*multiplied, *leaf.types_in_blocks) if only_cut else multiplied
 
     def leaf_type(self, dtype: str) -> str:
-        """The type that the leaf multiplies if the plan is asked for a product of `dtype`: levels may change it."""
+        """Return the type of the leaf products in a product of `dtype`: levels may change the type."""
         for level in self.levels:
             dtype = level.dtype_below(dtype)
         return dtype
 
-    def takes_type(self, dtype: str) -> bool:
-        """Can the plan be asked for a product of `dtype`: does each level take the type that the one above it makes,
-        and the leaf the last one?"""
+    def accepts_type(self, dtype: str) -> bool:
+        """Return True if the plan can compute a product of `dtype`: each level takes the type of the level above."""
         for level in self.levels:
             if level.types is not None and dtype not in level.types:
                 return False
@@ -183,30 +170,30 @@ class Plan:
         return dtype in self.types
 
     def type_inside(self, dtype: str, products: Iterable[Plan]) -> str:
-        """The type of the first level's temporaries and products, where the plan is asked for `dtype`.
+        """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products`: the plans of these products. A level may hand a product to the whole plan again, and then changes
-        nothing.
+        `products`: the plans of these products. A level may give a product to the whole plan again: then the type does
+        not change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
-        """The same as `type_inside`, in bytes of a number."""
+        """Return the same as `type_inside`, in bytes of a number."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
     def rate_name(self, dtype: str) -> str:
-        """The name under which a calibration holds the rate of the leaf's products."""
+        """Return the name of the leaf's rate in a calibration."""
         multiplied = self.leaf_type(dtype)
-        return self.leaf_use.leaf.time.rate.format(multiplied) or multiplied
+        return self.leaf_use.leaf.rate.format(multiplied) or multiplied
 
-    def considered_for(self, dtype: str) -> bool:
-        """Is the plan compared for this type even if nobody names it?"""
-        return self.takes_type(dtype) and self.leaf_type(dtype) in self._considered_types
+    def is_candidate_for(self, dtype: str) -> bool:
+        """Return True if the model compares the plan for this type by itself."""
+        return self.accepts_type(dtype) and self.leaf_type(dtype) in self._candidate_types
 
     @cached_property
-    def _considered_types(self) -> frozenset[str]:
-        considered = self.leaf_use.leaf.candidacy.types
-        return frozenset(t for t in self.types if considered is None or t in considered)
+    def _candidate_types(self) -> frozenset[str]:
+        types = self.leaf_use.leaf.candidate_types
+        return frozenset(t for t in self.types if types is None or t in types)
 
     # ---- its text
 
@@ -214,18 +201,29 @@ class Plan:
         return " > ".join([*map(str, self.levels), self.leaf])
 
     def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
-        """Plans are pickled as their texts: another process parses them with its own registries."""
+        """Pickle a plan as its text: another process parses it with its own registries."""
         return Plan.parse, (str(self),)
 
     @staticmethod
     def parse(text: str) -> Plan:
-        """The plan that `text` describes; a PlanError says what is wrong with the text and what is valid."""
+        """Return the plan of this text.
+
+        Raises
+        ------
+        PlanError
+            The text is no plan: the message names the fault, and what is valid or probably meant.
+
+        Examples
+        --------
+        >>> import fmm.kernels
+        >>> plan = Plan.parse("winograd^2 > li-fig3.peel > vendor")
+        >>> plan.depth, plan.leaf, str(plan.rest)
+        (3, 'vendor', 'li-fig3.peel > vendor')
+        """
         if not isinstance(text, str):
             raise PlanError(f"a plan is a text such as 'winograd > vendor', not {text!r}")
-        if len(text) > MOST_LETTERS:
-            raise PlanError(
-                f"a plan is a text of at most {MOST_LETTERS} letters, not of {len(text)}: {text[:40]!r} ..."
-            )
+        if len(text) > MAX_LENGTH:
+            raise PlanError(f"a plan is a text of at most {MAX_LENGTH} letters, not of {len(text)}: {text[:40]!r} ...")
         return _parse(text)
 
 
@@ -247,21 +245,38 @@ def _shallower(plan: Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _half(plan: Plan) -> Plan:
-    return replace(plan, levels=tuple(level for level in plan.levels if level.halving))
+def _gram_plan(plan: Plan) -> Plan:
+    return replace(plan, levels=tuple(level for level in plan.levels if level.for_gram))
 
 
-@depends_on_rows
+# ---- reading
+
+
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
     try:
         return _read(text)
     except PlanError as error:
-        meant = likely_plan(text, _can_be_read)
+        meant = next((near for near in _similar_texts(text) if near != text and _can_be_read(near)), None)
         if meant is None:
             raise
         upper = " (plans are in lower case)" if text != text.lower() and _can_be_read(text.lower()) else ""
         raise PlanError(f"did you mean {meant!r}{upper}? {error}") from None
+
+
+def _read(text: str) -> Plan:
+    *level_texts, leaf = (part.strip() for part in text.split(">"))
+    if leaf not in leaf_uses():
+        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
+    try:
+        levels = tuple(map(parse_level, level_texts))
+        if leaf_use(leaf).leaf.only_below_levels and not any(level.runs_in_leaf for level in levels):
+            kinds = " or ".join(family.name for family in LEAF_FAMILIES if family.end == leaf)
+            raise PlanError(f"{leaf} multiplies only below {kinds}; other leaves: {valid_leaves()}")
+        return Plan(levels, leaf)
+    except ValueError as error:
+        raise PlanError(f"{text!r}: {error}") from None
 
 
 def _can_be_read(text: str) -> bool:
@@ -272,22 +287,26 @@ def _can_be_read(text: str) -> bool:
     return True
 
 
-def _read(text: str) -> Plan:
-    *level_texts, leaf = (part.strip() for part in text.split(">"))
-    if todays_ending(leaf) not in leaf_uses():
-        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
-    levels = tuple(_parse_level(part, text) for part in level_texts)
-    if leaf_use(leaf).leaf.below_levels and not any(level.whole for level in levels):
-        kinds = " or ".join(ending.name for ending in ENDINGS if ending.leaf == leaf)
-        raise PlanError(f"{text!r}: {leaf} multiplies only below {kinds}; other leaves: {valid_leaves()}")
-    try:
-        return Plan(levels, leaf)
-    except PlanError as error:
-        raise PlanError(f"{text!r}: {error}") from None
+_NAMES = re.compile(r"(^|\*\s*)([\w-]+)")  # at the start of a level, and behind the * of a composition
+_ARROWS = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])")
 
 
-def _parse_level(part: str, text: str) -> PlanLevel:
-    try:
-        return parse_level(part)
-    except ValueError as error:
-        raise PlanError(f"{text!r}: {error}") from None
+def _similar_texts(text: str) -> Iterator[str]:
+    """Yield texts that may be meant by a text that is no plan: with the nearest names, with a leaf at the end."""
+    parts = [part for part in _ARROWS.split(text.strip().strip("'\"").lower()) if part]
+    if not parts:
+        return
+    above = [_with_valid_names(level) for level in parts[:-1]]
+    leaf = get_close_matches(parts[-1], leaf_uses(), 1)
+    if leaf:
+        yield " > ".join([*above, *leaf])
+    yield " > ".join([*above, _with_valid_names(parts[-1]), VENDOR.leaf])
+
+
+def _with_valid_names(level: str) -> str:
+    words = [word for kind in LEVEL_KINDS for word in kind.words()]
+
+    def nearest(found: re.Match[str]) -> str:
+        return found[1] + next(iter(get_close_matches(found[2], words, 1)), found[2])
+
+    return _NAMES.sub(nearest, level)

@@ -1,96 +1,95 @@
-"""The one walk over a plan: level by level through the steps of its lowering, down to the leaf.
+"""The walk over a plan: through the steps of each level, down to the leaf.
 
-What it walks on is a machine: NumPy's arrays and BLAS (fmm.kernels.cpu.execute), symbols
-(fmm.kernels.cpu.symbolic_proof), or a recorder that notes the operations for a GPU (fmm.kernels.cuda.record).
-Temporaries are taken and given back like a stack, so that the products of a level reuse each other's memory.
+A Machine executes the steps: NumPy arrays and BLAS (fmm.kernels.cpu.execute), symbols (fmm.kernels.cpu.symbolic_proof),
+or a recorder of GPU operations (fmm.kernels.cuda.record). Temporaries are allocated as a stack, so that the products
+of a level reuse the same memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.added_apart import with_added_apart
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, ProductWithSums
-from fmm.kernels.plans.steps.sums import APART, Mirror, Place, Sum, Turned
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, Step, with_addend
+from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 
-Matrix = Any  # whatever the machine calculates with: it has two axes, .shape and .strides
-# The matrices that a level's steps name: A, B, C and the level's temporaries; and APART, if beta's matrix is not C.
+Matrix = Any  # the machine's own kind of matrix: it has two axes, .shape and .strides
+# The matrices that a level's steps name: A, B, C and the level's temporaries; and ADDEND, if beta multiplies another
+# matrix than C.
 Operands = dict[str, Matrix]
-Triple = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, and where their product goes
-Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
+Triple = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
 
 
 class Machine(Protocol):
-    """What a walk asks of whatever runs a plan, or records it."""
+    """Interface of anything that executes or records a plan."""
 
     @property
     def leaf_updates(self) -> bool:
-        """Can a leaf itself multiply by alpha and add beta C?"""
+        """True if a leaf itself can multiply by alpha and add beta C."""
         ...
 
     @property
     def used(self) -> int:
-        """How many bytes of the workspace are taken at the moment."""
+        """Bytes of the workspace in use at the moment."""
         ...
 
     def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Matrix:
-        """Take a temporary of the workspace; its columns are contiguous if `fortran`, else its rows are."""
+        """Allocate a temporary in the workspace: column-major if `fortran`, else row-major."""
 
     def release(self, mark: int) -> None:
-        """Give back every temporary that was taken since `used` was `mark`."""
+        """Free every temporary that was allocated since `used` was `mark`."""
 
     def part(self, x: Matrix, place: Place) -> Matrix:
-        """The rectangle of the matrix that `place` names, or the real or imaginary parts in it."""
+        """Return the rectangle of the matrix that `place` names, or the real or imaginary parts in it."""
 
-    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        """Whether sums of the blocks of A, and of B, should lie column by column.
+    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        """Return whether sums of the blocks of A, and of B, should be column-major.
 
-        Sums of a matrix that is not in the answer lie as the matrix itself does.
+        Sums of a matrix that is not in the result have the layout of the matrix.
         """
         ...
 
     def sum(self, step: Sum, reads: Sequence[Matrix], writes: Sequence[Matrix]) -> None:
-        """Do the additions of a step: `reads` and `writes` are the matrices at its places."""
+        """Execute the additions of a step: `reads` and `writes` are the matrices at its places."""
 
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Multiply by a leaf. Several products are a batch: all are of one size."""
+        """Multiply by a leaf. Several products are a batch: all have equal sizes."""
 
-    def multiply_apart(
-        self, leaf: str, product: Triple, added: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+    def multiply_with_addend(
+        self, leaf: str, product: Triple, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """dest = alpha left right + beta added. Only machines with `leaf_updates` are asked for it."""
+        """Compute dest = alpha left right + beta addend. Called only on machines with `leaf_updates`."""
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
-        """Compute the lower halves of products that are their own adjoints. Several are a batch, as in `multiply`."""
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+        """Compute the lower triangles of Gram products. Several are a batch, as in `multiply`."""
 
     def mirror(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
-        """Finish a matrix that is its own adjoint from the lower half of `source`."""
+        """Complete a Gram product from the lower triangle of `source`."""
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """Multiply and do the sums of a step table's kernel at once; False if the machine cannot, and did nothing."""
+        """Multiply and form the sums of a step table's kernel in one launch; return False, doing nothing, if unable."""
         ...
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """Do a whole fused level; False if the machine cannot, and did nothing."""
+        """Execute a whole fused level; return False, doing nothing, if unable."""
         ...
 
     def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Call `run` with each of these independent products, with as many at a time as the machine likes."""
+        """Call `run` with each of these independent products, several at a time if the machine can."""
 
 
-class PlainMachine:
-    """The answers of a machine without kernels: it has no wish for an order, fuses nothing, and multiplies in turns."""
+class DefaultMachine:
+    """The defaults of a machine without kernels: it requires no layout, fuses nothing, and runs products in order."""
 
-    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
@@ -103,8 +102,8 @@ class PlainMachine:
         for product in products:
             run(product)
 
-    def multiply_apart(
-        self, leaf: str, product: Triple, added: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+    def multiply_with_addend(
+        self, leaf: str, product: Triple, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         raise NotImplementedError(f"{type(self).__name__} has leaves that do not update")
 
@@ -121,63 +120,59 @@ def walk_plan(
 ) -> None:
     """Compute C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
 
-    With an operand APART, C = alpha A B + beta APART, and C is never read.
+    With an operand ADDEND, C = alpha A B + beta ADDEND, and C is never read.
 
-    `dtype`: the type of this product; levels may change the type of those below them.
+    `dtype`: the type of this product; levels may change the type of the products below.
     """
     a, b, c = operands["A"], operands["B"], operands["C"]
-    own_adjoint = op != "product"
-    if own_adjoint and not plan.levels and fill != "full":
-        machine.multiply_half(plan.leaf, [(a, b, c)], dtype, Asked(alpha, beta, op, fill))
-    elif not own_adjoint and not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
-        if APART in operands:
-            machine.multiply_apart(plan.leaf, (a, b, c), operands[APART], dtype, alpha, beta)
+    is_gram = op != "product"
+    if is_gram and not plan.levels and fill != "full":
+        machine.multiply_triangle(plan.leaf, [(a, b, c)], dtype, GemmParams(alpha, beta, op, fill))
+    elif not is_gram and not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
+        if ADDEND in operands:
+            machine.multiply_with_addend(plan.leaf, (a, b, c), operands[ADDEND], dtype, alpha, beta)
         else:
             machine.multiply(plan.leaf, [(a, b, c)], dtype, alpha, beta)
-    elif own_adjoint or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
+    elif is_gram or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
         steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
         _run_level(steps, operands, machine, plan.type_inside(dtype, [p.plan for p in steps.products]))
 
 
 def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Run a level's steps with temporaries of its own. `dtype`: the type of its temporaries and products."""
+    """Execute a level's steps with temporaries of its own. `dtype`: the type of its temporaries and products."""
     mark = machine.used
     _take_temporaries(level, operands, machine, dtype)
-    for at_once, steps in _grouped_steps(with_added_apart(level) if APART in operands else level):
-        if at_once:
-            products = [step for step in steps if isinstance(step, Product)]
+    steps = with_addend(level).steps if ADDEND in operands else level.steps
+    # Neighbouring products may run concurrently if the level has several streams.
+    for concurrent, group in groupby(steps, lambda step: level.streams > 1 and isinstance(step, Product)):
+        if concurrent:
+            products = [step for step in group if isinstance(step, Product)]
             machine.side_by_side(products, dtype, lambda product: _run_product(product, operands, machine, dtype))
         else:
-            for step in steps:
+            for step in group:
                 _run_step(step, operands, machine, dtype)
     machine.release(mark)
 
 
 def _take_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Enter the level's temporaries among the operands.
-
-    Of an operand whose rows are contiguous there is no turned copy: the operand itself stands in its place.
-    """
-    by_columns = machine.order_of_sums(level)
-    turned = {step.copy.name: step for step in level.steps if isinstance(step, Turned)}
+    """Add the level's temporaries to the operands. A row-major operand serves as its own row-major copy."""
+    column_major = machine.column_major_sums(level)
+    copies = {step.copy.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
     for name, rows, cols in level.temporaries:
-        if name in turned and not lies_by_columns(operands[turned[name].source.name]):
-            operands[name] = machine.part(operands[turned[name].source.name], turned[name].source)
+        if name in copies and not is_column_major(operands[copies[name].source.name]):
+            operands[name] = machine.part(operands[copies[name].source.name], copies[name].source)
             continue
         like = level.layouts[name]
-        fortran = name not in turned and (by_columns[like] if like in by_columns else lies_by_columns(operands[like]))
+        fortran = name not in copies and (
+            column_major[like] if like in column_major else is_column_major(operands[like])
+        )
         operands[name] = machine.take(rows, cols, fortran, dtype)
 
 
-def _grouped_steps(level: LevelSteps) -> Iterator[tuple[bool, Iterator[Step]]]:
-    """Neighbouring steps in groups, each with whether it is of products that may run at the same time."""
-    return groupby(level.steps, lambda step: level.lanes > 1 and isinstance(step, Product))
-
-
 def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
-    if isinstance(step, Turned) and not lies_by_columns(operands[step.source.name]):
-        return  # the operand itself stands in the copy's place
+    if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source.name]):
+        return  # the operand serves as the copy
     if isinstance(step, Sum):
         machine.sum(step, *([machine.part(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes)))
     elif isinstance(step, ProductWithSums):
@@ -192,42 +187,42 @@ def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> N
 
 
 def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Hand the batch to the machine as one if a leaf does all of it, else product by product."""
-    plan, asked = step.products[0].plan, step.products[0].asked
-    own_adjoint, update = asked.op != "product", (asked.alpha, asked.beta)
-    if plan.levels or not (own_adjoint or machine.leaf_updates or update == (1, 0)):
+    """Pass the batch to the machine as one if a leaf computes all of it, else product by product."""
+    plan, params = step.products[0].plan, step.products[0].params
+    is_gram, update = params.op != "product", (params.alpha, params.beta)
+    if plan.levels or not (is_gram or machine.leaf_updates or update == (1, 0)):
         for product in step.products:
             _run_product(product, operands, machine, dtype)
         return
-    triples = [_matrices_of(product, operands, machine) for product in step.products]
-    if own_adjoint:
-        machine.multiply_half(plan.leaf, triples, dtype, asked)
+    triples = [_product_matrices(product, operands, machine) for product in step.products]
+    if is_gram:
+        machine.multiply_triangle(plan.leaf, triples, dtype, params)
     else:
         machine.multiply(plan.leaf, triples, dtype, *update)
 
 
 def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Do the product first, into scratch if it has no place of its own, and then the sums."""
+    """Compute the product first, into scratch if it has no place of its own, and then the sums."""
     mark, dest = machine.used, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.take(dest.rows, dest.cols, False, dtype)}
-    for part in step.apart:
+    for part in step.separate:
         _run_step(part, operands, machine, dtype)
     machine.release(mark)
 
 
 def _run_product(product: Product, operands: Operands, machine: Machine, dtype: str) -> None:
-    below = dict(zip("ABC", _matrices_of(product, operands, machine), strict=True))
-    if product.apart:
-        below[APART] = machine.part(operands[APART], product.dest)
-    walk_plan(product.plan, below, machine, dtype, *product.asked)
+    below = dict(zip("ABC", _product_matrices(product, operands, machine), strict=True))
+    if product.has_addend:
+        below[ADDEND] = machine.part(operands[ADDEND], product.dest)
+    walk_plan(product.plan, below, machine, dtype, *product.params)
 
 
-def _matrices_of(product: Product, operands: Operands, machine: Machine) -> Triple:
+def _product_matrices(product: Product, operands: Operands, machine: Machine) -> Triple:
     left, right, dest = (machine.part(operands[p.name], p) for p in (product.left, product.right, product.dest))
     return left, right, dest
 
 
-def lies_by_columns(x: Matrix) -> bool:
-    """Are neighbours in a column nearer to each other in memory than neighbours in a row?"""
+def is_column_major(x: Matrix) -> bool:
+    """Return True if neighbours in a column are closer in memory than neighbours in a row."""
     return bool(abs(x.strides[0]) < abs(x.strides[1]))

@@ -1,4 +1,4 @@
-"""What a plan needs to run, read off its steps: workspace, leaf products, flops."""
+"""The needs of a plan, read from its steps: workspace, leaf products, multiplications, and checks of types and sizes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.leaf import ending_rows
-from fmm.kernels.plans.level_with_steps import whole_level, with_steps
-from fmm.kernels.plans.lower import lower_level, opened_level
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
+from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.steps.needed import Needed, needed_for
-from fmm.kernels.registry import depends_on_rows
-from fmm.problem import Fill, Operation
-
-Size = tuple[int, int, int]  # (m, k, n)
+from fmm.kernels.plans.steps import LevelNeeds, level_needs
+from fmm.kernels.registry import clear_on_registration
+from fmm.problem import Fill, Operation, Shape
 
 GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
 
 
-@depends_on_rows
+# ---- workspace
+
+
+@clear_on_registration
 @lru_cache(maxsize=65536)
 def workspace(
     plan: Plan,
@@ -38,129 +38,137 @@ def workspace(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> int:
-    """The most bytes of temporaries that a plan has at a time: its first level's, and those below its largest product.
+    """Return the largest number of bytes of temporaries in use at a time.
 
-    Products take turns with the memory below them; where two run at a time, both count.
+    These are the temporaries of the first level, and those below its largest product: products reuse the memory below
+    them. Where two products run at a time, both count.
     """
-    needed = None if plan.fused else _needed(plan, m, k, n, Asked(alpha, beta, op, fill))
-    if needed is None:
-        return plan.leaf_use.leaf.call.room(itemsize, m, k, n, 1)
-    inside = plan.itemsize_inside(itemsize, [p for p, *_ in needed.products])
-    own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in needed.temporaries)
-    below = max((workspace(p, *size, inside, *asked) for p, size, asked in needed.products), default=0)
-    scratch = (batch_scratch(p, inside, *size, count) for p, size, count in needed.batches)
-    return own + max([needed.lanes * below, *scratch])
+    needs = None if plan.fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
+    if needs is None:
+        return plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, 1)
+    inside = plan.itemsize_inside(itemsize, [p for p, *_ in needs.products])
+    own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in needs.temporaries)
+    below = max((workspace(p, *size, inside, *params) for p, size, params in needs.products), default=0)
+    scratch = (batch_scratch(p, inside, *size, count) for p, size, count in needs.batches)
+    return own + max([needs.streams * below, *scratch])
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4096)
-def _needed(plan: Plan, m: int, k: int, n: int, asked: Asked) -> Needed | None:
-    """What the steps of the plan's first level need; None where the leaf does it all.
+def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> LevelNeeds | None:
+    """Return the memory needs of the plan's first level; None where one leaf call computes the product.
 
-    A choice asks about the same level above many plans: its steps are made once, if at all.
+    Choosing compares many plans below the same level: the level's steps are made once, if at all.
     """
-    if plan.levels and asked == PLAIN:
+    if plan.levels and params == PLAIN:
         first = with_steps(plan.levels[0])
-        if (known := first.needed(plan.rest, (m, k, n))) is not None:
-            return known
+        if (needs := first.needs(plan.rest, (m, k, n))) is not None:
+            return needs
         if first.same_above_levels and plan.rest.levels:
-            alone = _needed(Plan((first,)), m, k, n, asked)
-            return alone and alone.by(plan.rest)
-    steps = lower_level(plan, m, k, n, *asked)
-    return None if steps is None else needed_for(steps)
+            alone = _level_needs(Plan((first,)), m, k, n, params)
+            return alone and alone.with_plan(plan.rest)
+    steps = lower_level(plan, m, k, n, *params)
+    return None if steps is None else level_needs(steps)
 
 
 def batch_scratch(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
-    """Bytes that a batch of products by a leaf may use; none where each of them has levels of its own."""
-    return 0 if plan.levels else plan.leaf_use.leaf.call.room(itemsize, m, k, n, count)
+    """Return the scratch bytes of a batch of leaf products; 0 where each product has levels of its own."""
+    return 0 if plan.levels else plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, count)
+
+
+# ---- leaf products and multiplications
+
+
+def leaf_products(
+    plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN, itemsize: int = 8
+) -> dict[Shape, int]:
+    """Return the number of whole leaf products of each size (m, k, n).
+
+    `itemsize` matters for integers only, with products modulo several numbers.
+    """
+    return {size: count for (size, is_gram), count in _leaves(plan, m, k, n, params, itemsize) if not is_gram}
+
+
+def leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> dict[Shape, int]:
+    """Return the number of leaf Gram products of each size; a leaf computes one triangle of them."""
+    return {size: count for (size, is_gram), count in _leaves(plan, m, k, n, params, 8) if is_gram}
+
+
+@clear_on_registration
+@lru_cache(maxsize=65536)
+def _leaves(
+    plan: Plan, m: int, k: int, n: int, params: GemmParams, itemsize: int
+) -> tuple[tuple[tuple[Shape, bool], int], ...]:
+    steps = lower_level(plan, m, k, n, *params) or lower_leaf_level(plan, m, k, n, itemsize, params)
+    if steps is None:
+        return ((((m, k, n), params.op != "product"), 1),)
+    found: dict[tuple[Shape, bool], int] = {}
+    for p in steps.products:
+        for leaf, count in _leaves(p.plan, *p.size, p.params, itemsize):
+            found[leaf] = found.get(leaf, 0) + count
+    return tuple(found.items())
+
+
+@clear_on_registration
+@lru_cache(maxsize=4096)
+def multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN) -> float:
+    """Return the multiplications in all leaf products, in multiplications of the product's own numbers."""
+    inside = lower_leaf_level(plan, m, k, n, 8, params)
+    steps = inside or lower_level(plan, m, k, n, *params)
+    if steps is None:
+        return m * k * n * 1.0 if params.op == "product" else m * (m + 1) / 2 * k
+    products = list(steps.products)
+    own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
+    if inside is not None and (level := level_in_leaf(plan)) is not None:
+        own = level.work_share(inside)
+    return own * sum(multiplications(p.plan, *p.size, p.params) for p in products)
+
+
+def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
+    """Return the multiplications and additions inside the leaf products, 2mkn each."""
+    return sum(2 * prod(size) * count for size, count in leaf_products(plan, m, k, n).items())
+
+
+# ---- checks
+
+# Types that plans multiply on the host: sums of the others are wider there than the numbers, or do not exist.
+HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
+ALWAYS_ALLOWED_PRODUCTS = 4096  # for any plan, however small the problem is
 
 
 def check_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:
-    """PlanError if a level cannot be asked for numbers of this type, or the leaf does not multiply what is left (on the
-    device, if it is known which)."""
-    if plan.takes_type(dtype):
+    """Raise PlanError if a level does not take this type, or if the leaf does not multiply the resulting type.
+
+    The message names a leaf of the device, if one is named, that can.
+    """
+    if plan.accepts_type(dtype):
         return
-    for step in plan.levels:
-        if step.types is not None and dtype not in step.types:
-            raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
-        dtype = step.dtype_below(dtype)
+    for level in plan.levels:
+        if level.types is not None and dtype not in level.types:
+            raise PlanError(f"{plan}: {level} is for {' and '.join(level.types)}, not for {dtype}")
+        dtype = level.dtype_below(dtype)
     kinds = ", ".join(t for t in plan.types if device != "cpu" or t in HOST_TYPES) or "nothing below levels"
     other = _with_another_leaf(plan, dtype, device)
     instead = f"; {other} does" if other else ""
     raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}{instead}")
 
 
-# That plans multiply on the host: sums of the others are wider there than the numbers, or are not made at all.
-HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
-
-
 def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan | None:
-    """The same levels above the first leaf that multiplies what comes to it."""
-    for row in ending_rows():
+    """Return the same levels above the first leaf that multiplies this type."""
+    for row in plan_leaves():
         if device is None or device in row.devices:
-            with suppress(PlanError):  # sums inside products are not for every leaf
+            with suppress(PlanError):  # not every leaf forms sums inside its products
                 other = replace(plan, leaf=row.tried_names[0])
                 if leaf_type in other.types:
                     return other
     return None
 
 
-def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN, itemsize: int = 8) -> dict[Size, int]:
-    """How many leaf products there are of each size (m, k, n), without those that are their own adjoints.
-
-    `itemsize` counts only for integers, whose products may be done modulo several numbers.
-    """
-    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked, itemsize) if not half}
-
-
-def leaf_halves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> dict[tuple[int, int, int], int]:
-    """How many leaf products that are their own adjoints there are of each size; a leaf computes one half of them."""
-    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked, 8) if half}
-
-
-@depends_on_rows
-@lru_cache(maxsize=65536)
-def _leaves(
-    plan: Plan, m: int, k: int, n: int, asked: Asked, itemsize: int
-) -> tuple[tuple[tuple[Size, bool], int], ...]:
-    steps = lower_level(plan, m, k, n, *asked) or opened_level(plan, m, k, n, itemsize, asked)
-    if steps is None:
-        return ((((m, k, n), asked.op != "product"), 1),)
-    found: dict[tuple[Size, bool], int] = {}
-    for p in steps.products:
-        for leaf, count in _leaves(p.plan, *p.size, p.asked, itemsize):
-            found[leaf] = found.get(leaf, 0) + count
-    return tuple(found.items())
-
-
-@depends_on_rows
-@lru_cache(maxsize=4096)
-def multiplications(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> float:
-    """The multiplications in all leaf products, counted in those of the numbers that the plan is asked for."""
-    opened = opened_level(plan, m, k, n, 8, asked)
-    steps = opened or lower_level(plan, m, k, n, *asked)
-    if steps is None:
-        return m * k * n * 1.0 if asked.op == "product" else m * (m + 1) / 2 * k
-    products = list(steps.products)
-    own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
-    if opened is not None and (level := whole_level(plan)) is not None:
-        own = level.share(opened)
-    return own * sum(multiplications(p.plan, *p.size, p.asked) for p in products)
-
-
-FEW = 4096  # products that any plan may make, however small the problem is
-
-
 def check_products(plan: Plan, m: int, k: int, n: int) -> None:
-    """PlanError for a plan so deep that it makes more products than there are numbers to multiply.
+    """Raise PlanError for a plan so deep that it has more products than multiplications.
 
-    Each level makes at least seven times as many, and cutting single numbers only takes time.
+    Each level makes at least seven times as many products, and cutting single numbers only takes time.
     """
     count = prod(level.products for level in plan.levels)
-    if count > max(m * k * n, FEW):
+    if count > max(m * k * n, ALWAYS_ALLOWED_PRODUCTS):
         raise PlanError(f"{plan} makes {count} products of a {m} x {k} x {n} one; take fewer levels")
-
-
-def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
-    """Multiplications and additions inside the leaf products, 2mkn each."""
-    return sum(2 * prod(size) * count for size, count in leaf_products(plan, m, k, n).items())

@@ -16,7 +16,7 @@ from fmm.hardware.occupancy import register_counts
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
-from fmm.kernels.plans.steps.fused_order import FIGURE_6, launch_stages
+from fmm.kernels.plans.fused_order import FIGURE_6, launch_stages
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers import huang_blocks

@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import Final, Literal, get_args
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.step_table import StepTable, step_table
-from fmm.kernels.algorithms.table_kernel import Kernel
+from fmm.kernels.algorithms.step_table import Kernel, StepTable, step_table
 from fmm.kernels.plans.plan import Plan
 
 Quantity = Literal["arithmetics", "transactions", "volume"]

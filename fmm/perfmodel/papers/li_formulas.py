@@ -8,8 +8,7 @@ from fractions import Fraction
 from itertools import product
 from typing import Final, Literal
 
-from fmm.kernels.algorithms.step_table import StepTable, step_table
-from fmm.kernels.algorithms.table_kernel import kernel_table
+from fmm.kernels.algorithms.step_table import StepTable, kernel_table, step_table
 from fmm.perfmodel.papers import li_counts
 from fmm.perfmodel.papers.li_counts import LEAVES, QUANTITIES, Polynomial, Quantity
 from fmm.perfmodel.papers.li_counts import TABLES as STEP_TABLES

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Final
 
 from fmm.kernels.algorithms.catalogue import scheme as named_scheme
-from fmm.kernels.plans.levels.scheme_text import level
+from fmm.kernels.plans.levels.scheme_level import level_with_options
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import li_counts as counts
@@ -213,7 +213,7 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 
 def _temporaries(n: int = 64) -> float:
     """Elements of Figure 2's temporaries at all levels over n^2: one level's, then a quarter of that, and so on."""
-    steps = lower_level(Plan((level("li-fig2"),)), n, n, n)
+    steps = lower_level(Plan((level_with_options("li-fig2"),)), n, n, n)
     assert steps is not None
     own = Fraction(sum(rows * cols for _, rows, cols in steps.temporaries), n * n)
     return float(own / (1 - Fraction(1, 4)))

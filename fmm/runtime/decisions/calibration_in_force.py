@@ -9,9 +9,9 @@ from types import MappingProxyType
 from fmm.config import environment, files
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.leaf import ending_rows
+from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import VENDOR
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import with_integer_rates
@@ -54,7 +54,7 @@ def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | 
     return known if known is None or guess is None else add_unmeasured_rates(known, guess, failed)
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=64)
 def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """Return a tuned calibration with rates of the leaves that it did not measure, except those that failed.
@@ -63,9 +63,9 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
     own vendor rate.
     """
     rates = dict(tuned.rates)
-    for leaf in ending_rows():
-        for dtype in leaf.types.below if leaf.time.rate else ():
-            if (name := leaf.time.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
+    for leaf in plan_leaves():
+        for dtype in leaf.types if leaf.rate else ():
+            if (name := leaf.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
                 rates[name] = _as_fast_beside(guess.rates[name], dtype, tuned, guess)
     return replace(
         tuned,

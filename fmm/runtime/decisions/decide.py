@@ -16,9 +16,9 @@ from fmm.config import environment
 from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
@@ -83,7 +83,7 @@ class Decision:
         if self.problem:
             problem = self.problem
             exact = problem.dtype if problem.type.exact else ""
-            lines += ["", explained_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
+            lines += ["", plan_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
         if self.kernels:
             counts = Counter(self.kernels).items()  # levels repeat the kernels below them
             lines += ["", "runs:", *(f"  {x}" if count == 1 else f"  {count} times: {x}" for x, count in counts), ""]
@@ -204,7 +204,7 @@ def decide_over_entry(
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
     leaf, rate = decision.plan.leaf_use.leaf, decision.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
-    if entry is None or not leaf.time.rate or not leaf.candidacy.probed or rate in measured:
+    if entry is None or not leaf.rate or not leaf.probed or rate in measured:
         return None
     gain = 1 / next(c.time for c in decision.candidates if c.plan == decision.plan)
     gain /= entry[0].speedup if certified != VENDOR else 1.0
@@ -262,8 +262,8 @@ def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> 
 # ---- a plan's needs
 
 
-def _gemm_params(problem: Problem) -> Asked:
-    return Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+def _gemm_params(problem: Problem) -> GemmParams:
+    return GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
 
 
 def peak_workspace(plan: Plan, problem: Problem) -> int:

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from fmm.arrays.library import Library
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.dtypes import DTYPES
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
 
@@ -36,7 +36,7 @@ class PlanConstraints(NamedTuple):
     plan: Plan | None = None
     error_growth: float | None = None  # upper limit; None: the device's default
     workspace: int | None = None  # upper limit in bytes; None: a share of the free memory
-    params: Asked = PLAIN  # alpha, beta, op and fill
+    params: GemmParams = PLAIN  # alpha, beta, op and fill
     replaceable: bool = False  # fmm chose the plan, so another may replace it
     componentwise: bool = False  # bound the error of each entry
     prepared_side: PreparedSide | None = None

@@ -57,7 +57,7 @@ def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     what is quick for all types, so that measuring can begin; the heavy ones last, type by type."""
     seen: set[Place] = set()
     plans = list(plans)
-    covering = {t: _covering([p for p in plans if p.considered_for(t)], t, seen) for t in dtypes}
+    covering = {t: _covering([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
     ranked = [(_compiled_when(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
         turn = compile_turn(plan)
@@ -74,7 +74,7 @@ def _compiled_when(plan: Plan, rank: int) -> tuple[bool, int, int]:
 
 def needed_first(plan: Plan) -> bool:
     """Does a first look need it: a batch of few of the vendor's products, or a leaf alone that has its own rate?"""
-    if plan.leaf_use.leaf.time.rate:
+    if plan.leaf_use.leaf.rate:
         return not plan.levels
     light = compile_turn(plan) == SOON and compile_weight(plan) <= FEW
     return light and plan.batched and len(plan.levels) == 1
@@ -96,7 +96,7 @@ def compile_turn(plan: Plan) -> int:
 
 def has_own_kernel(plan: Plan) -> bool:
     """Are its leaf products by a kernel of ours?"""
-    return plan.timed_by_tiles or bool(plan.leaf_use.leaf.time.rate)
+    return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
 def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]:

@@ -34,16 +34,12 @@ class Observation:
     def kind(self) -> str:
         """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, on rows that are not
         aligned `odd tile`, with sums inside `inside`."""
-        if self.run.plan.leaf_use.leaf.time.rate:
+        if self.run.plan.leaf_use.leaf.rate:
             return "own rate"
-        if self.run.plan.timed_by_tiles:
+        if self.run.plan.uses_tile_model:
             if self.run.plan.levels:
                 return "inside"
-            return (
-                "tile"
-                if are_rows_aligned(self.problem, self.run.plan.leaf_use.leaf.candidacy.alignment)
-                else "odd tile"
-            )
+            return "tile" if are_rows_aligned(self.problem, self.run.plan.leaf_use.leaf.alignment) else "odd tile"
         if self.run.part != "whole":
             return self.run.part
         return "vendor" if self.run.plan == VENDOR else "plan"
@@ -94,7 +90,7 @@ HOPELESS = 3.0
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile. (Whole tiles make steps, which have no slope for least squares.)"""
-    tiled = [o for o in observed if o.run.plan.timed_by_tiles]
+    tiled = [o for o in observed if o.run.plan.uses_tile_model]
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:
@@ -109,7 +105,7 @@ def _with_own_rates(found: Fit, dtype: str, observed: Sequence[Observation]) -> 
     is known of such devices, scaled. Rates that nobody measured are left out."""
     timed = [o for o in observed if o.run.part != "sums"]
     for name in found.calibration.rates.keys() - {dtype}:
-        own = [o for o in timed if o.run.plan.leaf_use.leaf.time.rate == name]
+        own = [o for o in timed if o.run.plan.leaf_use.leaf.rate == name]
         found = _with_rate(found, name, own) if own else _without_rate(found, name)
     return found
 

@@ -71,14 +71,14 @@ def _groups(
     """Those of the vendor's products and of sums, of our own kernel, of each leaf with a rate of its own: as they are
     fitted."""
     vendor = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
-    tiled = [o for o in observed if o.run.plan.timed_by_tiles]
+    tiled = [o for o in observed if o.run.plan.uses_tile_model]
     for own in (vendor, tiled):
         kinds = {o.kind for o in own}
         free = [p for p in PARAMETERS if p.name in determined and kinds & p.informed_by]
         if free:
             yield _group(Solver(calibration, dtype, own, free), dtype)
     for name in sorted(calibration.rates.keys() - {dtype}):
-        own = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.time.rate == name]
+        own = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
         free = [p for p in LEAF_RATE if f"{name}.{p.name}" in determined]
         if own and free:
             yield _group(Solver(calibration, name, own, free), name)

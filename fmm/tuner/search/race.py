@@ -38,7 +38,7 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
     without = leanest_plan(problem, calibration, journal.device)
-    peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]
+    peers = [p for p in journal.device.peers() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(STAGE, problem) as timed:
         race = Race(timed, effort.rounds)
@@ -73,7 +73,7 @@ def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
 
 def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     """Is the plan for this type, its error within the usual limit, and is there memory for operands and workspace?"""
-    if not plan.considered_for(problem.dtype):
+    if not plan.is_candidate_for(problem.dtype):
         return False
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize

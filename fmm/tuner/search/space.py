@@ -14,7 +14,7 @@ from fmm.dtypes import DTYPES, FLOATS
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
 from fmm.tuner.devices.device import Device
 
@@ -26,7 +26,7 @@ def search_space(device: str) -> Space:
     """The choices for such a device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
     # Integers are not tuned.
-    floats = [leaf for leaf in device_leaves(device) if any(t in FLOATS for t in leaf.types.below)]
+    floats = [leaf for leaf in device_leaves(device) if any(t in FLOATS for t in leaf.types)]
     # A longer list makes no search longer: that ends with the trials of its effort, however many plans there are.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
@@ -69,7 +69,7 @@ def space_of_type(space: Space, dtype: str) -> Space:
 def _has_options_of(leaf: str, dtype: str) -> bool:
     """Is it named without options, or compared with these for numbers of this type, or for their parts?"""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
-    compared = use.leaf.candidacy.types
+    compared = use.leaf.candidate_types
     return not use.options or (real in use.types() and (compared is None or real in compared))
 
 
@@ -126,7 +126,7 @@ def _level(name: str, options: Sequence[str]) -> str:
     return ".".join([name, *filter(None, options)])
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=4)
 def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
     """Every plan that choices can make, with the first choices that do."""

@@ -27,7 +27,7 @@ from fmm.tuner.stages.probes import (
     find_scale,
     light_candidates,
     measure_runs,
-    time_undisturbed,
+    time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -38,7 +38,7 @@ SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), 
 
 def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
     """The vendor's products come first: they need no kernel of ours, and those are compiled meanwhile."""
-    time_undisturbed(journal, dtype)
+    time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
     for shares in SEEN:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
@@ -63,8 +63,8 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
     light = [p for p in light_candidates(journal.device, effort) if needed_first(p)]
     known = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
     found = [c.plan for c in rank_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
-    usual = [p for p in found if not p.leaf_use.leaf.time.rate and p != VENDOR]
-    own = [p for p in found if p.leaf_use.leaf.time.rate and journal.ready(problem.dtype, p)]
+    usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
+    own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
     return usual, own[:1]
 
 
@@ -74,7 +74,7 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     ready = _ready_plan(journal, problem, effort)
     if ready is None:
         return
-    peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]
+    peers = [p for p in journal.device.peers() if p.accepts_type(problem.dtype)][: effort.enqueued]
     found = race_plans(journal, problem, [ready, *peers], effort)
     share = SHARES["certify"] * effort.seconds
     limits = RoundLimits(certify.ROUNDS + 1, effort.certify, share)

@@ -12,7 +12,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import BEST, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT, starting_calibration
-from fmm.tuner.findings.diagnostics import UNDISTURBED, twin_differences
+from fmm.tuner.findings.diagnostics import QUIET, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.stages import shapes
@@ -30,13 +30,13 @@ DEAR = 0.03  # ... but not on a shape whose rounds have taken this share of them
 SHORTEST, SHORT = 256, 4e-3  # side of the first of those products; seconds that the last takes at most
 
 
-def time_undisturbed(journal: Journal, dtype: str) -> None:
+def time_quiet_products(journal: Journal, dtype: str) -> None:
     """Products of a millisecond or a few, the shortest of many: by these it is told whether the others were disturbed.
     Of every tuning twice, at different moments."""
     side, seconds = SHORTEST, 0.0
     while seconds * 8 < SHORT:
         problem = Problem(side, side, side, dtype)
-        with journal.open(UNDISTURBED, problem) as timed:
+        with journal.open(QUIET, problem) as timed:
             seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=SHORT)
         side *= 2
 
@@ -92,7 +92,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 def turn_of(plan: Plan, gpu: bool) -> int:
     """In which turn a plan is probed: a leaf alone that has a rate of its own in the first one, since its kernels are
     compiled first of all."""
-    return SOON if not gpu or (plan.leaf_use.leaf.time.rate and not plan.levels) else compile_turn(plan)
+    return SOON if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_turn(plan)
 
 
 def probe_squares(
@@ -159,7 +159,7 @@ def probe_scattered(
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
             # Whoever forbids emulation needs a model that is right without it.
-            usual = [p for p in light if not p.leaf_use.leaf.time.rate]
+            usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
             others = plans[1:] or plans  # for a small product a GPU may have a single plan
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
@@ -209,7 +209,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
     untuned = starting_calibration(device.untuned(), problem.dtype)
     if untuned.batches:
         return []
-    taking = [p for p in compared_plans(False) if p.takes_type(problem.dtype)]
+    taking = [p for p in compared_plans(False) if p.accepts_type(problem.dtype)]
     found = [p for p in taking if p.leaf_type(problem.dtype) != problem.dtype]
     return worth_probing(device, problem, found) if found else []
 
@@ -217,7 +217,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
 def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Of each leaf that has a rate of its own: the leaf alone, and the first candidate with levels above it."""
     rates, found = device.untuned().rates, []
-    light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.time.rate in rates]
+    light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if within_limits(device, p, problem)]
     for leaf in dict.fromkeys(p.leaf for p in plans):
         own = [p for p in plans if p.leaf == leaf]
@@ -227,6 +227,6 @@ def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[
 
 def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
-    plans = [p for p in light_candidates(device, effort) if p.timed_by_tiles and within_limits(device, p, problem)]
-    plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.candidacy.alignment)]
+    plans = [p for p in light_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)]
+    plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.kernels.plans.old_names import todays_plan
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation, Problem
 from fmm.tuner.devices.device import Run
@@ -195,7 +194,7 @@ KNOWN = frozenset(f.name for f in fields(Trial))
 
 def _trial(record: dict[str, Any]) -> Trial:
     known = {k: v for k, v in record.items() if k in KNOWN}
-    return Trial(**{**known, "size": tuple(record["size"]), "plan": todays_plan(record["plan"])})
+    return Trial(**{**known, "size": tuple(record["size"]), "plan": record["plan"]})
 
 
 def tuning_of(tunings: Sequence[Tuning], device: str, dtype: str, section: Mapping[str, Any]) -> Tuning | None:

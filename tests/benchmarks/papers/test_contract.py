@@ -70,7 +70,7 @@ def test_all_schemes_and_tables_are_in_the_experiment() -> None:
     assert "strassen > strassen > strassen > strassen > vendor" in host_plans(512)
     assert "laderman > laderman > laderman > vendor" in host_plans(520)
     for dtype in HOST_TYPES:
-        assert all(plan.takes_type(dtype) for plan in plans_on(True, dtype, 256))
+        assert all(plan.accepts_type(dtype) for plan in plans_on(True, dtype, 256))
     assert Plan.parse("3m > vendor") in plans_on(True, "complex64", 256)
 
 

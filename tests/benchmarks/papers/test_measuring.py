@@ -154,7 +154,7 @@ def test_every_part_is_told_apart(name: str) -> None:
         assert len(set(about)) == len(about) and all(len(x) == len(experiment.by) for x in about)
         assert parts or on_host
         for plan, problem in (x for part in parts for x in part.products):
-            assert plan.takes_type(problem.dtype), (plan, problem)
+            assert plan.accepts_type(problem.dtype), (plan, problem)
 
 
 # ---- by the command

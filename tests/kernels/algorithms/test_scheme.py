@@ -17,9 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import Matrix
-from fmm.kernels.algorithms.catalogue import scheme, scheme_names, short_spelling
+from fmm.kernels.algorithms.catalogue import (
+    composed_scheme,
+    rotated_scheme,
+    scheme,
+    scheme_names,
+    short_spelling,
+    transposed_scheme,
+)
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
-from fmm.kernels.algorithms.scheme_composition import composed_scheme, rotated_scheme, transposed_scheme
 from fmm.kernels.algorithms.scheme_text import parse_scheme
 
 # The package's attribute of this name is the function.

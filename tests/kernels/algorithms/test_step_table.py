@@ -14,11 +14,12 @@ from fmm.kernels import registry
 from fmm.kernels.algorithms.step_table import (
     StepError,
     StepTable,
+    kernel_table,
+    parse_kernel,
     parse_step_table,
     step_table,
     step_table_names,
 )
-from fmm.kernels.algorithms.table_kernel import kernel_table, parse_kernel
 from fmm.kernels.cpu.symbolic_proof import (
     Polynomial,
     first_plan_defect,
@@ -27,7 +28,7 @@ from fmm.kernels.cpu.symbolic_proof import (
     symbolic_matrix,
     unequal_blocks,
 )
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_level import build_scheme_level, scheme_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.oracles import li
@@ -45,11 +46,8 @@ def text_of(name: str) -> str:
 
 
 def plan_of(table: StepTable, fringe: str = "pad") -> Plan:
-    """A plan of a table that is in no file. Its level is filled by hand: the public way takes names of files."""
-    level = object.__new__(Level)
-    vars(level).update(algorithm=f"{table.name} {next(_serial)}", traversal="sequential", fringe=fringe)
-    vars(level).update(table=table, scheme=None)
-    return Plan((level,))
+    """Return the plan of a table that is in no file."""
+    return Plan((build_scheme_level(f"{table.name} {next(_serial)}", None, table, "sequential", fringe),))
 
 
 # ---- proofs
@@ -103,7 +101,7 @@ def test_which_tables_bear_unequal_blocks(name: str) -> None:
     assert prove_fringe(name) == step_table(name).fringe
     # The proof looks at sides of 2 and 3; its claim is for every size.
     if UNEQUAL[name]:
-        plan = Plan((Level(name, "sequential", "unequal"),))
+        plan = Plan((scheme_level(name, "sequential", "unequal"),))
         assert first_plan_defect(plan, [(1, 1, 1), (1, 5, 2), (5, 1, 4), (3, 2, 5), (5, 5, 5), (4, 5, 1)]) is None
 
 
@@ -529,7 +527,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / f"{name}.txt").write_text(text_of(name), encoding="utf-8")
 
     def forget() -> None:
-        registry.forget_everything()
+        registry.clear_caches()
         unequal_blocks.cache_clear()
 
     monkeypatch.setattr(MODULE.FILES, "place", tmp_path)

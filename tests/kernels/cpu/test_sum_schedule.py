@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, separate_sums, updating_program
-from fmm.kernels.algorithms.table_kernel import kernel_table
+from fmm.kernels.algorithms.step_table import kernel_table
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_calls
 from fmm.kernels.cpu.sum_schedule import plain_number as scalar
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.steps.sums import Place, Sum
+from fmm.kernels.plans.sums import Place, Sum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Aliases = tuple[tuple[int, int], ...]

@@ -11,8 +11,8 @@ import pytest
 from fmm.kernels.cpu import triangle_product as module
 from fmm.kernels.cpu.openblas import cblas_function, loaded_openblas
 from fmm.kernels.cpu.triangle_product import BAND, NAMES, mirror_tasks, triangle_product
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import Mirror, whole_matrix
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.sums import Mirror, whole_matrix
 
 Matrix = np.ndarray[Any, Any]
 
@@ -57,7 +57,7 @@ def test_a_half(dtype: str, order: str, dest_order: str, way: str) -> None:
         old = old + old.conj().T
         below = np.tri(n, dtype=bool)
         dest = spaced(np.where(below, old if beta else np.nan, np.nan).astype(dtype), dest_order)
-        triangle_product(left, right, dest, Asked(alpha, beta, "gram", "lower"))
+        triangle_product(left, right, dest, GemmParams(alpha, beta, "gram", "lower"))
         wide = x.astype(np.complex128 if dtype.startswith("complex") else np.float64)
         wanted = alpha * (wide @ wide.conj().T) + (beta * old if beta else 0)
         np.testing.assert_allclose(dest[below], wanted[below], rtol=0, atol=100 * k * float(np.finfo(dtype).eps))
@@ -66,9 +66,9 @@ def test_a_half(dtype: str, order: str, dest_order: str, way: str) -> None:
 
 def test_nothing_is_multiplied_over_no_inner_side(way: str) -> None:
     dest = np.tri(3) * 2
-    triangle_product(np.empty((3, 0)), np.empty((0, 3)), dest, Asked(1, 0.5, "gram", "lower"))
+    triangle_product(np.empty((3, 0)), np.empty((0, 3)), dest, GemmParams(1, 0.5, "gram", "lower"))
     np.testing.assert_array_equal(dest, np.tri(3))
-    triangle_product(np.empty((0, 3)), np.empty((3, 0)), np.empty((0, 0)), Asked(op="gram", fill="lower"))
+    triangle_product(np.empty((0, 3)), np.empty((3, 0)), np.empty((0, 0)), GemmParams(op="gram", fill="lower"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
@@ -78,7 +78,7 @@ def test_inf_and_nan_stand_where_the_whole_product_has_them(dtype: str, way: str
     x[4, 5], x[20, 7] = np.inf, np.nan
     dest = np.zeros((30, 30), dtype)
     with np.errstate(all="ignore"):
-        triangle_product(x, x.conj().T, dest, Asked(op="gram", fill="lower"))
+        triangle_product(x, x.conj().T, dest, GemmParams(op="gram", fill="lower"))
         whole = x @ x.conj().T
     below = np.tri(30, k=-1, dtype=bool)
     np.testing.assert_array_equal(np.isfinite(dest[below]), np.isfinite(whole[below]))

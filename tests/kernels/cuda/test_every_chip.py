@@ -12,8 +12,8 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Launch, LaunchList
 from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.plan_error import PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.marks import quick_and_slow

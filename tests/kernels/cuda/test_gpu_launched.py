@@ -11,7 +11,7 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Launch, LaunchList, VendorCall
-from fmm.kernels.plans.leaf import LeafUse, ending_rows
+from fmm.kernels.plans.leaf import LeafUse, plan_leaves
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 LEVELS = ("", "strassen.batched.pad16", "strassen.fused.pad8")
 SIZES = ((256, 512, 384), (301, 277, 303))
 # Whatever may end a plan, with every option, of numbered ones the first.
-USES = [use for row in ending_rows() for use in row.uses if "cuda" in row.devices and not use.number and not use.order]
+USES = [use for row in plan_leaves() for use in row.uses if "cuda" in row.devices and not use.number and not use.order]
 
 
 def lists(use: LeafUse) -> Iterator[LaunchList]:

@@ -47,7 +47,7 @@ def test_launches_compute_what_is_asked(text: str, dtype: str) -> None:
     """Exactly; nothing but the wanted half of C and the workspace is touched."""
     rng = np.random.default_rng(3)
     plan, fills = Plan.parse(text), FILLS
-    if not plan.takes_type(dtype):
+    if not plan.accepts_type(dtype):
         pytest.skip(f"{text} is not for {dtype}")
     cases = product([(1, 1), (29, 12)], "CF", "CF", fills, [(1, 0), (2, -3)])
     for (n, k), order, dest, fill, (alpha, beta) in cases:

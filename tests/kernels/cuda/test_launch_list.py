@@ -16,8 +16,8 @@ from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALIGNED, Alignment
-from fmm.kernels.plans.leaf import LeafUse, ending_rows
-from fmm.kernels.plans.levels.residues import residue_endings
+from fmm.kernels.plans.leaf import LeafUse, plan_leaves
+from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -162,7 +162,7 @@ CASES = (
             found.dtype,
             ("residue_planes: how large", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
         )
-        for name, found in residue_endings().items()
+        for name, found in residue_leaves().items()
         if found.dtype
     ),
     Case(
@@ -182,7 +182,7 @@ CASES = (
                 "residue_join: int32 by 10",
             ),
         )
-        for name, found in residue_endings().items()
+        for name, found in residue_leaves().items()
         if not found.dtype
     ),
     # Where C may get an inf or NaN that the classical product lacks.
@@ -208,7 +208,7 @@ def test_what_runs(case: Case) -> None:
     assert [line[: len(start)] for line, start in zip(said, case.lines, strict=True)] == list(case.lines), said
 
 
-ON_DEVICE = [leaf for leaf in ending_rows() if "cuda" in leaf.devices]
+ON_DEVICE = [leaf for leaf in plan_leaves() if "cuda" in leaf.devices]
 
 
 def test_every_leaf_has_a_case() -> None:
@@ -239,7 +239,7 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
     found = list(lists(use, on))
-    assert found or (use.leaf.name in residue_endings() and on is not H200)  # integers, of which no vendor has all
+    assert found or (use.leaf.name in residue_leaves() and on is not H200)  # integers, of which no vendor has all
     for launches in found:
         steps = [step for step in launches.steps if not isinstance(step, StreamSync)]
         said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.describe()]

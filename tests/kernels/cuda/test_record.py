@@ -23,10 +23,10 @@ from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.record import OperationList, RecordedOp, Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel, scheme_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.sums import Sum
+from fmm.kernels.plans.sums import Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
@@ -83,7 +83,9 @@ def test_sums_that_are_met_again_are_what_they_would_be_without_the_first(
 def _vendors(plan: Plan) -> Plan:
     """The same sums and products on a CPU, where nothing is fused."""
     levels = [
-        replace(x, traversal="sequential") if isinstance(x, Level) and x.traversal == "fused" else x
+        scheme_level(x.algorithm, "sequential", x.fringe)
+        if isinstance(x, SchemeLevel) and x.traversal == "fused"
+        else x
         for x in plan.levels
     ]
     return Plan(tuple(levels))

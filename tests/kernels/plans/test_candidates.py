@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.kernels.algorithms.consider import ABOVE, ABOVE_AS_IT_IS, SEARCHED, considered_forms
-from fmm.kernels.algorithms.consider import FORM_NAMES as NAMED
+from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_AS_IT_IS, SEARCHED, candidate_forms
+from fmm.kernels.algorithms.text_files import FORM_NAMES as NAMED
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import (
     CANDIDATE_FORMS,
@@ -180,9 +180,9 @@ LINES = [
 
 @pytest.mark.parametrize(("text", "forms"), LINES)
 def test_the_line_consider(text: str, forms: tuple[str, ...]) -> None:
-    assert considered_forms(text) == forms
+    assert candidate_forms(text) == forms
 
 
 def test_a_form_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot consider it 'sideways'; valid: nothing, or some of nested, one pass"):
-        considered_forms("consider  nested, sideways\n")
+        candidate_forms("consider  nested, sideways\n")

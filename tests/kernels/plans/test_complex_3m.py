@@ -19,7 +19,7 @@ from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import multiplications, workspace
@@ -214,7 +214,7 @@ def test_it_is_compared_above_every_real_plan(device: str, below: tuple[str, ...
         assert {Plan.parse(f"3m > {plan}"), Plan.parse(f"3m.sequential > {plan}")} <= set(found)
     lean = [plan.levels[0] for plan in found if plan.levels and str(plan).startswith("3m")]
     assert [str(level) for level in lean] == sorted((str(level) for level in lean), key="3m.sequential".__eq__)
-    assert not any(plan.considered_for("float64") for plan in found if str(plan).startswith(("3m", "vendor3m")))
+    assert not any(plan.is_candidate_for("float64") for plan in found if str(plan).startswith(("3m", "vendor3m")))
     assert (Plan(leaf="vendor3m") in peer_plans(device)) == (Plan(leaf="vendor3m") in found) == (device == "cuda")
 
 
@@ -291,9 +291,9 @@ def test_small_parts_lose_digits_and_that_is_said(rng: np.random.Generator) -> N
 
 
 def test_explained_levels_have_the_bytes_of_their_type() -> None:
-    table = explained_table(Plan.parse("3m > winograd > vendor"), 1024, 1024, 1024, 16)
+    table = plan_table(Plan.parse("3m > winograd > vendor"), 1024, 1024, 1024, 16)
     rows = [line.split("  ")[-1].strip() for line in table.splitlines()[1:3]]
-    below = explained_table(Plan.parse("winograd > vendor"), 1024, 1024, 1024, 8).splitlines()[1]
+    below = plan_table(Plan.parse("winograd > vendor"), 1024, 1024, 1024, 8).splitlines()[1]
     assert rows[1] == below.split("  ")[-1].strip()
 
 

@@ -13,14 +13,14 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.explain import explained_table
-from fmm.kernels.plans.levels.sforza import Sforza
+from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.levels.sforza import sforza_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import Product, ProductBatch
-from fmm.kernels.plans.steps.sums import Mirror, Place, Sum
-from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
+from fmm.kernels.plans.steps import Product, ProductBatch
+from fmm.kernels.plans.sums import Mirror, Place, Sum
+from fmm.kernels.plans.workspace import leaf_products, leaf_triangles, workspace
 from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_error_growth
@@ -29,7 +29,7 @@ from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
 from fmm.runtime.overflow import growth_bound
 
-LOOSE, FULL = Asked(op="gram", fill="loose"), Asked(op="gram")
+LOOSE, FULL = GemmParams(op="gram", fill="loose"), GemmParams(op="gram")
 BACKEND = NumpyBackend(Threads(1))
 Matrix = np.ndarray[Any, Any]
 
@@ -54,7 +54,7 @@ Matrix = np.ndarray[Any, Any]
 def test_plans_are_read_and_written(text: str, short: str) -> None:
     plan = Plan.parse(text)
     assert str(plan) == (short or text)
-    assert Plan.parse(str(plan)) == plan and plan.halving
+    assert Plan.parse(str(plan)) == plan and plan.for_gram
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_sforzas_base_case() -> None:
 )
 def test_sforzas_cutoff(half: int, inner: int, stops: bool) -> None:
     """CUTOFF / m2 + CUTOFF / n2 >= 2."""
-    assert Sforza(3, 1536).stops(half, inner) is stops
-    assert Sforza(1, 0).stops(half, inner) and not Sforza(2, 0).stops(half, inner)
+    assert sforza_level(3, 1536).stops(half, inner) is stops
+    assert sforza_level(1, 0).stops(half, inner) and not sforza_level(2, 0).stops(half, inner)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_grams_products_in_blocks_of_a_quarter(text: str, share: float) -> None:
     n = 256
     plan = Plan.parse(text)
     whole = sum(m * k * j * times for (m, k, j), times in leaf_products(plan, n, n, n, FULL).items())
-    half = sum(m * m * k * times for (m, k, _), times in leaf_halves(plan, n, n, n, FULL).items()) / 2
+    half = sum(m * m * k * times for (m, k, _), times in leaf_triangles(plan, n, n, n, FULL).items()) / 2
     assert 64 * (whole + half) / n**3 == share
 
 
 def test_costs_add_up() -> None:
     n = 64
     found = cost(Plan.parse("gram^2 > vendor"), n, 32, n, op="gram")
-    assert dict(found.leaves) == {(16, 32, 16): 2, (32, 32, 32): 1} and dict(found.triangles) == {(16, 32, 16): 4}
+    assert dict(found.leaves) == {(16, 32, 16): 2, (32, 32, 32): 1} and dict(found.halves) == {(16, 32, 16): 4}
     assert found.flops == 2 * (2 * 16 * 32 * 16 + 32**3) + 4 * 2 * (16 * 17 // 2) * 32
     assert (found.bytes_read, found.bytes_written) == (8 * n * (n + 1) // 2, 8 * n * (n - 1) // 2)  # the mirror
     lower = cost(Plan.parse("gram^2 > vendor"), n, 32, n, op="gram", fill="lower")
@@ -173,8 +173,8 @@ def test_candidates_are_plans_of_halves() -> None:
     for device in ("cpu", "cuda"):
         found = gram_candidates(device)
         assert found[0] == VENDOR and len(found) == len(set(found)) > 6
-        assert all(plan.halving or plan.leaf_use.leaf.halves.by_kernel for plan in found[1:])
-        assert all(plan.halving for plan in found[1:] if plan.levels)
+        assert all(plan.for_gram or plan.leaf_use.leaf.kernel_triangles for plan in found[1:])
+        assert all(plan.for_gram for plan in found[1:] if plan.levels)
 
 
 # ---- the steps
@@ -185,7 +185,7 @@ def test_candidates_are_plans_of_halves() -> None:
 def test_every_entry_of_the_lower_half_is_computed_once(text: str, n: int) -> None:
     written = np.zeros((n, n), np.int64)
 
-    def walk(plan: Plan, size: int, row: int, col: int, asked: Asked) -> None:
+    def walk(plan: Plan, size: int, row: int, col: int, asked: GemmParams) -> None:
         steps = lower_level(plan, size, 3, size, *asked) if plan.levels else None
         if steps is None:
             written[row : row + size, col : col + size][np.tri(size, dtype=bool)] += 1
@@ -193,11 +193,11 @@ def test_every_entry_of_the_lower_half_is_computed_once(text: str, n: int) -> No
         for p in steps.products:
             assert isinstance(p, Product) and p.size == (p.dest.rows, 3, p.dest.cols)
             assert (p.left.row, p.right.col) == (p.dest.row, p.dest.col)
-            if p.asked.op == "product":
+            if p.params.op == "product":
                 at = row + p.dest.row, col + p.dest.col
                 written[at[0] : at[0] + p.dest.rows, at[1] : at[1] + p.dest.cols] += 1
             else:
-                walk(p.plan, p.dest.rows, row + p.dest.row, col + p.dest.col, p.asked)
+                walk(p.plan, p.dest.rows, row + p.dest.row, col + p.dest.col, p.params)
 
     walk(Plan.parse(f"{text} > vendor"), n, 0, 0, LOOSE)
     np.testing.assert_array_equal(written, np.tri(n))
@@ -232,7 +232,7 @@ def test_what_is_full_is_mirrored_and_what_is_lower_is_kept() -> None:
     full = lower_level(Plan.parse("gram > vendor"), 8, 8, 8, 2, 3, "gram", "full")
     assert full is not None
     inner, mirror = full.steps
-    assert isinstance(inner, Product) and inner.asked == Asked(2, 3, "gram", "loose")
+    assert isinstance(inner, Product) and inner.asked == GemmParams(2, 3, "gram", "loose")
     assert mirror == Mirror(Place("C", 0, 0, 8, 8), Place("C", 0, 0, 8, 8))
     lower = lower_level(Plan.parse("sforza > vendor"), 8, 8, 8, 2, 3, "gram", "lower")
     assert lower is not None and lower.temporaries == (("D", 8, 8),)
@@ -265,7 +265,7 @@ def integers(rng: np.random.Generator, rows: int, cols: int, dtype: str) -> Matr
     return x + 1j * rng.integers(-3, 4, (rows, cols)).astype(dtype) if dtype.startswith("complex") else x
 
 
-def computed(plan: Plan, x: Matrix, order: str, c: Matrix, asked: Asked) -> None:
+def computed(plan: Plan, x: Matrix, order: str, c: Matrix, asked: GemmParams) -> None:
     """C by the plan, in memory that is full of NaN."""
     n, k = x.shape
     a = np.asarray(x, order=order)  # type: ignore[call-overload]
@@ -289,7 +289,7 @@ def test_halves_on_arrays(text: str, dtype: str, order: str) -> None:
         old = old + old.conj().T
         c = old.copy() if beta else np.full((n, n), np.nan, dtype)
         before = c.copy()
-        computed(plan, x, order, c, Asked(alpha, beta, "gram", fill))
+        computed(plan, x, order, c, GemmParams(alpha, beta, "gram", fill))
         wanted = (alpha * (x @ x.conj().T) + (beta * old if beta else 0)).astype(dtype)
         below = np.tri(n, dtype=bool)
         np.testing.assert_array_equal(c[below], wanted[below], f"{n} x {k}, {alpha}, {beta}, {fill}")
@@ -313,12 +313,12 @@ def test_blocks_on_the_diagonal_by_a_leaf_of_their_own() -> None:
     plan = Plan.parse("gram^2.tile > strassen > vendor")
     steps = lower_level(plan, 64, 32, 64, *LOOSE)
     assert steps is not None
-    found = {p.plan for p in steps.products if p.asked.op == "gram"}
+    found = {p.plan for p in steps.products if p.params.op == "gram"}
     assert found == {Plan(leaf="tile")}
-    assert {str(p.plan) for p in steps.products if p.asked.op == "product"} == {"strassen > vendor", "vendor"}
-    assert plan.takes_type("bfloat16") and not plan.takes_type("complex64")
+    assert {str(p.plan) for p in steps.products if p.params.op == "product"} == {"strassen > vendor", "vendor"}
+    assert plan.accepts_type("bfloat16") and not plan.accepts_type("complex64")
     inner = lower_level(Plan.parse("gram.tile > gram > vendor"), 64, 32, 64, *LOOSE)
-    assert inner is not None and {str(p.plan) for p in inner.products if p.asked.op == "gram"} == {"gram > vendor"}
+    assert inner is not None and {str(p.plan) for p in inner.products if p.params.op == "gram"} == {"gram > vendor"}
 
 
 @pytest.mark.parametrize("text", ["gram.vendor.outer > vendor", "gram^2.vendor.outer > strassen > vendor"])
@@ -342,8 +342,8 @@ def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
     execute_plan(plan, x, x.T, c, Noting(Threads(1)), arena, 1, 0, op, "full")
     np.testing.assert_array_equal(c, x @ x.T)
     assert ("turn B" in made) == (order == "C")
-    assert "turned copy" in explained_table(plan, 13, 7, 13, 8, Asked(op=op))
-    assert not plan.takes_type("complex128") and error_bound(plan, 13, 7, 13, op) > 0
+    assert "turned copy" in plan_table(plan, 13, 7, 13, 8, GemmParams(op=op))
+    assert not plan.accepts_type("complex128") and error_bound(plan, 13, 7, 13, op) > 0
 
 
 def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:
@@ -354,6 +354,6 @@ def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:
 @pytest.mark.parametrize("text", ["gram > vendor", "gram^2 > strassen > vendor", "sforza(2) > vendor"])
 def test_readers_of_a_product_of_nothing(text: str) -> None:
     plan, size = Plan.parse(text), (0, 5, 0)
-    assert explained_table(plan, *size, 8, FULL).endswith("workspace 0 B")
+    assert plan_table(plan, *size, 8, FULL).endswith("workspace 0 B")
     assert workspace(plan, *size, 8, *FULL) == cost(plan, *size, 8, op="gram").workspace == 0
     assert estimated_work(plan, Problem(*size, op="gram")).smallest == 0

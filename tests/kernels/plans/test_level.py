@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
 
 from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.leaf import Leaf, leaf_names, leaf_use, leaf_uses, register_leaf, unregister_leaf
-from fmm.kernels.plans.leaf_parts import LeafNames, LeafTypes
-from fmm.kernels.plans.level import LevelKind, PlanLevel, parse_level, register_level, unregister_level
-from fmm.kernels.plans.level_with_steps import LevelWithSteps, NonRecursiveLevel, with_steps
-from fmm.kernels.plans.lower import lower_level
+from fmm.kernels.plans.leaf import (
+    Leaf,
+    leaf_names,
+    leaf_use,
+    leaf_uses,
+    register_leaf,
+    unregister_leaf,
+)
+from fmm.kernels.plans.level import Level, LevelKind, parse_level, register_level, unregister_level
+from fmm.kernels.plans.lower import LevelWithSteps, lower_level, with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.steps.sums import COPY, Sum, whole_matrix
+from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.sums import COPY, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Problem, cost, predict
 from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.choose import rank_candidates
 
 
-@dataclass(frozen=True)
 class Narrow(LevelWithSteps):
-    """A product in numbers of half the size (what that does to its error is not the matter here)."""
-
-    def __str__(self) -> str:
-        return "narrow"
-
-    @property
-    def products(self) -> int:
-        return 1
+    """A product in numbers of half the size (its error is no matter here)."""
 
     def dtype_below(self, dtype: str) -> str:
         return {"float64": "float32", "complex128": "complex64"}.get(dtype, dtype)
@@ -53,7 +50,11 @@ class Narrow(LevelWithSteps):
 
 @pytest.fixture
 def narrow() -> Iterator[Plan]:
-    register_level(LevelKind("narrow", lambda text: Narrow() if text == "narrow" else None, lambda: ("narrow",)))
+    register_level(
+        LevelKind(
+            "narrow", lambda text: Narrow(text="narrow", products=1) if text == "narrow" else None, lambda: ("narrow",)
+        )
+    )
     try:
         yield Plan.parse("narrow > vendor")
     finally:
@@ -64,7 +65,7 @@ def test_a_level_that_says_nothing_more_is_a_cautious_one(narrow: Plan) -> None:
     (level,) = narrow.levels
     assert level.saves_products and level.splits and level.depth == 1
     assert not (level.takes_alpha_beta or level.batched or level.independent or level.fused or level.side_by_side)
-    assert level.lanes == 1 and level.launches == level.products and level.bilinear is None
+    assert level.streams == 1 and level.launches == level.products and level.bilinear is None
     assert with_steps(level).footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
 
 
@@ -90,24 +91,16 @@ def test_its_products_take_the_time_of_their_type(narrow: Plan) -> None:
 
 
 def test_a_leaf_is_for_the_types_below_the_levels(narrow: Plan) -> None:
-    assert not Plan.parse("tile").considered_for("float64")
-    assert Plan.parse("narrow > tile").considered_for("float64")  # which are float32
+    assert not Plan.parse("tile").is_candidate_for("float64")
+    assert Plan.parse("narrow > tile").is_candidate_for("float64")  # which are float32
 
 
-@dataclass(frozen=True)
-class Stepless(PlanLevel):
-    """A level of which a plan's text can say that it is there, and nobody how it is done."""
-
-    def __str__(self) -> str:
-        return "stepless"
-
-    @property
-    def products(self) -> int:
-        return 1
+class Stepless(Level):
+    """A level with a text and no steps."""
 
 
 def test_a_level_without_steps_is_refused_where_steps_are_wanted() -> None:
-    plan = Plan((Stepless(),), "vendor")
+    plan = Plan((Stepless(text="stepless", products=1),), "vendor")
     assert str(plan) == "stepless > vendor"
     with pytest.raises(PlanError, match="stepless does not say which steps it becomes"):
         lower_level(plan, 8, 8, 8)
@@ -127,7 +120,7 @@ NON_RECURSIVE = [
 @pytest.mark.parametrize(("text", "products", "splits", "saves"), NON_RECURSIVE)
 def test_what_is_no_level_of_recursion_says_so_once(text: str, products: int, splits: bool, saves: bool) -> None:
     level = parse_level(text)
-    assert isinstance(level, NonRecursiveLevel) and not level.depth and level.shallower is None
+    assert not level.depth and level.shallower is None
     assert (level.products, level.splits, level.saves_products) == (products, splits, saves)
     assert Plan.parse(f"{text} > strassen > vendor").depth == 1
 
@@ -187,7 +180,7 @@ def test_which_types_a_leaf_multiplies(text: str, types: set[str]) -> None:
 
 
 def test_a_leaf_that_comes_is_named_in_every_message() -> None:
-    register_leaf(Leaf("mine", "a leaf of mine", ("cpu",), LeafTypes(("float64",)), names=LeafNames(numbers=2)))
+    register_leaf(Leaf("mine", "a leaf of mine", ("cpu",), types=("float64",), numbers=2))
     try:
         assert (
             leaf_names()[:3] == ("vendor", "lt", "tile") and leaf_names()[-1] == "mine" and "mine1.inner" in leaf_uses()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans import workspace as module
+from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.asked import ADDED, PLAIN, Asked
-from fmm.kernels.plans.steps.needed import Needed, needed_for
+from fmm.kernels.plans.steps import LevelNeeds, level_needs
 from fmm.kernels.plans.workspace import workspace
 
 PLANS = (
@@ -31,16 +31,16 @@ PLANS = (
 
 
 @pytest.mark.parametrize("text", PLANS)
-@pytest.mark.parametrize("asked", [PLAIN, ADDED], ids=["A B", "C + A B"])
-def test_as_the_steps_say(text: str, asked: Asked) -> None:
+@pytest.mark.parametrize("asked", [PLAIN, ACCUMULATE], ids=["A B", "C + A B"])
+def test_as_the_steps_say(text: str, asked: GemmParams) -> None:
     plan, rng = Plan.parse(text), random.Random(text)
     for _ in range(12):
         m, k, n = (rng.choice((rng.randrange(40), rng.randrange(100, 3000), 64 * rng.randrange(9, 60))) for _ in "abc")
-        wanted: Needed | type | None
-        found: Needed | type | None
+        wanted: LevelNeeds | type | None
+        found: LevelNeeds | type | None
         try:
             steps = lower_level(plan, m, k, n, *asked)
-            wanted = None if steps is None else needed_for(steps)
+            wanted = None if steps is None else level_needs(steps)
         except PlanError:
             wanted = PlanError
         try:

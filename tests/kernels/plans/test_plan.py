@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.plans.levels.balanced import Balanced
-from fmm.kernels.plans.levels.scheme_level import Level
-from fmm.kernels.plans.levels.scheme_options import FRINGES, UNITS
-from fmm.kernels.plans.levels.scheme_text import level
+from fmm.kernels.plans.levels.balanced import balanced_level
+from fmm.kernels.plans.levels.scheme_level import FRINGES, UNITS, SchemeLevel, level_with_options, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
 
 ANY = st.sampled_from(FRINGES + UNITS)
 LEVELS = (
-    st.builds(Level, st.sampled_from(EXPRESSIONS), st.sampled_from(["stacked", "sequential"]), ANY)
-    | st.builds(Level, st.sampled_from(EXPRESSIONS), st.just("batched"), ANY.filter(lambda f: f.startswith("pad")))
-    | st.builds(Level, st.sampled_from(step_table_names()), st.just("sequential"), ANY)
-    | st.builds(Balanced, st.floats(1.5, 1e9))
+    st.builds(scheme_level, st.sampled_from(EXPRESSIONS), st.sampled_from(["stacked", "sequential"]), ANY)
+    | st.builds(
+        scheme_level, st.sampled_from(EXPRESSIONS), st.just("batched"), ANY.filter(lambda f: f.startswith("pad"))
+    )
+    | st.builds(scheme_level, st.sampled_from(step_table_names()), st.just("sequential"), ANY)
+    | st.builds(balanced_level, st.floats(1.5, 1e9))
 )
 TASKS = [(), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants")]
-FUSED = st.builds(Level, st.sampled_from(EXPRESSIONS), st.just("fused"), ANY, st.sampled_from(TASKS))
+FUSED = st.builds(scheme_level, st.sampled_from(EXPRESSIONS), st.just("fused"), ANY, st.sampled_from(TASKS))
 PLANS = st.builds(Plan, st.lists(LEVELS, max_size=4).map(tuple)) | st.builds(
     lambda levels, last, leaf: Plan((*levels, last), leaf),
     st.lists(LEVELS, max_size=2),
@@ -109,9 +109,9 @@ DEFAULTS = [
 @pytest.mark.parametrize(("algorithm", "traversal", "fringe"), DEFAULTS)
 def test_defaults(algorithm: str, traversal: str, fringe: str) -> None:
     (found,) = Plan.parse(f"{algorithm} > vendor").levels
-    assert isinstance(found, Level)
+    assert isinstance(found, SchemeLevel)
     assert (found.algorithm, found.traversal, found.fringe) == (algorithm.split(".")[0], traversal, fringe)
-    assert found == level(*algorithm.split("."))
+    assert found == level_with_options(*algorithm.split("."))
 
 
 UNIT = [("strassen", 1), ("strassen.pad", 1), ("strassen.peel", 1), ("strassen.pad16", 16), ("hasa.pad128", 128)]
@@ -119,13 +119,13 @@ UNIT = [("strassen", 1), ("strassen.pad", 1), ("strassen.peel", 1), ("strassen.p
 
 @pytest.mark.parametrize(("text", "unit"), UNIT)
 def test_units(text: str, unit: int) -> None:
-    assert level(*text.split(".")).unit == unit
+    assert level_with_options(*text.split(".")).unit == unit
 
 
 def test_a_level_knows_its_grid_and_products() -> None:
-    assert (level("hk223").size, level("hk223").products) == ((2, 2, 3), 11)
-    assert (level("strassen^2").size, level("strassen^2").products) == ((4, 4, 4), 49)
-    assert (level("li-fig3").size, level("li-fig3").products) == ((2, 2, 2), 7)
+    assert (level_with_options("hk223").size, level_with_options("hk223").products) == ((2, 2, 3), 11)
+    assert (level_with_options("strassen^2").size, level_with_options("strassen^2").products) == ((4, 4, 4), 49)
+    assert (level_with_options("li-fig3").size, level_with_options("li-fig3").products) == ((2, 2, 2), 7)
 
 
 DEPTHS = [("vendor", 0), ("balanced > vendor", 0), ("strassen > vendor", 1), ("strassen^2 > li-fig3 > vendor", 3)]
@@ -247,12 +247,15 @@ def test_a_plan_is_read_from_text_only(text: object) -> None:
 
 BUILT = [
     (lambda: Plan((), "cublas"), "unknown leaf 'cublas'; valid: vendor"),
-    (lambda: Level("strassen", "woven"), "unknown traversal 'woven'; valid: stacked, .*sequential"),  # type: ignore[arg-type]
-    (lambda: Level("strassen", "stacked", "crop"), "unknown fringe 'crop'; valid: unequal, pad, peel"),
-    (lambda: Level("hasa"), "the step table hasa is sequential, not stacked"),
-    (lambda: Level("nosuch"), "nosuch.*strassen"),
-    (lambda: Level("strassen", "fused", tasks=("threads",)), "unknown option 'threads'; valid: streams, atomic, "),
-    (lambda: Balanced(1.2), "at least 1.5"),
+    (lambda: scheme_level("strassen", "woven"), "unknown traversal 'woven'; valid: stacked, .*sequential"),  # type: ignore[arg-type]
+    (lambda: scheme_level("strassen", "stacked", "crop"), "unknown fringe 'crop'; valid: unequal, pad, peel"),
+    (lambda: scheme_level("hasa"), "the step table hasa is sequential, not stacked"),
+    (lambda: scheme_level("nosuch"), "nosuch.*strassen"),
+    (
+        lambda: scheme_level("strassen", "fused", tasks=("threads",)),
+        "unknown option 'threads'; valid: streams, atomic, ",
+    ),
+    (lambda: balanced_level(1.2), "at least 1.5"),
 ]
 
 
@@ -264,7 +267,7 @@ def test_plans_built_by_hand_are_checked_too(build: object, message: str) -> Non
 
 def test_a_composition_spelt_out_is_the_same_level() -> None:
     """Plans are keys: the two spellings must not be two plans."""
-    built = Plan((Level("strassen*strassen"),))
+    built = Plan((scheme_level("strassen*strassen"),))
     assert Plan.parse(str(built)) == built
 
 
@@ -290,12 +293,12 @@ SIDES = [
 
 @pytest.mark.parametrize(("m", "k", "n", "side"), SIDES)
 def test_table_1_of_dalberto_and_nicolau(m: int, k: int, n: int, side: str | None) -> None:
-    assert Balanced().side(m, k, n) == side
+    assert balanced_level().side(m, k, n) == side
 
 
 @given(st.floats(1.5, 10), *[st.integers(0, 3000)] * 3)
 def test_halving_ends_almost_square(gamma: float, m: int, k: int, n: int) -> None:
-    balanced = Balanced(gamma)
+    balanced = balanced_level(gamma)
     sides = {"m": m, "k": k, "n": n}
     for _ in range(40):
         side = balanced.side(sides["m"], sides["k"], sides["n"])

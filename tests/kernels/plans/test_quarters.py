@@ -11,10 +11,10 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.asked import Asked
 from fmm.kernels.plans.workspace import check_type, workspace
 from tests.support.integers import drawn, laid_out
 
@@ -67,7 +67,7 @@ def test_other_types_are_refused() -> None:
 
 
 def test_explained() -> None:
-    table = explained_table(PLAN, 8192, 8192, 8192, 8, dtype="int64")
+    table = plan_table(PLAN, 8192, 8192, 8192, 8, dtype="int64")
     assert "blocks of C, one after the other" in table and "4096 x 8192 x 4096" in table and "72 leaf products" in table
 
 
@@ -82,7 +82,7 @@ def test_alpha_and_beta_are_the_blocks(plan: str, dtype: str, alpha: int, beta: 
         a, b, c = (drawn(draw, dtype, x, 0) for x in ((m, k), (k, n), (m, n)))
         steps = lower_level(Plan.parse(plan), m, k, n, alpha, beta)
         assert steps is not None and not steps.temporaries and len(list(steps.products)) == len(steps.steps)
-        assert {p.asked for p in steps.products} == {Asked(alpha, beta)}
+        assert {p.params for p in steps.products} == {GemmParams(alpha, beta)}
         if alpha != 1:
             continue
         expected = (np.matmul(a, b) + beta * c).astype(dtype)

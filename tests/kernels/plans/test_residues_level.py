@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.config.schema import plan_text, read_entry
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli
-from fmm.kernels.plans.explain import explained_rows, explained_table
-from fmm.kernels.plans.leaf import ending_rows, leaf_use
+from fmm.kernels.plans.explain import plan_rows, plan_table
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
+from fmm.kernels.plans.leaf import leaf_use, plan_leaves
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.levels.residue_steps import FromPlanes, IntoPlanes, NormExponents
-from fmm.kernels.plans.levels.residues import Residues, residue_endings
-from fmm.kernels.plans.lower import lower_level, opened_level
-from fmm.kernels.plans.old_names import OLD_ENDINGS, todays_plan
+from fmm.kernels.plans.levels.residue_planes import FromPlanes, IntoPlanes, NormExponents
+from fmm.kernels.plans.levels.residues import Residues, residue_leaves
+from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.asked import PLAIN, Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
-from fmm.kernels.plans.steps.sums import Place
+from fmm.kernels.plans.steps import LevelSteps, ProductBatch
+from fmm.kernels.plans.sums import Place
 from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
 from fmm.perfmodel.candidates import candidate_plans, gram_candidates
 from fmm.perfmodel.cost import cost
@@ -32,39 +30,9 @@ from fmm.problem import Problem
 from tests.support.remainders import whole_number
 
 Matrix = np.ndarray[Any, Any]
-ENDINGS = list(residue_endings())
+ENDINGS = list(residue_leaves())
 
 # ---- the text
-
-
-@pytest.mark.parametrize(("old", "new"), OLD_ENDINGS.items())
-def test_old_names_are_read_and_printed_as_today(old: str, new: str) -> None:
-    """In plans, alone and below levels, as the leaf of a plan, in configs, and as what a tuning has recorded."""
-    assert str(Plan.parse(old)) == str(Plan(leaf=old)) == new and Plan.parse(old) == Plan.parse(new)
-    assert str(Plan.parse(f"gram^2 > 3m  >{old}")) == f"gram^2 > 3m > {new}"
-    assert leaf_use(old).leaf.name == new and todays_plan(f"3m > {old}") == f"3m > {new}"
-    assert plan_text(f"strassen > {old}", "here") == f"strassen > {new}"
-
-
-def test_every_ending_had_a_name() -> None:
-    assert set(OLD_ENDINGS.values()) == set(ENDINGS)
-
-
-def test_other_texts_stay_as_they_are() -> None:
-    for text in (
-        "vendor",
-        "strassen > vendor",
-        "residues(14) > bytes",
-        "strassen>lt3.inner",
-        "residues > strassen > bytes",
-    ):
-        assert todays_plan(text) == text
-
-
-def test_an_entry_of_an_old_config_names_the_plan_of_today() -> None:
-    raw = {"size": [1, 2, 3], "plan": "oz14x7", "speedup": 1.5, "low": 1.4, "high": 1.6, "rounds": 9}
-    raw |= {"seconds": 1.0, "vendor_seconds": 1.5, "noise": 0.01}
-    assert read_entry(raw, "here").plan == "residues(14) > strassen > bytes"
 
 
 @pytest.mark.parametrize("text", ENDINGS)
@@ -103,11 +71,11 @@ def test_what_cannot_stand_there_is_refused(text: str, said: str) -> None:
 def test_types() -> None:
     assert Plan.parse("residues(14) > bytes").types == ("float64",)
     assert Plan.parse("residues(8) > strassen > bytes").types == ("float32",)
-    assert Plan.parse("3m > residues(14) > bytes").takes_type("complex128")
+    assert Plan.parse("3m > residues(14) > bytes").accepts_type("complex128")
     assert Plan.parse("residues > bytes").types == INTEGERS
     assert Plan.parse("residues > strassen > bytes").types == ("int16", "int32", "uint16", "uint32")
     for dtype in DTYPES:  # integers alone, where no level stands above
-        assert not Plan.parse("strassen > residues > bytes").takes_type(dtype)
+        assert not Plan.parse("strassen > residues > bytes").accepts_type(dtype)
 
 
 def test_integers_below_levels_are_refused_in_words() -> None:
@@ -129,7 +97,7 @@ def test_halves_by_residues() -> None:
 
 def test_candidates_come_from_the_registry() -> None:
     """What the level's rows say is considered, alone and below the others that are put above such."""
-    considered = [row.name for row in ending_rows() if row.stands_for and row.candidacy.forms]
+    considered = [row.name for row in plan_leaves() if row.level and row.forms]
     assert considered == [
         "residues > bytes",
         "residues > strassen > bytes",
@@ -148,8 +116,10 @@ def test_candidates_come_from_the_registry() -> None:
 # ---- what it comes to
 
 
-def steps_of(text: str, size: tuple[int, int, int], dtype: str, asked: Asked = PLAIN) -> LevelSteps:
-    found = opened_level(Plan.parse(text), *size, DTYPES[dtype].itemsize, asked, dtype if DTYPES[dtype].exact else "")
+def steps_of(text: str, size: tuple[int, int, int], dtype: str, asked: GemmParams = PLAIN) -> LevelSteps:
+    found = lower_leaf_level(
+        Plan.parse(text), *size, DTYPES[dtype].itemsize, asked, dtype if DTYPES[dtype].exact else ""
+    )
     assert found is not None and lower_level(Plan.parse(text), *size) is None  # a machine does it whole
     return found
 
@@ -217,7 +187,7 @@ def test_the_steps_are_the_product(text: str, size: tuple[int, int, int]) -> Non
     a, b, old = (rng.integers(-(2**31), 2**31, shape).astype(object) for shape in ((m, k), (k, n), (m, n)))
     c = computed(steps_of(text, size, "int32"), a, b, np.full((m, n), 77, dtype=object))
     assert (c == a @ b).all()
-    updated = computed(steps_of(text, size, "int32", Asked(-2, 3)), a, b, old.copy())
+    updated = computed(steps_of(text, size, "int32", GemmParams(-2, 3)), a, b, old.copy())
     assert (updated == -2 * (a @ b) + 3 * old).all()
 
 
@@ -298,7 +268,7 @@ def test_errors() -> None:
 
 def test_explained() -> None:
     plan = Plan.parse("3m > residues(14) > strassen > bytes")
-    rows = list(explained_rows(plan, 1024, 1024, 1024, 16))
+    rows = list(plan_rows(plan, 1024, 1024, 1024, 16))
     assert [(row.level, row.problem, row.products) for row in rows] == [
         ("3m", "1024 x 1024 x 1024", 3),
         ("residues(14)", "1024 x 1024 x 1024", 14),
@@ -307,7 +277,7 @@ def test_explained() -> None:
     ]
     assert rows[1].does == "residues modulo 14 numbers"
     assert rows[1].temporaries == workspace(plan.rest, 1024, 1024, 1024, 8) > 0 == rows[2].temporaries
-    table = explained_table(plan, 1024, 1024, 1024, 16)
+    table = plan_table(plan, 1024, 1024, 1024, 16)
     assert "65.6% of the classical multiplications, 294 leaf products, workspace" in table
 
 
@@ -315,5 +285,5 @@ def test_explained_integers() -> None:
     """As many moduli as the type needs; of bool the type must be said."""
     plan = Plan.parse("residues > bytes")
     for dtype, count in (("int64", 18), ("int16", 6), ("int8", 1), ("bool", 2)):
-        first, *_ = explained_rows(plan, 8192, 8192, 8192, DTYPES[dtype].itemsize, dtype=dtype)
+        first, *_ = plan_rows(plan, 8192, 8192, 8192, DTYPES[dtype].itemsize, dtype=dtype)
         assert first.products == count and (f"modulo {count} numbers" in first.does) == (dtype != "int8")

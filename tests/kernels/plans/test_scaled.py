@@ -110,4 +110,4 @@ def test_what_it_does_not_know_is_told(text: str) -> None:
 
 
 def test_whole_numbers_are_not_scaled() -> None:
-    assert not Plan.parse("scaled > vendor").takes_type("bfloat16")
+    assert not Plan.parse("scaled > vendor").accepts_type("bfloat16")

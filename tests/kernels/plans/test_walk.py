@@ -24,9 +24,10 @@ from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.symbolic_proof import Polynomial, first_plan_defect, plan_defect, symbolic_matrix
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.level import Traversal
+from fmm.kernels.plans.levels.scheme_level import build_scheme_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.sums import Sum
+from fmm.kernels.plans.sums import Sum
 from fmm.kernels.plans.workspace import workspace
 from tests.support.marks import quick_and_slow
 
@@ -381,18 +382,14 @@ def test_updates_are_proved(text: str) -> None:
         assert plan_defect(Plan.parse(text), *size, alpha, beta) is None
 
 
-def level_of(wrong: Scheme, traversal: str = "stacked") -> Plan:
-    """A plan of a scheme that no file would give, since files are proved when they are read."""
-    level = object.__new__(Level)
-    vars(level).update(
-        algorithm=f"wrong {next(_serial)}", traversal=traversal, fringe="unequal", table=None, scheme=wrong
-    )
-    return Plan((level,))
+def level_of(wrong: Scheme, traversal: Traversal = "stacked") -> Plan:
+    """Return the plan of a scheme that no file can hold, since files are proved when they are read."""
+    return Plan((build_scheme_level(f"wrong {next(_serial)}", wrong, None, traversal, "unequal"),))
 
 
 @pytest.mark.parametrize("traversal", ["stacked", "sequential"])
 @pytest.mark.parametrize("letter", ["u", "v", "w"])
-def test_the_prover_rejects_a_wrong_scheme(letter: str, traversal: str) -> None:
+def test_the_prover_rejects_a_wrong_scheme(letter: str, traversal: Traversal) -> None:
     for place, p in ((0, 0), (1, 4), (3, 2), (2, 6)):
         rows = [list(row) for row in getattr(scheme("strassen"), letter)]
         rows[place][p] = -rows[place][p] if rows[place][p] else Fraction(1)

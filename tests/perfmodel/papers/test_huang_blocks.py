@@ -11,7 +11,7 @@ import pytest
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
-from fmm.kernels.plans.steps.fused_order import FIGURE_6
+from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers import huang, huang_blocks

@@ -16,9 +16,9 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.sums import Mirror, Sum
+from fmm.kernels.plans.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import workspace
 from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
 
@@ -332,7 +332,7 @@ class Magnitudes:
         dest[...] = left @ right
         self.largest = max(self.largest, float(dest.max(initial=0)))
 
-    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
         self.multiply(leaf, left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:

@@ -22,7 +22,7 @@ from fmm.config import files, identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.kernels.plans.explain import spelled_bytes
+from fmm.kernels.plans.explain import format_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
@@ -263,15 +263,15 @@ def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, r
     for part in (
         f"why: {found['reason']}\n",
         f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times",
-        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, ",
-        f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times",
+        f"traffic {format_bytes(best['traffic'])}, launches {best['launches']}, ",
+        f"workspace {format_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times",
         f"left out: {found['leaves_out']}",
     ):
         assert part in text
     rows = text.split("runners-up")[1].splitlines()[2 : 2 + len(found["runners_up"])]
     for line, row in zip(rows, found["runners_up"], strict=True):
         assert [float(x) for x in line.split()[:3]] == [float(f"{row[key]:.{digits}}") for key, digits in NUMBERS]
-        for part in (spelled_bytes(row["traffic"]), spelled_bytes(row["workspace"]), row["plan"], row["dominant"]):
+        for part in (format_bytes(row["traffic"]), format_bytes(row["workspace"]), row["plan"], row["dominant"]):
             assert part in line
 
 

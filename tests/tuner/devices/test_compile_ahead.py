@@ -12,7 +12,7 @@ import pytest
 
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.plans.levels.scheme_level import Level
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.candidates import probed_plans
@@ -77,7 +77,7 @@ def test_light_kernels_come_first() -> None:
     turns = [(not needed_first(plan), compile_turn(plan)) for plan in plans]
     assert turns == sorted(turns) and {turn for _, turn in turns} == set(TURNS)
     sums = [p for p in plans if p.leaf == "vendor"]
-    heavy = [max(step.products for step in p.levels if isinstance(step, Level)) for p in sums]
+    heavy = [max(step.products for step in p.levels if isinstance(step, SchemeLevel)) for p in sums]
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
 
 
@@ -172,7 +172,7 @@ def test_all_jobs_are_waited_for() -> None:
 @pytest.mark.parametrize(("does", "least"), [("sums", 20), ("product", 7)])
 def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
-    plans = [p for p in probed_plans("cuda") if "^3" not in str(p) and p.considered_for("float32")]
+    plans = [p for p in probed_plans("cuda") if "^3" not in str(p) and p.is_candidate_for("float32")]
     plans = [p for p in plans if has_own_kernel(p) == (does == "product") and (p.levels or has_own_kernel(p))]
     jobs = list(compile_jobs(["float32"], plans))
     made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}

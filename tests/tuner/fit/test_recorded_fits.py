@@ -43,7 +43,7 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
         fit = fit_calibration(starting_calibration(untuned, case.dtype), case.dtype, case.seen(*FITTED))
         assert len(fit.intervals) <= 0.75 * ALL_PARAMETERS and {"rate.flops", "stream"} <= set(fit.intervals)
         assert all(name in BY_NAME for name in fit.intervals)
-        held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
+        held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
         errors, recorded = prediction_errors(fit.calibration, held), case.section["error"]
         for what in ("time", "speedup"):
             assert errors[what].count == recorded[what]["count"] > 100
@@ -61,7 +61,7 @@ def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -
     card = Identity("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200", {})
     for case in cases(folder):
         seen = [o for o in case.seen("scale", "rates", "probe") if o.run in (Run(), Run(STRASSEN, "sums"))]
-        held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
+        held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
         known = shipped_model(card, case.dtype)
         assert known is not None
         for before, allowed in ((known, NEITHER), (datasheet_calibration("H200"), 1.5 * NEITHER)):

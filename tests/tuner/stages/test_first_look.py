@@ -182,7 +182,7 @@ def test_a_few_samples_scale_what_is_known_and_change_nothing_else() -> None:
 def test_of_a_leaf_with_a_rate_of_its_own_the_rate_is_measured_or_follows_from_the_vendors() -> None:
     known = conclude.starting_calibration(SHEET, "float32")
     truth, leaf = scaled(SHEET, 0.9, 1.0), Plan.parse("f16x3")
-    (name,) = {p.leaf_use.leaf.time.rate for p in [leaf]}
+    (name,) = {p.leaf_use.leaf.rate for p in [leaf]}
     without = scaled_calibration(known, "float32", observations(truth, "float32")).calibration
     assert name not in without.rates, "nobody timed it"
     whole = add_unmeasured_rates(without, SHEET)

@@ -96,7 +96,5 @@ def test_a_refinement_that_is_cut_short_is_used_and_loses_nothing(tuned: Tuned) 
 def test_leaves_with_rates_of_their_own_are_measured_early(tuned: Tuned) -> None:
     """Before any plan with levels."""
     plans = list(dict.fromkeys(t.plan for t in tuned.refined))
-    own = [
-        i for i, text in enumerate(plans) if Plan.parse(text).leaf_use.leaf.time.rate and not Plan.parse(text).levels
-    ]
+    own = [i for i, text in enumerate(plans) if Plan.parse(text).leaf_use.leaf.rate and not Plan.parse(text).levels]
     assert not own or max(own) < min(i for i, text in enumerate(plans) if Plan.parse(text).levels)

@@ -43,7 +43,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> ColdGpu:
     prepare = BusySession.prepare
 
     def compiling(session: BusySession, run: Run) -> None:
-        if run.plan.timed_by_tiles and str(run.plan) not in compiled:
+        if run.plan.uses_tile_model and str(run.plan) not in compiled:
             compiled.add(str(run.plan))
             session.device.now += OWN_KERNEL  # type: ignore[attr-defined]
         prepare(session, run)

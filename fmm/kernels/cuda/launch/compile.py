@@ -17,7 +17,7 @@ from cupy_backends.cuda.api import driver
 from cupy_backends.cuda.libs import nvrtc
 
 from fmm.kernels.cuda.launch_list import Kernel
-from fmm.kernels.long_waits import said_if_long
+from fmm.kernels.long_waits import log_if_slow
 
 THREADS = 8  # that compile at a time
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -47,7 +47,7 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
     new = {kernel for kernel in kernels if (device, kernel) not in _ready}
     if not new:
         return
-    with said_if_long(COMPILING):
+    with log_if_slow(COMPILING):
         if len(new) == 1:
             compile_one(next(iter(new)))
         else:

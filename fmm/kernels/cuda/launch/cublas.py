@@ -19,7 +19,7 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
-from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.plans.level import PlanError
 
 
 class StreamContext(NamedTuple):
@@ -299,7 +299,7 @@ class CandidateCall:
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
-        self.scratch_bytes = op.use.leaf.call.scratch(op.m, op.k, op.n, op.count)
+        self.scratch_bytes = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _lt_library()
         self.scalars = host_scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)

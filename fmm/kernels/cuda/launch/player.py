@@ -36,15 +36,15 @@ from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
 from fmm.kernels.cuda.launch.streams import acquire_streams, new_counters, stream_counters, sync_calls
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.target import ALIGNED, Alignment, alignment_of
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
 cublas_handle = cupy.cuda.device.get_cublas_handle
 FEW_SLOTS = 32  # addresses up to which a loop is faster than NumPy
 # Bases that a launch may have without writing C. (All sums have the flag's address; only those that write C raise it.)
-BASES_WITHOUT_C = frozenset(("A", "B", "W", APART, FLAG))
+BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # Index of each base's address among the addresses of a call; the counters' addresses follow.
-NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, APART))}
+NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
 class Addresses(NamedTuple):

@@ -27,7 +27,7 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.plans.memory_layout import whole
+from fmm.kernels.plans.memory_layout import round_up
 
 SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
 SPLIT_THREADS = 256  # threads of a thread block that splits
@@ -92,7 +92,7 @@ class OperandPlanes:
     @property
     def pitch(self) -> int:
         """Numbers from one line of a plane to the next."""
-        return whole(self.length, PLANE_CHUNK)
+        return round_up(self.length, PLANE_CHUNK)
 
     @property
     def outer(self) -> int:
@@ -128,7 +128,7 @@ class OperandPlanes:
         sharing = 1 if rule == "separate" else SPLIT_CLUSTER
         if kernel.along == "outer":
             return self.count * self.pitch // PLANE_CHUNK * sharing
-        return whole(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
+        return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
     def parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
         """Return struct Operand of f16_planes.cuh; addresses are zero."""

@@ -146,7 +146,10 @@ def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Laun
 
 
 def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
-    """The results go to the memory of the sums, which no launch writes now."""
+    """Return the launch that finds the largest number of every line or position of each block.
+
+    The results go to the memory of the sums, which no other launch writes now.
+    """
     a, (down, across) = x.source, x.blocks
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
@@ -162,6 +165,7 @@ def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
 
 
 def _bound_launch(x: PlaneSums) -> Launch:
+    """Return the launch that bounds the largest numbers of sums, and sets their exponents."""
     down, across = x.blocks
     parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
@@ -176,6 +180,7 @@ def _extents_slot(x: PlaneSums, word: int) -> Slot:
 
 
 def _sum_launch(x: PlaneSums) -> Launch:
+    """Return the launch that forms the sums and writes their planes."""
     op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.pitch), x.planes
     parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.pitch, planes.lines, planes.length, planes.count, 0)
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fmm.kernels.plans.memory_layout import whole
+from fmm.kernels.plans.memory_layout import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,12 @@ class TileSizes:
 
     @property
     def threads_m(self) -> int:
+        """Threads down a tile."""
         return self.m_s // self.m_r
 
     @property
     def threads_n(self) -> int:
+        """Threads across a tile."""
         return self.n_s // self.n_r
 
     @property
@@ -139,17 +141,17 @@ PLANE_ALIGN = 256  # bytes: alignment of planes and of exponents in the workspac
 
 def plane_bytes(lines: int, length: int) -> int:
     """Return the bytes of both planes of an operand with this many lines."""
-    return whole(FLOAT32_BYTES * lines * whole(length, PLANE_CHUNK), PLANE_ALIGN)
+    return round_up(FLOAT32_BYTES * lines * round_up(length, PLANE_CHUNK), PLANE_ALIGN)
 
 
 def exponent_bytes(count: int) -> int:
     """Return the bytes of an array of scaling exponents."""
-    return whole(FLOAT32_BYTES * count, PLANE_ALIGN)
+    return round_up(FLOAT32_BYTES * count, PLANE_ALIGN)
 
 
 def matrix_bytes(lines: int, length: int) -> int:
     """Return the bytes of a contiguous matrix that has its planes behind it."""
-    return whole(FLOAT32_BYTES * lines * length, PLANE_ALIGN)
+    return round_up(FLOAT32_BYTES * lines * length, PLANE_ALIGN)
 
 
 def prepared_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:

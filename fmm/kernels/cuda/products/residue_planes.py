@@ -21,9 +21,8 @@ from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.plans.levels.residue_room import ResidueRoom
-from fmm.kernels.plans.levels.residue_steps import FAST
-from fmm.kernels.plans.memory_layout import whole
+from fmm.kernels.plans.levels.residue_planes import FAST, PlaneLayout
+from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_PIECES = 20, 4  # as in residue_join.cuh
 BYTE_SUMS = 2**18 + 2**9  # bound of sums of bytes in modulus.cuh
@@ -102,7 +101,7 @@ class ResidueOperand:
     source: GemmOperand
     along: Along  # the dimension along which it is contiguous
     lines: int  # rows of A, or columns of B
-    geometry: ResidueRoom
+    geometry: PlaneLayout
     block: tuple[int, int]  # lines and length of a plane
     exponents: int  # offset in bytes
     planes: int  # offset in bytes
@@ -134,7 +133,7 @@ class ResidueOperand:
             return 0
         if self.along == "outer":
             return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS) * RESIDUE_CLUSTER
-        return whole(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER)
+        return round_up(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER)
 
     @property
     def split_blocks(self) -> int:
@@ -147,7 +146,7 @@ class ResidueOperand:
         """Return struct Operand of residue_planes.cuh; addresses are zero."""
         x, g = self.source, self.geometry
         top = max(max_norm(g.moduli, g.k), 0.0)
-        copy_pitch = self.block[1] if self.bytes_from else g.turned_room
+        copy_pitch = self.block[1] if self.bytes_from else g.transposed_stride
         distances = x.leading, x.stride, copy_pitch
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
 

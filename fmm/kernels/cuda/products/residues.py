@@ -42,8 +42,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     count_cluster_tiles,
     wgmma_instruction,
 )
-from fmm.kernels.plans.levels.residue_room import EXPONENT, ROOM, ResidueRoom, kept_room
-from fmm.kernels.plans.memory_layout import whole
+from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_layout
+from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile take as long as computing this many columns
@@ -59,7 +59,7 @@ class ResidueOp:
     """C = factor A B + keep C for each product of a batch."""
 
     dtype: str
-    geometry: ResidueRoom
+    geometry: PlaneLayout
     left: ResidueOperand
     right: ResidueOperand
     dest: GemmOperand
@@ -112,7 +112,7 @@ def residue_op(
         return None
     left, right, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
-    g = ResidueRoom(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
+    g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
     rows, inner, columns = g.block
     left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
     are_residues = dtype in RINGS and g.item == 1 and moduli == 1
@@ -121,7 +121,7 @@ def residue_op(
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
-    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.turned[0], second)
+    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
     x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
     writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, alignment)
@@ -132,10 +132,10 @@ def residue_op(
 
 def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
-    if op.use.leaf.preparation.keeps is None or not op.prepared.prepared_matrix == base == side.source.base:
+    if op.use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
-    exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
-    planes = exponents + whole(EXPONENT * side.lines, ROOM)
+    exponents, _ = prepared_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
+    planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN)
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
@@ -192,7 +192,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     # The operand to prepare is the one that residue_op describes as ready.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
     aligned, moduli = _aligned_sides(op, alignment), remainder_weights(op.geometry.moduli).moduli
-    workspace = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_prepared)
+    workspace = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
@@ -354,7 +354,8 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
+    """Return the thread blocks of the join: a thread for the adjacent columns of every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    threads = 4 * whole(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
+    threads = 4 * round_up(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
     return -(-threads // RESIDUE_THREADS), 1, 1

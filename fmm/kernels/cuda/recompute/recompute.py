@@ -37,7 +37,7 @@ def may_create_nonfinite(plan: Plan) -> bool:
 
     It cannot if neither its levels nor its leaf save products and the leaf multiplies the numbers themselves.
     """
-    saves_products = plan.leaf_use.leaf.error.saves_products or any(level.saves_products for level in plan.levels)
+    saves_products = plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
     return plan.emulates or saves_products
 
 

@@ -12,7 +12,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import MirrorOp, View
-from fmm.kernels.plans.steps.rescaling import LineExponents, Rescaled
+from fmm.kernels.plans.sums import LineExponents, Rescaled
 
 MIRROR_THREADS = 256  # as in mirror_half.cuh
 MIRROR_ENTRY = "fmm_mirror"

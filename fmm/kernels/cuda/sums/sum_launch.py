@@ -19,7 +19,7 @@ from fmm.kernels.cuda.ops import View, constant_distance, is_column_major, trans
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, BlockIndex, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.steps.sums import APART, COPY, Place, whole_matrix
+from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
 
 PlacedView = tuple[Place, View]  # a block's place in the plan, and its memory
 ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
@@ -227,7 +227,7 @@ def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) ->
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
-        key = (p.row, p.col, p.part) if p.name == APART else (v.base, v.offset)
+        key = (p.row, p.col, p.part) if p.name == ADDEND else (v.base, v.offset)
         starts.setdefault(key, []).append(i)
     keys = (((w.base, w.offset), *([(p.row, p.col, p.part)] if p.name == "C" else [])) for p, w in writes)
     return tuple((o, i) for o, found in enumerate(keys) for key in found for i in starts.get(key, ()))

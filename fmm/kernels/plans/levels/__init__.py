@@ -1,8 +1,8 @@
-"""Levels, one kind a file: every file of this folder is imported, and registers what it has."""
+"""Kinds of levels, one module each. Importing this package imports every module, and so registers every kind."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-# In the order in which messages list them: what most plans are made of first.
-for _name in ("scheme_text", *(module.name for module in iter_modules(__path__))):
+# In the order of messages: schemes first, since most plans consist of them.
+for _name in ("scheme_level", *(module.name for module in iter_modules(__path__))):
     import_module(f"{__name__}.{_name}")

@@ -1,38 +1,37 @@
-"""Halving: D'Alberto and Nicolau's Table 1, which makes the sides of a product alike before anything else is done."""
+"""Levels that only cut sizes: `balanced` makes the sides of a product similar, `quarters` cuts C into four blocks."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Final
 
+from fmm.dtypes import INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level import LevelKind, register_level
-from fmm.kernels.plans.level_with_steps import Footprint, NonRecursiveLevel, Sides
+from fmm.kernels.algorithms.text_files import ABOVE_AS_IT_IS
+from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
+from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, register_level
+from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.plans.steps.asked import ADDED, PLAIN
-from fmm.kernels.plans.steps.blocks import operand_blocks
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product
-from fmm.kernels.plans.steps.sums import whole_matrix
+from fmm.kernels.plans.steps import LevelSteps, Product
+from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
 PIECES = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved
 
 
-@dataclass(frozen=True)
-class Balanced(NonRecursiveLevel):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Balanced(LevelWithSteps):
     """D'Alberto and Nicolau's Table 1: halve the longest side while it is at least gamma times the others.
 
-    How often it halves depends on the sizes; all in all as much is multiplied as without it.
+    The number of halvings depends on the sizes. All multiplications remain.
     """
 
-    gamma: float = 2
-
-    def __post_init__(self) -> None:
-        if not self.gamma >= 1.5:
-            raise PlanError(f"balanced({self.gamma:g}): gamma must be at least 1.5, so that halving makes sides alike")
+    gamma: float
 
     def side(self, m: int, k: int, n: int) -> str | None:
-        """Which side to halve, tested in the table's order: m (tall A), n (long B), k (inner); None: almost square."""
+        """Return the side to halve, in the table's order: m (tall A), n (wide B), k (inner); None: almost square."""
         if m >= self.gamma * max(k, n) and m > 1:
             return "m"
         if n >= self.gamma * max(m, k) and n > 1:
@@ -41,30 +40,21 @@ class Balanced(NonRecursiveLevel):
             return "k"
         return None
 
-    def __str__(self) -> str:
-        short = f"{self.gamma:g}"
-        return f"balanced({short if float(short) == self.gamma else repr(self.gamma)})"
-
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """One halving (or none: then the rest of the plan does the whole)."""
+        """Return one halving; for almost square products, one product by the rest of the plan."""
         side = self.side(m, k, n)
         if side is None:
-            return LevelSteps(
-                (), (Product(whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n), plan.rest),)
-            )
+            whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
+            return LevelSteps((), (Product(*whole, plan.rest),))
         rows, inner, cols = PIECES[side]
         lefts, rights = operand_blocks("A", m, k, (rows, inner), None), operand_blocks("B", k, n, (inner, cols), None)
         dests = operand_blocks("C", m, n, (rows, cols), None)
-        added = side == "k"  # the second product then adds to what the first has written
+        second = ACCUMULATE if side == "k" else PLAIN  # both halves of k contribute to the same C
         halves = [
-            Product(lefts[i % len(lefts)], rights[i % len(rights)], dests[i % len(dests)], plan, asked)
-            for i, asked in enumerate((PLAIN, ADDED if added else PLAIN))
+            Product(lefts[i % len(lefts)], rights[i % len(rights)], dests[i % len(dests)], plan, params)
+            for i, params in enumerate((PLAIN, second))
         ]
         return LevelSteps((), tuple(halves))
-
-    @property
-    def splits(self) -> bool:
-        return True
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         pieces, found = 1.0, dict(zip("mkn", sides, strict=True))
@@ -73,18 +63,72 @@ class Balanced(NonRecursiveLevel):
             pieces *= 2
         return Footprint(pieces, (found["m"], found["k"], found["n"]))
 
-    def does(self, steps: LevelSteps) -> str:
+    def describe(self, steps: LevelSteps) -> str:
         return "halves the longest side" if len(steps.steps) > 1 else "almost square: passed on"
+
+
+def balanced_level(gamma: float = 2) -> Balanced:
+    """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5."""
+    if not gamma >= 1.5:
+        raise PlanError(f"balanced({gamma:g}): gamma must be at least 1.5, so that halving makes sides alike")
+    short = f"{gamma:g}"
+    text = f"balanced({short if float(short) == gamma else repr(gamma)})"
+    return Balanced(text=text, gamma=gamma, products=1, depth=0, saves_products=False)
 
 
 _TEXT = re.compile(r"balanced(?:\(([^()]*)\))?")
 
 
-def _parse(text: str) -> Balanced | None:
+def _parse_balanced(text: str) -> Balanced | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None
-    return Balanced(float(match[1])) if match[1] else Balanced()
+    return balanced_level(float(match[1])) if match[1] else balanced_level()
 
 
-register_level(LevelKind("balanced", _parse, lambda: ("balanced",)))
+register_level(LevelKind("balanced", _parse_balanced, lambda: ("balanced",)))
+
+
+# ---- quarters
+
+NAME: Final = "quarters"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Quarters(LevelWithSteps):
+    """C in four blocks, one after the other: the rows of A and the columns of B are halved, if there are two of them.
+
+    There are no sums, and no product is saved, but the plan below needs about half of its workspace or less, since it
+    prepares half of A and of B at a time. Levels of fast algorithms have the same effect, and save products. This level
+    serves integers, which only the host can form sums of.
+    """
+
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        rows, cols = min(m, 2), min(n, 2)
+        lefts, rights = operand_blocks("A", m, k, (rows, 1), None), operand_blocks("B", k, n, (1, cols), None)
+        dests, params = operand_blocks("C", m, n, (rows, cols), None), GemmParams(alpha, beta)
+        pairs = zip(product(lefts, rights), dests, strict=True)
+        return LevelSteps((), tuple(Product(*pair, dest, plan.rest, params) for pair, dest in pairs))
+
+    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+        m, k, n = sides
+        return Footprint(4.0, (m / 2, k, n / 2))
+
+    def describe(self, steps: LevelSteps) -> str:
+        return "blocks of C, one after the other"
+
+
+def _parse_quarters(text: str) -> Quarters | None:
+    if text != NAME:
+        return None
+    # Each product computes a whole block of C over all of k: alpha and beta apply to it unchanged.
+    return Quarters(
+        text=NAME, products=1, depth=0, saves_products=False, only_cuts=True, types=INTEGERS, takes_alpha_beta=True
+    )
+
+
+def _candidates() -> Iterator[CandidateLevel]:
+    yield CandidateLevel(NAME, (ABOVE_AS_IT_IS,), 1, lean=True)
+
+
+register_level(LevelKind(NAME, _parse_quarters, lambda: (NAME,), _candidates))

@@ -1,11 +1,11 @@
 """Complex products by three real ones: (Ar + i Ai)(Br + i Bi) from P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi).
 
-The real part is P - Q, the imaginary part R - P - Q. Below this level stand plans of real numbers. A split reads
-complex numbers once and writes real ones, with other signs if the operand is to be conjugated; a join reads real
-numbers and writes complex ones, with a complex alpha and beta.
+The real part is P - Q, the imaginary part R - P - Q. The plan below multiplies real numbers. A split reads complex
+numbers once and writes real ones, with changed signs if the operand is to be conjugated; a join reads real numbers and
+writes complex ones, with a complex alpha and beta.
 
-What is below it is bounded in norm alone: R - P - Q can cancel, so that a small imaginary part beside a large real one
-(or the reverse) loses digits that four real products would have kept.
+The error is bounded in norm only: R - P - Q can cancel, so that a small imaginary part beside a large real one (or the
+reverse) loses digits that four real products would keep.
 """
 
 from __future__ import annotations
@@ -13,116 +13,67 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
-from typing import Final, Literal, Self
+from typing import Any, Final
 
-from fmm.dtypes import COMPLEX, DTYPES
+from fmm.dtypes import COMPLEX
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
-from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level
-from fmm.kernels.plans.level_with_steps import Footprint, LevelWithSteps, NonRecursiveLevel, Sides
-from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts
+from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
+from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
+from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
-from fmm.kernels.plans.steps.sums import Part, Place, Sum, whole_matrix
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
+from fmm.kernels.plans.sums import Part, Place, Sum, whole_matrix
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-Order = Literal["stacked", "batched", "overlapped", "sequential"]
-ORDERS: tuple[Order, ...] = ("stacked", "batched", "overlapped", "sequential")
+ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
 PARTS: tuple[Part, Part] = ("re", "im")
 # Of P, Q and R: the shares of the real and the imaginary part in both operands, and the weight in the complex result.
 OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}  # by option, the number of the operand that is conjugated
+# Facts of every level that replaces a complex product by three real ones.
+#
+# On random numbers, P - Q has the error of four real products. R - P - Q has three times its variance, since the
+# operands of R are twice as large. Together that is twice the variance: the error in norm grows by sqrt(2).
+# On numbers of one sign, R is four times as large as P and Q, and so is its error. R - P - Q then has 18 times the
+# variance of P, and P - Q has twice that of P; four real products have four times that of P together: sqrt(5).
+COMPLEX_FACTS: Final[dict[str, Any]] = {
+    "types": COMPLEX,
+    "number_below": "real",
+    "takes_alpha_beta": True,
+    "error_growth": sqrt(2),
+    "positive_growth": sqrt(5),
+    "error_note": "in norm: a real or imaginary part that is small beside the other can have a larger error",
+}
 
 
-@dataclass(frozen=True)
-class RealProducts(LevelWithSteps):
-    """Any level that makes three real products of a complex one, of A and B or of their conjugates."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ComplexLevel(LevelWithSteps):
+    """A level that replaces a complex product by three real ones, of A and B or of their conjugates."""
 
-    conjugates: tuple[bool, bool] = (False, False)
-
-    # ---- what runs
-
-    @property
-    def takes_alpha_beta(self) -> bool:
-        return True
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        return COMPLEX
-
-    def dtype_below(self, dtype: str) -> str:
-        return (DTYPES[dtype].real or dtype) if dtype in DTYPES else dtype
-
-    def itemsize_below(self, itemsize: int) -> int:
-        return itemsize // 2
-
-    @property
-    def work_below(self) -> float:
-        """A complex multiplication is four real ones."""
-        return 0.25
-
-    def conjugating(self, a: bool, b: bool) -> Self:
-        return replace(self, conjugates=(self.conjugates[0] != a, self.conjugates[1] != b))
+    @abstractmethod
+    def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
+        """Return the steps. The plan `inner` computes the real products."""
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         return self.steps(plan.rest, (m, k, n), alpha, beta)
 
-    @abstractmethod
-    def steps(
-        self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient = 1, beta: Coefficient = 0
-    ) -> LevelSteps:
-        """The steps, whose real products are done by the plan `inner`."""
 
-    # ---- what is known and said of it
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ThreeProducts(ComplexLevel):
+    """A complex product as three real ones with the same sides."""
 
-    @property
-    def error_growth(self) -> float:
-        """The growth in norm, on random numbers.
+    order: Traversal
 
-        P - Q has the error of four real products. R - P - Q has three times its variance, since the operands of R are
-        twice as large. Together that is twice the variance.
-        """
-        return sqrt(2)
+    def conjugating(self, a: bool, b: bool) -> ThreeProducts:
+        return complex_3m_level(self.order, (self.conjugates[0] != a, self.conjugates[1] != b))
 
-    @property
-    def positive_growth(self) -> float:
-        """The growth on numbers of one sign.
-
-        R is four times as large as P and Q, and so is its error. So R - P - Q has 18 times the variance of P, and P - Q
-        has twice that of P; four real products have four times that of P together.
-        """
-        return sqrt(5)
-
-    @property
-    def error_note(self) -> str:
-        return "in norm: a real or imaginary part that is small beside the other can have a larger error"
-
-
-@dataclass(frozen=True)
-class ThreeProducts(RealProducts, NonRecursiveLevel):
-    """A complex product as three real ones of the same sides."""
-
-    order: Order = "stacked"
-
-    @property
-    def splits_parts(self) -> bool:
-        return True
-
-    def __str__(self) -> str:
-        options = [self.order] if self.order != "stacked" else []
-        return ".".join(["3m", *options, *(name for name, i in CONJUGATED.items() if self.conjugates[i])])
-
-    # ---- what runs
-
-    def steps(
-        self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient = 1, beta: Coefficient = 0
-    ) -> LevelSteps:
-        """All real operands first, the products, then C; or one product at a time, if the order is `sequential`."""
+    def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
+        """Return all splits, the products, then the join; or one product at a time, for the order `sequential`."""
         if self.order == "sequential":
             return self._one_by_one(inner, sides, alpha, beta)
         m, k, n = sides
@@ -133,13 +84,11 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
         )
         products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
         middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if self.batched else products
-        join = _added("join", dests, WEIGHTS, _parts("C", m, n), complex(alpha), complex(beta))
-        return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.lanes)
+        join = _update("join", dests, WEIGHTS, _parts("C", m, n), complex(alpha), complex(beta))
+        return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.streams)
 
-    def _one_by_one(
-        self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient, beta: Coefficient
-    ) -> LevelSteps:
-        """One real product at a time, each added to C at once. That takes a third of the temporaries."""
+    def _one_by_one(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        """Return one real product at a time, each added to C at once. That takes a third of the temporaries."""
         m, k, n = sides
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
         steps: list[Sum | Product] = []
@@ -148,67 +97,58 @@ class ThreeProducts(RealProducts, NonRecursiveLevel):
             steps.append(_split("A", m, k, [left], [operand], self.conjugates[0]))
             steps.append(_split("B", k, n, [right], [operand], self.conjugates[1]))
             steps.append(Product(left, right, dest, inner))
-            added = _added("add", [dest], [weight], _parts("C", m, n), complex(alpha), old)
-            steps += [added] if added.writes else []
+            update = _update("add", [dest], [weight], _parts("C", m, n), complex(alpha), old)
+            steps += [update] if update.writes else []
             old = complex(1)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _places(self, letter: str, rows: int, cols: int) -> list[Place]:
-        """The places of three matrices: three temporaries, or for a batch one tall one."""
+        """Return the places of three matrices: three temporaries, or for a batch one tall temporary."""
         if self.batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
-    # ---- what becomes of a product
-
-    @property
-    def products(self) -> int:
-        return 3
-
-    @property
-    def saves_products(self) -> bool:
-        """A complex multiplication is four real ones."""
-        return True
-
-    @property
-    def lanes(self) -> int:
-        return 2 if self.order == "overlapped" else 1
-
-    @property
-    def side_by_side(self) -> bool:
-        return self.order == "overlapped"
-
-    @property
-    def batched(self) -> bool:
-        return self.order == "batched"
-
-    @property
-    def independent(self) -> bool:
-        return self.order != "sequential"
-
-    # ---- what is known and said of it
-
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Counted in complex numbers, so that a real one is half of one."""
+        """Counted in complex numbers: a real number is half of one."""
         counts = _counts(self, inner)
         moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
 
-    def does(self, steps: LevelSteps) -> str:
+    def describe(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         return f"real and imaginary parts, {sums} passes of sums"
 
 
-@depends_on_rows
+def complex_3m_level(order: Traversal = "stacked", conjugates: tuple[bool, bool] = (False, False)) -> ThreeProducts:
+    """Return the level `3m` with this order of products."""
+    options = [order] if order != "stacked" else []
+    return ThreeProducts(
+        text=".".join(["3m", *options, *conjugate_options(conjugates)]),
+        order=order,
+        traversal=order,
+        conjugates=conjugates,
+        products=3,
+        depth=0,
+        splits=False,
+        **COMPLEX_FACTS,
+    )
+
+
+def conjugate_options(conjugates: tuple[bool, bool]) -> list[str]:
+    """Return the options for the operands that a level conjugates."""
+    return [name for name, i in CONJUGATED.items() if conjugates[i]]
+
+
+@clear_on_registration
 @lru_cache(maxsize=64)
 def _counts(level: ThreeProducts, inner: Plan) -> BlockCounts:
     def whole(unit: int | None, sides: Shape) -> LevelSteps:
-        """The steps for whole sides: the count makes odd sides smaller by one, but this level has no fringe."""
+        """Return the steps for whole sides: the count makes odd sides smaller by one, but this level has no fringe."""
         m, k, n = (side | 1 for side in sides)
         return level.steps(inner, (m, k, n))
 
-    return block_counts(whole, (1, 1, 1), None, (0, 1, 2))
+    return count_blocks(whole, (1, 1, 1), None, (0, 1, 2))
 
 
 # ---- splitting and joining
@@ -221,13 +161,13 @@ def _parts(name: str, rows: int, cols: int) -> tuple[Place, ...]:
 def _split(
     name: str, rows: int, cols: int, places: Sequence[Place], operands: Sequence[tuple[int, int]], conjugated: bool
 ) -> Sum:
-    """The step that makes real operands of a complex matrix."""
+    """Return the step that forms real operands from a complex matrix."""
     sign = -1 if conjugated else 1
     program = separate_sums([(re, sign * im) for re, im in operands], 2)
     return Sum(f"split {name}", program, _parts(name, rows, cols), tuple(places))
 
 
-def _added(
+def _update(
     label: str,
     products: Sequence[Place],
     weights: Sequence[complex],
@@ -235,32 +175,32 @@ def _added(
     alpha: complex,
     beta: complex,
 ) -> Sum:
-    """The step C = alpha (sum of products by their weights) + beta C, in real and imaginary parts.
+    """Return the step C = alpha (weighted sum of products) + beta C, in real and imaginary parts.
 
-    Parts of C that stay as they are, are not written.
+    Parts of C that do not change are not written.
     """
     program = _complex_sum(tuple(alpha * w for w in weights), beta)
-    return _needed(Sum(label, program, (*products, *result), result).tidied)
+    return _without_unused_reads(Sum(label, program, (*products, *result), result).tidied)
 
 
 @lru_cache(maxsize=1024)
 def _complex_sum(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
-    """The sum of real inputs by complex weights, and of beta times a complex number; numbers are in two parts."""
+    """Return the complex weighted sum of real inputs, plus beta times a complex number in two parts."""
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
     rows = [[int(x) if x == int(x) else x for x in row] for row in (real, imaginary)]
     return separate_sums(rows, len(real))
 
 
-def _needed(step: Sum) -> Sum:
-    """The same step without reads that its program makes no use of."""
+def _without_unused_reads(step: Sum) -> Sum:
+    """Return the same step without reads that its program does not use."""
     program = step.program
     used = sorted({v for terms in program.lines for _, v in terms} | set(program.outputs))
-    kept = [v for v in used if v < program.inputs]
-    number = {v: i for i, v in enumerate((*kept, *range(program.inputs, program.inputs + len(program.lines))))}
+    inputs = [v for v in used if v < program.inputs]
+    number = {v: i for i, v in enumerate((*inputs, *range(program.inputs, program.inputs + len(program.lines))))}
     lines = tuple(tuple((c, number[v]) for c, v in terms) for terms in program.lines)
-    made = AdditionProgram(len(kept), lines, tuple(number[v] for v in program.outputs))
-    return Sum(step.label, made, tuple(step.reads[v] for v in kept), step.writes)
+    smaller = AdditionProgram(len(inputs), lines, tuple(number[v] for v in program.outputs))
+    return Sum(step.label, smaller, tuple(step.reads[v] for v in inputs), step.writes)
 
 
 # ---- the text form
@@ -278,15 +218,15 @@ def _parse(text: str) -> ThreeProducts | None:
         raise PlanError(f"3m cannot be both {' and '.join(orders)}")
     for unknown in (option for option in options if option not in (*ORDERS, *CONJUGATED)):
         raise PlanError(f"unknown option {unknown!r} of 3m; valid: {', '.join((*ORDERS, *CONJUGATED))}")
-    order: Order = next((order for order in ORDERS if order in orders), "stacked")
-    return ThreeProducts(("conj-a" in options, "conj-b" in options), order)
+    order: Traversal = next((order for order in ORDERS if order in orders), "stacked")
+    return complex_3m_level(order, ("conj-a" in options, "conj-b" in options))
 
 
-def _considered() -> Iterator[CandidateLevel]:
-    """The fastest first; one product at a time needs a third of the temporaries."""
+def _candidates() -> Iterator[CandidateLevel]:
+    """Yield the fastest first; one product at a time needs a third of the temporaries."""
     for order in ("", ".batched", ".overlapped"):
         yield CandidateLevel(f"3m{order}", (), 3, above=True)
     yield CandidateLevel("3m.sequential", (), 3, lean=True, above=True)
 
 
-register_level(LevelKind("3m", _parse, lambda: ("3m",), _considered))
+register_level(LevelKind("3m", _parse, lambda: ("3m",), _candidates))

@@ -1,162 +1,129 @@
-"""Residues: a level that has a product of integers, float64 or float32 done by products of bytes.
+"""Residues: a product of integers, float64 or float32 by products of bytes.
 
 The operands become planes of residues modulo pairwise coprime numbers, planes are multiplied modulo each number, and C
-is put together from the products (fmm.kernels.algorithms.residues says why nothing is lost). `residues` is for
+is reconstructed from the products (fmm.kernels.algorithms.residues proves that nothing is lost). `residues` is for
 integers, modulo as many numbers as their type and the inner dimension need. `residues(14)` is for float64: rows and
-columns are scaled by powers of two, as far as 14 such numbers allow, and rounded to integers before. This is scheme II
-of Ozaki, Uchino and Imamura (2025), with bounds by norms; float32 takes 7 to 9 numbers.
+columns are scaled by powers of two, as far as 14 numbers allow, and rounded to integers. This is scheme II of Ozaki,
+Uchino and Imamura (2025), with bounds by norms; float32 takes 7 to 9 numbers.
 
-Below it stands what is done modulo p, where nothing is ever rounded: one or two levels of Strassen's algorithm, and
-`bytes`, who multiplies. Their sums are formed as residues are split off and as C is put together, in registers, and all
-planes are multiplied in one launch that reduces its sums to bytes. So a machine does this level whole, with all that is
-below it, as it does a leaf: it ends a plan, and the row made of it here says what the others ask of a leaf.
+Below the level, arithmetic is modulo p and never rounds: one or two levels of Strassen's algorithm, and the leaf `bytes`.
+Their sums are formed in registers while residues are split off and while C is joined, and all planes are multiplied in
+one launch that reduces its sums to bytes. So one leaf runs this level with everything below it: the level ends a plan,
+and a Leaf row made here describes it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from fmm.dtypes import BYTE, DTYPES, INTEGERS
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.leaf import Ending, Leaf, register_ending
-from fmm.kernels.plans.leaf_parts import (
-    LeafCall,
-    LeafCandidacy,
-    LeafError,
-    LeafHalves,
-    LeafNames,
-    LeafPreparation,
-    LeafTime,
-    LeafTypes,
-    LevelAndLeaf,
+from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.leaf import Leaf, LeafFamily, register_leaf_family
+from fmm.kernels.plans.level import LevelKind, PlanError, register_level
+from fmm.kernels.plans.levels.residue_planes import (
+    BELOW,
+    FAST,
+    STRASSEN_PRODUCTS,
+    FromPlanes,
+    integer_moduli,
+    integer_workspace,
+    prepared_layout,
+    residue_steps,
+    residue_workspace,
 )
-from fmm.kernels.plans.level import LevelKind, register_level
-from fmm.kernels.plans.level_with_steps import WholeLevel
-from fmm.kernels.plans.levels.residue_room import (
-    PRODUCTS,
-    kept_room,
-    residue_scratch,
-    whole_moduli,
-    whole_scratch,
-)
-from fmm.kernels.plans.levels.residue_steps import BELOW, FAST, FromPlanes, residue_steps
+from fmm.kernels.plans.lower import LevelInLeaf
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.plans.steps.asked import Asked
-from fmm.kernels.plans.steps.level_steps import LevelSteps
+from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
 LEAF: Final = "bytes"
-# By type, the numbers of moduli that there are, and the most levels below. (With two, float32 would gain nothing.)
+# By type: the valid numbers of moduli, and the most levels below. (With two, float32 would gain nothing.)
 MODULI: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
-MOST_BELOW: Final = {"float64": 2, "float32": 1}
-# The integers for which there may be a level below: sums of two fit in 64 bits, and they are more than a byte.
+MAX_LEVELS: Final = {"float64": 2, "float32": 1}
+# Integers that allow a level below: sums of two fit in 64 bits, and they are larger than a byte.
 SUMMED: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli with which prepared operands keep planes, if no level is below: with levels there would be more
-# planes, and others for A than for B.
-KEPT_MODULI: Final = 14
-# Errors against DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200: 0.5 to 0.7 with 14 moduli; every
-# one more or less is a factor of 15. (Uniform data: 0.03.) Of float32 0.17 to 0.26 with 7 and 0.013 to 0.023 with 8;
-# with more no less than rounding C takes.
+# The number of moduli of prepared operands. They have no level below: with levels there would be more planes, and
+# different ones for A and for B.
+PREPARED_MODULI: Final = 14
+# Errors relative to DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200: 0.5 to 0.7 with 14 moduli;
+# one modulus more or less is a factor of 15. (Uniform data: 0.03.) Of float32 0.17 to 0.26 with 7 and 0.013 to 0.023
+# with 8; with more, the rounding of C dominates.
 USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
 ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
-# Norms have at least 2^49.7, 2^53.5, ... units, of which either operand's number loses half a one (2^26.2, 2^30.1,
-# 2^34.0 with 7, 8 and 9 moduli); what is known of a float64 number ends at 2^-53, of a float32 number at 2^-24.
+# Norms have at least 2^49.7, 2^53.5, ... units, and each operand's number is off by at most half a unit (2^26.2, 2^30.1,
+# 2^34.0 with 7, 8 and 9 moduli); a float64 number itself ends at 2^-53, a float32 number at 2^-24.
 BOUNDS: Final = {
     **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
 }
 
 
-@dataclass(frozen=True)
-class Residues(WholeLevel):
-    """The level `residues(moduli)`, or `residues` with as many moduli as integers need, which is 0 here.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Residues(LevelInLeaf):
+    """The level `residues(moduli)`; `residues` has moduli 0: as many as the integers need.
 
-    What the levels below save is saved modulo p, where nothing is rounded, and inf and NaN are looked for apart. So it
-    counts as a level that saves no products.
+    It counts as a level that saves no products: the levels below save them modulo p, where nothing is rounded, and inf
+    and NaN are handled separately.
     """
 
-    moduli: int = 0
-
-    def __post_init__(self) -> None:
-        known = [count for counts in MODULI.values() for count in counts]
-        if self.moduli and self.moduli not in known:
-            valid = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in MODULI.items())
-            raise PlanError(
-                f"residues({self.moduli}): modulo how many numbers, by type: {valid}; integers: none is said"
-            )
-
-    def __str__(self) -> str:
-        return f"residues({self.moduli})" if self.moduli else "residues"
-
-    @property
-    def below(self) -> str:
-        return f"{FAST}, or {FAST}^2 in float64, or no level, and then {LEAF}"
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        return next(((dtype,) for dtype, counts in MODULI.items() if self.moduli in counts), INTEGERS)
-
-    def dtype_below(self, dtype: str) -> str:
-        return BYTE.name
-
-    def itemsize_below(self, itemsize: int) -> int:
-        return BYTE.itemsize
-
-    @property
-    def work_below(self) -> float:
-        return 1 / max(self.moduli, 1)
-
-    @property
-    def products(self) -> int:
-        return max(self.moduli, 1)
-
-    @property
-    def error_growth(self) -> float:
-        return ERRORS.get(self.moduli, 1.0)
-
-    # ---- what it comes to
+    moduli: int
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """The steps of a plan that ends in it; integers are taken to have 8 bytes."""
-        return self.steps(plan, (m, k, n), Asked(alpha, beta), self.moduli_for("int64", k))
+        """Return the steps of a plan that ends in this level; integers are taken to have 8 bytes."""
+        return self.steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_for("int64", k))
 
-    def opened(
-        self, plan: Plan, size: tuple[int, int, int], asked: Asked, itemsize: int, dtype: str = ""
-    ) -> LevelSteps:
-        """The same for numbers of so many bytes, for whoever counts or explains what is done whole.
-
-        `dtype` must be given for bool, and may be for others.
-        """
-        return self.steps(plan, size, asked, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
+    def lower_inside(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
+        """Return the same for numbers of `itemsize` bytes. bool needs its `dtype`."""
+        return self.steps(plan, size, params, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
 
     def moduli_for(self, dtype: str, k: int) -> int:
-        """The number of moduli for a product of this type, with k terms to a sum."""
-        return self.moduli or whole_moduli(dtype, k)
+        """Return the number of moduli for a product of this type, with k terms in a sum."""
+        return self.moduli or integer_moduli(dtype, k)
 
-    def steps(self, plan: Plan, size: Shape, asked: Asked, moduli: int) -> LevelSteps:
-        """The steps modulo so many numbers, of a plan that ends in this level."""
-        return residue_steps(size, depth_below(plan.leaf), asked, moduli, Plan(leaf=LEAF), scaled=self.moduli > 0)
+    def steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
+        """Return the steps modulo `moduli` numbers, of a plan that ends in this level."""
+        return residue_steps(size, depth_below(plan.leaf), params, moduli, Plan(leaf=LEAF), scaled=self.moduli > 0)
 
-    def does(self, steps: LevelSteps) -> str:
+    def describe(self, steps: LevelSteps) -> str:
         joins = [step for step in steps.steps if isinstance(step, FromPlanes)]
         return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
 
-    def share(self, steps: LevelSteps) -> float:
-        """One multiplication is as many products of bytes as there are moduli."""
+    def work_share(self, steps: LevelSteps) -> float:
+        """One multiplication is a product of bytes for each modulus."""
         return next((1 / step.moduli for step in steps.steps if isinstance(step, FromPlanes)), 1.0)
 
 
-# ---- the rows that end plans
+def residues_level(moduli: int = 0) -> Residues:
+    """Return the level `residues(moduli)`; raise PlanError for an invalid number of moduli."""
+    valid = [count for counts in MODULI.values() for count in counts]
+    if moduli and moduli not in valid:
+        by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in MODULI.items())
+        raise PlanError(f"residues({moduli}): modulo how many numbers, by type: {by_type}; integers: none is said")
+    return Residues(
+        text=f"residues({moduli})" if moduli else "residues",
+        moduli=moduli,
+        below=f"{FAST}, or {FAST}^2 in float64, or no level, and then {LEAF}",
+        types=next(((dtype,) for dtype, counts in MODULI.items() if moduli in counts), INTEGERS),
+        number_below="byte",
+        products=max(moduli, 1),
+        depth=0,
+        splits=False,
+        saves_products=False,
+        error_growth=ERRORS.get(moduli, 1.0),
+    )
 
 
-class ResidueEnding(NamedTuple):
-    """An end of plans: the level, so many levels of recursion below it, and the leaf."""
+# ---- the leaves that plans may end in
+
+
+class ResidueLeaf(NamedTuple):
+    """An end of plans: the level, `depth` levels of recursion below it, and the leaf `bytes`."""
 
     level: Residues
     depth: int
@@ -167,74 +134,79 @@ class ResidueEnding(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """The floating point type that it is for; empty if it is for integers."""
-        return self.level.types[0] if self.level.moduli else ""
-
-
-def _endings() -> Iterator[ResidueEnding]:
-    """All endings that there are kernels for, in the order in which equally fast plans are preferred."""
-    yield from (ResidueEnding(Residues(), depth) for depth in (0, 1))
-    for dtype, counts in MODULI.items():
-        for moduli in counts:
-            yield from (ResidueEnding(Residues(moduli), depth) for depth in range(MOST_BELOW[dtype] + 1))
+        """The floating point type; empty for integers."""
+        return self.level.types[0] if self.level.moduli and self.level.types else ""
 
 
 @lru_cache(maxsize=1)
-def residue_endings() -> Mapping[str, ResidueEnding]:
-    """All endings, by their texts."""
-    return MappingProxyType({ending.text: ending for ending in _endings()})
+def residue_leaves() -> Mapping[str, ResidueLeaf]:
+    """Return all ends with kernels, by their texts, in the order of preference among equally fast plans."""
+    leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
+    for dtype, counts in MODULI.items():
+        for moduli in counts:
+            leaves += [ResidueLeaf(residues_level(moduli), depth) for depth in range(MAX_LEVELS[dtype] + 1)]
+    return MappingProxyType({leaf.text: leaf for leaf in leaves})
 
 
-def depth_below(ending: str) -> int:
-    """The number of levels of recursion below the residues, in an ending of this text."""
-    return residue_endings()[ending].depth
-
-
-def _row(ending: ResidueEnding) -> Leaf:
-    level, depth, dtype = ending.level, ending.depth, ending.dtype
-    kind = f"{level.moduli} numbers" if dtype else "as many numbers as their type and the inner dimension need"
-    fewer = f", with {PRODUCTS**depth} in the place of {8**depth}" if depth else ""
-    common = Leaf(
-        ending.text,
-        f"{dtype or 'integers, exactly,'} by products of 8-bit integers modulo {kind}{fewer}",
-        ("cuda",),
-        LeafTypes(level.types if dtype else ()),
-        call=LeafCall("four launches" if dtype else "one to four launches", starts=4),
-        names=LeafNames(orders=()),
-        candidacy=LeafCandidacy(forms=("alone",), unprobed=("alone",)),
-        time=LeafTime(ending.text if dtype else f"{ending.text} of {{}}"),
-        stands_for=LevelAndLeaf(level, LEAF),
-    )
-    return _for_floats(common, level, depth, dtype) if dtype else _for_integers(common, depth)
-
-
-def _for_integers(common: Leaf, depth: int) -> Leaf:
-    types = SUMMED if depth else INTEGERS
-    call = replace(common.call, scratch_of=partial(whole_scratch, depth))
-    return replace(common, types=LeafTypes((), alone=types, in_blocks=types), call=call)
-
-
-def _for_floats(common: Leaf, level: Residues, depth: int, dtype: str) -> Leaf:
-    moduli = level.moduli
-    keeps = partial(kept_room, moduli) if moduli == KEPT_MODULI and not depth else None
-    return replace(
-        common,
-        halves=LeafHalves(by_kernel=() if depth or dtype != "float64" else (dtype,)),
-        call=replace(common.call, scratch=partial(residue_scratch, DTYPES[dtype].itemsize, moduli, depth)),
-        candidacy=LeafCandidacy(
-            # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is
-            # multiplied, but splitting and joining take longer by more than that (an H200, up to 16384): for who names
-            # them.
-            forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-            unprobed=("alone",) if dtype == "float32" else (),  # for who asks for less than the vendor's error
-        ),
-        error=LeafError(relative=level.error_growth, emulates=True, norm_bound=BOUNDS[moduli]),
-        preparation=LeafPreparation(keeps),
-    )
+def depth_below(leaf: str) -> int:
+    """Return the number of levels of recursion below the residues, in a leaf of this text."""
+    return residue_leaves()[leaf].depth
 
 
 def _rows() -> tuple[Leaf, ...]:
-    return tuple(_row(ending) for ending in residue_endings().values())
+    return tuple(_float_row(leaf) if leaf.dtype else _integer_row(leaf) for leaf in residue_leaves().values())
+
+
+def _integer_row(leaf: ResidueLeaf) -> Leaf:
+    types = SUMMED if leaf.depth else INTEGERS
+    kind = "as many numbers as their type and the inner dimension need"
+    return Leaf(
+        leaf.text,
+        f"integers, exactly, by products of 8-bit integers modulo {kind}{_fewer_products(leaf.depth)}",
+        ("cuda",),
+        types=(),
+        types_alone=types,
+        types_in_blocks=types,
+        call_text="one to four launches",
+        launches=4,
+        typed_scratch=partial(integer_workspace, leaf.depth),
+        orders=(),
+        forms=("alone",),
+        unprobed=("alone",),
+        rate=f"{leaf.text} of {{}}",
+        level=leaf.level,
+        end=LEAF,
+    )
+
+
+def _float_row(leaf: ResidueLeaf) -> Leaf:
+    moduli, depth, dtype = leaf.level.moduli, leaf.depth, leaf.dtype
+    return Leaf(
+        leaf.text,
+        f"{dtype} by products of 8-bit integers modulo {moduli} numbers{_fewer_products(depth)}",
+        ("cuda",),
+        types=(dtype,),
+        kernel_triangles=() if depth or dtype != "float64" else (dtype,),
+        call_text="four launches",
+        launches=4,
+        scratch=partial(residue_workspace, DTYPES[dtype].itemsize, moduli, depth),
+        orders=(),
+        # Fewer moduli than usual are less accurate than the vendor, more are slower. Two levels multiply less, but
+        # splitting and joining take longer by more (an H200, up to 16384): only plans that name them use them.
+        forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
+        unprobed=("alone",) if dtype == "float32" else (),  # for calls that require less than the vendor's error
+        relative_error=leaf.level.error_growth,
+        emulates=True,
+        norm_bound=BOUNDS[moduli],
+        prepared_layout=partial(prepared_layout, moduli) if moduli == PREPARED_MODULI and not depth else None,
+        rate=leaf.text,
+        level=leaf.level,
+        end=LEAF,
+    )
+
+
+def _fewer_products(depth: int) -> str:
+    return f", with {STRASSEN_PRODUCTS**depth} in the place of {8**depth}" if depth else ""
 
 
 # ---- the text form
@@ -244,8 +216,8 @@ _TEXT = re.compile(r"residues(?:\((\d+)\))?")
 
 def _parse(text: str) -> Residues | None:
     match = _TEXT.fullmatch(text)
-    return Residues(int(match[1] or 0)) if match else None
+    return residues_level(int(match[1] or 0)) if match else None
 
 
 register_level(LevelKind("residues", _parse, lambda: ("residues",)))
-register_ending(Ending("residues", LEAF, _rows))
+register_leaf_family(LeafFamily("residues", LEAF, _rows))

@@ -1,131 +1,91 @@
-"""The level that most plans are made of: a scheme, schemes composed into one pass, or a paper's step table."""
+"""The level of a fast algorithm: a scheme, a composition of schemes in one pass, or a paper's step table.
+
+In a plan's text the algorithm comes first, a scheme (`strassen`), a composition (`strassen^2`, `strassen*hk223`) or a
+step table (`li-fig23`), then options after dots.
+
+Traversals of a scheme: `stacked` (the default: all sums, then the products, then the join), `overlapped` (the same; on a
+GPU two products run at a time, so that the sums of one run beside the leaf products of the other), `batched` (the same;
+every operand has a block of its own, and the products are one batch), `fused` (on a GPU, one product at a time with its
+sums inside the kernel of the leaf: no temporaries) and `sequential` (one product at a time, three temporaries). A step
+table has its own order.
+
+The products of a fused level may run concurrently: on two `streams`, as far as they write different blocks, or with
+`atomic` updates of C (in any order, so that the last bits of C vary from run to run). Products that touch equally many
+blocks (`variants`) may share a launch.
+
+Fringes: `unequal` (blocks differ by one row or column, and sums are computed as if padded), `pad` (equal blocks with
+virtual zeros beyond the edge; `pad16`: block sides are multiples of 16) and `peel` (the core that divides, then thin
+strips).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
+from typing import Final
 
 from fmm.dtypes import FLOATS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.algorithms.catalogue import scheme
+from fmm.kernels.algorithms.catalogue import candidate_schemes, scheme, scheme_names, short_spelling
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import (
     StepTable,
+    candidate_step_tables,
+    is_registered_step_table,
     step_table,
     step_table_names,
     table_scheme,
 )
-from fmm.kernels.plans.level import Cut, FusedProducts
-from fmm.kernels.plans.level_with_steps import Footprint, LevelWithSteps, Sides
-from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides, side_order
-from fmm.kernels.plans.levels.scheme_options import (
-    FRINGES,
+from fmm.kernels.plans import fused_order
+from fmm.kernels.plans.fused_order import TASKS
+from fmm.kernels.plans.gemm_params import PLAIN
+from fmm.kernels.plans.level import (
     TRAVERSALS,
-    UNITS,
+    CandidateLevel,
+    Cut,
+    FusedProducts,
+    LevelKind,
+    PlanError,
     Traversal,
-    check_choice,
-    scheme_name,
-    usual_fringe,
-    usual_traversal,
+    register_level,
+    unknown_algorithm,
 )
-from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps
-from fmm.kernels.plans.levels.table_steps import table_steps
+from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_order
+from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps, table_steps
+from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.plans.steps import fused_order
-from fmm.kernels.plans.steps.asked import PLAIN
-from fmm.kernels.plans.steps.blocks import block_side
-from fmm.kernels.plans.steps.fused_order import TASKS
-from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductWithSums
-from fmm.kernels.plans.steps.needed import Needed
-from fmm.kernels.plans.steps.sums import Sum
-from fmm.kernels.registry import depends_on_rows
+from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, ProductWithSums
+from fmm.kernels.plans.sums import Sum, block_side
+from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
+FRINGES = ("unequal", "pad", "peel")
+UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
+# Functions that return the fringe for which a user's step table is proved: `unequal` or `pad`. A proof executes plans,
+# so fmm.kernels registers it here. The shipped tables are proved by the tests, and not in the user's process.
+FRINGE_PROOFS: Final[list[Callable[[str], str]]] = []
 
-@dataclass(frozen=True)
-class Level(LevelWithSteps):
-    """One level of a fast algorithm: which, in which order, and what happens at the fringe."""
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SchemeLevel(LevelWithSteps):
+    """One level of a fast algorithm, with the order of its products and the treatment of the fringe."""
 
     algorithm: str
-    traversal: Traversal = "stacked"
-    fringe: str = "unequal"
-    tasks: tuple[str, ...] = ()  # of a fused level: how its products share launches and the device
-
-    def __post_init__(self) -> None:
-        for option in self.tasks:
-            check_choice("option", option, TASKS)
-        object.__setattr__(self, "tasks", tuple(option for option in TASKS if option in self.tasks))
-        check_choice("fringe", self.fringe, FRINGES + UNITS)
-        check_choice("traversal", self.traversal, TRAVERSALS)
-        if self.algorithm not in step_table_names():
-            object.__setattr__(self, "algorithm", scheme_name(self.algorithm))
-        elif self.traversal != "sequential":
-            raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
-        if self.tasks and self.traversal != "fused":
-            raise PlanError(f"{self.algorithm}: only a fused level can have {' and '.join(self.tasks)}")
-        if {"streams", "atomic"} <= set(self.tasks):
-            raise PlanError(f"{self.algorithm}: what is added atomically needs no streams that wait for each other")
-        if self.traversal == "batched" and not self.fringe.startswith("pad"):
-            raise PlanError(f"{self.algorithm}: a batch needs equal blocks, so pad, not {self.fringe}")
-
-    def __str__(self) -> str:
-        usual = usual_traversal(self.algorithm)
-        options = [] if self.traversal == usual else [str(self.traversal)]
-        options += self.tasks
-        if self.fringe != usual_fringe(self.algorithm, self.traversal):
-            options.append(self.fringe)
-        return ".".join([self.algorithm, *options])
-
-    # ---- the algorithm
-
-    @cached_property
-    def table(self) -> StepTable | None:
-        return step_table(self.algorithm) if self.algorithm in step_table_names() else None
-
-    @cached_property
-    def scheme(self) -> Scheme | None:
-        return None if self.table else scheme(self.algorithm)
+    fringe: str
+    scheme: Scheme | None
+    table: StepTable | None
 
     @property
-    def bilinear(self) -> Scheme:
-        return table_scheme(self.table) if self.table else self.scheme  # type: ignore[return-value]
-
-    @cached_property
     def size(self) -> Shape:
-        """The grid of blocks, (m, k, n)."""
+        """The grid of blocks (m, k, n)."""
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
-    @cached_property
-    def products(self) -> int:
-        return self.table.products if self.table else self.scheme.rank  # type: ignore[union-attr]
-
     @property
-    def depth(self) -> int:
-        """1; of a composition the number of its factors."""
-        return max(len(self.scheme.factors), 1) if self.scheme else 1
-
-    @property
-    def shallower(self) -> Level | None:
-        """A composition without its outermost factor; None for a single scheme or a table."""
-        if self.scheme is None or len(self.scheme.factors) < 2:
-            return None
-        return replace(self, algorithm="*".join(factor.name for factor in self.scheme.factors[1:]))
-
-    @property
-    def splits(self) -> bool:
-        return max(self.size) > 1
-
-    @property
-    def saves_products(self) -> bool:
-        return self.products < prod(self.size)
-
-    # ---- its blocks and its steps
-
-    @cached_property
     def unit(self) -> int:
-        """Blocks' sides are multiples of this."""
+        """Block sides are multiples of it."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
@@ -134,158 +94,231 @@ class Level(LevelWithSteps):
         return None if self.fringe == "unequal" else self.unit
 
     @property
-    def cut(self) -> Cut | None:
-        """None if the fringe is peeled, since what is peeled depends on the sides themselves.
+    def shallower(self) -> SchemeLevel | None:
+        """A composition without its outermost factor; None for a single scheme or a table."""
+        if self.scheme is None or len(self.scheme.factors) < 2:
+            return None
+        inner = "*".join(factor.name for factor in self.scheme.factors[1:])
+        return scheme_level(inner, self.traversal or "stacked", self.fringe, self.tasks)
 
-        A table may keep blocks of A, B and C in one place, so that its steps depend on which of their sides are longer.
-        """
-        return None if self.fringe == "peel" else Cut(self.size, self.block_unit, ordered=self.table is not None)
-
-    @cached_property
-    def types(self) -> tuple[str, ...] | None:
-        """Only floats if the scheme has coefficients besides 1 and -1: integers are only added and subtracted."""
-        found = self.bilinear.factors or (self.bilinear,)
-        signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
-        return None if signs else FLOATS
-
-    @property
-    def takes_alpha_beta(self) -> bool:
-        return self.traversal not in ("sequential", "fused") and self.fringe != "peel"
+    # ---- its steps
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         if self.fringe == "peel":
-            core = replace(plan, levels=(replace(self, fringe="pad"), *plan.levels[1:]))
-            return peeled_steps(core, self.size, (m, k, n))
+            padded = build_scheme_level(self.algorithm, self.scheme, self.table, self.traversal, "pad", self.tasks)
+            return peeled_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.size, (m, k, n))
         return self.steps(plan.rest, self.block_unit, (m, k, n), alpha, beta)
 
     def steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """The steps with blocks that are multiples of the unit, whose products are done by the plan `inner`."""
+        """Return the steps with block sides that are multiples of the unit. The plan `inner` computes the products."""
         if self.table:
             return table_steps(self.table, unit, inner, sides)
         assert self.scheme is not None
         if self.traversal in ("sequential", "fused"):
             return sequential_steps(self.scheme, unit, inner, sides)
         found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.batched)
-        return replace(found, lanes=self.lanes)
+        return replace(found, streams=self.streams)
 
     @property
     def same_above_levels(self) -> bool:
         return self.fringe != "peel"
 
-    def needed(self, inner: Plan, sides: Shape) -> Needed | None:
-        """Known of a batch of equal blocks, whose hundreds of products have all their operands in three temporaries."""
+    def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+        """Return the needs of a batch of equal blocks: its hundreds of products have all operands in three temporaries."""
         if not self.batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
             return None
         m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.size, strict=True))
         count = self.scheme.rank
         temporaries = (("S", count * m, k), ("T", count * k, n), ("M", count * m, n))
-        return Needed(temporaries, ((inner, (m, k, n), PLAIN),), ((inner, (m, k, n), count),))
+        return LevelNeeds(temporaries, ((inner, (m, k, n), PLAIN),), ((inner, (m, k, n), count),))
 
-    # ---- how its products and sums are run
-
-    @property
-    def lanes(self) -> int:
-        """How many products of whole blocks may run at a time; strips that are peeled off run by themselves."""
-        return 2 if self.traversal == "overlapped" and self.products > 1 else 1
-
-    @property
-    def side_by_side(self) -> bool:
-        return self.traversal == "overlapped" or "streams" in self.tasks or "atomic" in self.tasks
-
-    @property
-    def batched(self) -> bool:
-        return self.traversal == "batched"
-
-    @property
-    def independent(self) -> bool:
-        return self.takes_alpha_beta
-
-    @property
-    def needs_fusing_leaf(self) -> bool:
-        return self.traversal == "fused"
-
-    @property
-    def sums_inside(self) -> bool:
-        return self.fused or self.table is not None
-
-    @cached_property
-    def fused_products(self) -> FusedProducts | None:
-        """None for a level whose fringe is peeled: with its strips it is a sequential one."""
-        if self.traversal != "fused" or self.fringe == "peel" or self.scheme is None:
-            return None
-        return FusedProducts(self.scheme, self.block_unit, self.tasks)
-
-    @property
-    def atomic(self) -> bool:
-        return "atomic" in self.tasks
-
-    @property
-    def launches(self) -> int:
-        return fused_order.launches_needed(self.scheme, self.tasks) if self.scheme else self.products
-
-    # ---- what is known and said of it
+    # ---- quick counts
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         blocks, whole = block_sides(self.size, self.fringe, self.unit, sides)
         m, k, n = (whole or side == parts * block for side, parts, block in zip(sides, self.size, blocks, strict=True))
         of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
-        padded = self.table is not None and self.block_unit is not None
-        if padded and (refusal := _refusal(self, inner, _ranks(blocks))):
+        padded_table = self.table is not None and self.block_unit is not None
+        if padded_table and (refusal := _refusal(self, inner, _ranks(blocks))):
             raise PlanError(refusal)
         if self.needs_fusing_leaf:
             return Footprint(self.products, blocks)
-        order = side_order(blocks) if self.table else PLAIN_ORDER
+        order = side_order(blocks) if self.table else SHORT_K
         counts, one_by_one = _counts(self, inner, order), self.traversal == "sequential"
         moved, held, passes = counts.elements(counts.moved, blocks), counts.temporaries(blocks, of_whole), counts.passes
-        if padded and not (m and n):  # C is computed in a padded temporary
+        if padded_table and not (m and n):  # C is computed in a padded temporary
             padded_c = prod(blocks[side] * self.size[side] for side in (0, 2))
             moved, held = (*moved[:2], moved[2] + 2 * padded_c), (*held[:2], held[2] + padded_c)
             passes += 1
         return Footprint(self.products, blocks, passes, moved, held, counts.in_place[not whole], one_by_one)
 
-    def does(self, steps: LevelSteps) -> str:
+    # ---- explain
+
+    def describe(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
-        updates = sum(isinstance(step, ProductWithSums) and len(step.apart) > 1 for step in steps.steps)
+        updates = sum(isinstance(step, ProductWithSums) and len(step.separate) > 1 for step in steps.steps)
         if self.fringe == "peel" and not sums:
-            return self._strips(steps)
+            strips = len(steps.steps) - 1
+            if strips:
+                return f"core, then {strips} strip{'s' * (strips > 1)}"
+            return "nothing to peel" if next(steps.products).plan.levels else "too small: left out"
         inside = f", {updates} more inside the products" if updates else ""
         done = "sums inside the products" if self.fused else f"{sums} passes of sums{inside}"
         return f"{'x'.join(map(str, self.size))} blocks, {done}"
 
-    def _strips(self, steps: LevelSteps) -> str:
-        count = len(steps.steps)
-        if count == 1:
-            return "nothing to peel" if next(steps.products).plan.levels else "too small: left out"
-        return f"core, then {count - 1} strip{'s' * (count > 2)}"
-
-    @property
-    def launched(self) -> str:
-        """The products that a fused level launches, and how. Those in turns may be one launch, if the device can."""
+    def describe_launches(self) -> str:
+        """Return the launches of a fused level and their order. Launches in sequence may be one, if the device can."""
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
-        stages, lanes = (
-            fused_order.launch_stages(self.scheme, self.tasks),
-            fused_order.lanes_needed(self.scheme, self.tasks),
-        )
-        how = f"on {lanes} streams in {len(stages)} stages" if len(stages) > 1 else f"on {lanes} streams"
-        kernels = fused_order.variants_listed(fused_order.blocks_touched(self.scheme, p) for p in range(self.products))
+        stages = fused_order.launch_stages(self.scheme, self.tasks)
+        streams = fused_order.count_streams(self.scheme, self.tasks)
+        how = f"on {streams} streams in {len(stages)} stages" if len(stages) > 1 else f"on {streams} streams"
+        kernels = fused_order.list_variants(fused_order.blocks_touched(self.scheme, p) for p in range(self.products))
         what = "launches" if self.tasks else "products"
-        return f"{self}: {self.launches} {what} {how if lanes > 1 else 'one after the other'} ({kernels})"
+        return f"{self}: {self.launches} {what} {how if streams > 1 else 'one after the other'} ({kernels})"
+
+
+# ---- making a level
+
+
+def scheme_level(
+    algorithm: str, traversal: Traversal = "stacked", fringe: str = "unequal", tasks: tuple[str, ...] = ()
+) -> SchemeLevel:
+    """Return the level of a scheme, a composition or a step table; raise PlanError for options that do not fit."""
+    for option in tasks:
+        _check_option("option", option, TASKS)
+    tasks = tuple(option for option in TASKS if option in tasks)
+    _check_option("fringe", fringe, FRINGES + UNITS)
+    _check_option("traversal", traversal, TRAVERSALS)
+    is_table = algorithm in step_table_names()
+    if not is_table:
+        algorithm = _scheme_name(algorithm)
+    elif traversal != "sequential":
+        raise PlanError(f"the step table {algorithm} is sequential, not {traversal}")
+    if tasks and traversal != "fused":
+        raise PlanError(f"{algorithm}: only a fused level can have {' and '.join(tasks)}")
+    if {"streams", "atomic"} <= set(tasks):
+        raise PlanError(f"{algorithm}: what is added atomically needs no streams that wait for each other")
+    if traversal == "batched" and not fringe.startswith("pad"):
+        raise PlanError(f"{algorithm}: a batch needs equal blocks, so pad, not {fringe}")
+    if is_table:
+        return build_scheme_level(algorithm, None, step_table(algorithm), traversal, fringe, tasks)
+    return build_scheme_level(algorithm, scheme(algorithm), None, traversal, fringe, tasks)
+
+
+def build_scheme_level(
+    name: str, scheme: Scheme | None, table: StepTable | None, traversal: Traversal | None, fringe: str,
+    tasks: tuple[str, ...] = (),
+) -> SchemeLevel:  # fmt: skip
+    """Return the level of this scheme or table, which need not be in the catalogue. Options are not checked."""
+    bilinear = table_scheme(table) if table else scheme
+    assert bilinear is not None
+    unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
+    peeled = fringe == "peel"
+    # With its strips, a peeled fused level is a sequential one.
+    fuses = traversal == "fused" and not peeled and scheme is not None
+    return SchemeLevel(
+        text=".".join([name, *_unusual_options(name, traversal, fringe, tasks)]),
+        algorithm=name,
+        fringe=fringe,
+        scheme=scheme,
+        table=table,
+        products=bilinear.rank,
+        depth=max(len(bilinear.factors), 1),
+        splits=max(bilinear.size) > 1,
+        saves_products=bilinear.rank < prod(bilinear.size),
+        bilinear=bilinear,
+        # Peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C, so that its
+        # steps depend on the order of the block sides by length.
+        cut=None if peeled else Cut(bilinear.size, unit, ordered=table is not None),
+        types=_coefficient_types(bilinear),
+        traversal=traversal,
+        tasks=tasks,
+        takes_alpha_beta=traversal not in ("sequential", "fused") and not peeled,
+        sums_inside=fuses or table is not None,
+        fused_products=FusedProducts(bilinear, unit, tasks) if fuses else None,
+    )
+
+
+def _unusual_options(name: str, traversal: Traversal | None, fringe: str, tasks: tuple[str, ...]) -> Iterator[str]:
+    """Yield the options that differ from the algorithm's defaults, in the order of a plan's text."""
+    if traversal and traversal != usual_traversal(name):
+        yield traversal
+    yield from tasks
+    if traversal and fringe != _declared_fringe(name, traversal):
+        yield fringe
+
+
+@lru_cache(maxsize=256)
+def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
+    """Return None (any type) for coefficients 1 and -1, which integers can be added and subtracted with; else floats."""
+    found = bilinear.factors or (bilinear,)
+    signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
+    return None if signs else FLOATS
+
+
+def usual_traversal(algorithm: str) -> Traversal:
+    """Return the default traversal: a step table has its own order."""
+    return "sequential" if algorithm in step_table_names() else "stacked"
+
+
+@clear_on_registration
+@lru_cache(maxsize=256)
+def usual_fringe(algorithm: str, traversal: Traversal) -> str:
+    """Return the default fringe: unequal blocks wherever they are possible, since they multiply no zeros.
+
+    Raise PlanError for a user's step table that declares unequal blocks, and is wrong on them.
+    """
+    declared = _declared_fringe(algorithm, traversal)
+    if declared == "unequal" and is_registered_step_table(algorithm):
+        if "unequal" not in (proof(algorithm) for proof in FRINGE_PROOFS):
+            raise PlanError(f"the step table {algorithm} says that it bears unequal blocks, but it does not")
+    return declared
+
+
+def _declared_fringe(algorithm: str, traversal: Traversal) -> str:
+    if algorithm in step_table_names():
+        return step_table(algorithm).fringe
+    return "pad" if traversal == "batched" else "unequal"
+
+
+def _check_option(what: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
+
+
+def _scheme_name(name: str) -> str:
+    """Return the short spelling of a scheme or a composition; raise PlanError if it does not exist."""
+    names = _factor_names(name)
+    for table in (n for n in names if n in step_table_names()):
+        raise PlanError(f"{table} is a step table, and cannot be composed; in {name!r} only schemes can")
+    for unknown in (n for n in names if n not in scheme_names()):
+        raise unknown_algorithm(unknown)
+    scheme(name)
+    return short_spelling(name)
+
+
+def _factor_names(expression: str) -> list[str]:
+    """Return the names in a composition, without powers."""
+    return [part.partition("^")[0] for part in expression.replace(" ", "").split("*")]
+
+
+# ---- counting it
 
 
 def _ranks(blocks: Sides) -> Shape:
-    """The rank of each side by length: 0 for the shortest, then 1, 2. Equal sides have equal ranks."""
+    """Return the rank of each side by length: 0 for the shortest, then 1, 2. Equal sides have equal ranks."""
     lengths = sorted(set(blocks))
     m, k, n = (lengths.index(side) for side in blocks)
     return m, k, n
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
-def _refusal(level: Level, inner: Plan, order: Shape) -> str:
-    """Why a table of equal blocks cannot be done if their sides have these ranks by length; empty if it can."""
+def _refusal(level: SchemeLevel, inner: Plan, order: Shape) -> str:
+    """Return why a table of equal blocks is impossible if their sides have these ranks by length; empty if possible."""
     try:
         m, k, n = (parts * level.unit * (1 + rank) for parts, rank in zip(level.size, order, strict=True))
         level.steps(inner, level.block_unit, (m, k, n))
@@ -294,12 +327,59 @@ def _refusal(level: Level, inner: Plan, order: Shape) -> str:
     return ""
 
 
-PLAIN_ORDER: Shape = (1, 0, 2)  # k the shortest
+SHORT_K: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
 
 
-@depends_on_rows
+@clear_on_registration
 @lru_cache(maxsize=1024)
-def _counts(level: Level, inner: Plan, order: Shape) -> BlockCounts:
-    """What the level moves and holds. `order`: the ranks of the blocks' sides by length, which matter to tables."""
+def _counts(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
+    """Return the traffic and temporaries of the level. `order`: the ranks of the block sides, which matter to tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
-    return block_counts(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
+    return count_blocks(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
+
+
+# ---- its text in a plan
+
+
+def level_with_options(algorithm: str, *options: str) -> SchemeLevel:
+    """Return a level with the defaults of its algorithm where `options` name no traversal or fringe."""
+    traversals = [option for option in options if option in TRAVERSALS]
+    fringes = [option for option in options if option in FRINGES + UNITS]
+    tasks = tuple(option for option in options if option in TASKS)
+    for several in (traversals, fringes):
+        if len(several) > 1:
+            raise PlanError(f"{algorithm} cannot be both {' and '.join(several)}")
+    for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
+        valid = ", ".join(TRAVERSALS + FRINGES + UNITS + TASKS)
+        raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
+    traversal = next((t for t in TRAVERSALS if t in traversals), usual_traversal(algorithm))
+    fringe = fringes[0] if fringes else usual_fringe(algorithm, traversal)
+    return scheme_level(algorithm, traversal, fringe, tasks)
+
+
+def _words() -> tuple[str, ...]:
+    return (*scheme_names(), *step_table_names())
+
+
+def _parse(text: str) -> SchemeLevel | None:
+    name, *options = text.split(".")
+    return level_with_options(name, *options) if set(_factor_names(name)) & set(_words()) else None
+
+
+def _candidates() -> Iterator[CandidateLevel]:
+    """Yield schemes, the fewest additions first; then the papers' tables, which need the least workspace."""
+    found: list[tuple[int, CandidateLevel]] = []
+    for name, forms in candidate_schemes():
+        try:
+            if forms:
+                found.append((scheme(name).additions, CandidateLevel(name, forms, scheme(name).rank)))
+        except ValueError:  # a wrong file: the error appears when a plan names it
+            continue
+    yield from (candidate for _, candidate in sorted(found))
+    for name, forms in candidate_step_tables():
+        with suppress(ValueError):
+            if forms:
+                yield CandidateLevel(name, forms, step_table(name).products, lean=True)
+
+
+register_level(LevelKind("scheme", _parse, _words, _candidates))

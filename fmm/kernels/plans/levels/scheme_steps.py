@@ -1,4 +1,4 @@
-"""The steps of a scheme's level: all sums first, or one product at a time; and the strips that are peeled off."""
+"""Steps of the level of a scheme or step table: stacked, sequential, in a paper's order, and with a peeled fringe."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from functools import lru_cache
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.asked import ADDED
-from fmm.kernels.plans.steps.blocks import block_side, operand_blocks
-from fmm.kernels.plans.steps.level_steps import LevelSteps, Product, ProductBatch, temporary_sizes
-from fmm.kernels.plans.steps.sums import Place, Sum, whole_matrix
+from fmm.kernels.algorithms.step_table import Step as TableStep
+from fmm.kernels.algorithms.step_table import StepTable
+from fmm.kernels.plans.gemm_params import ACCUMULATE
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, temporary_sizes
+from fmm.kernels.plans.sums import COPY, Place, Sum, block_side, operand_blocks, whole_matrix
 from fmm.problem import Shape
 
 
-def _operand_blocks(scheme: Scheme, unit: int | None, sides: Shape) -> tuple[list[Place], list[Place], list[Place]]:
-    """The blocks of A, of B and of C."""
+def _grid(scheme: Scheme, unit: int | None, sides: Shape) -> tuple[list[Place], list[Place], list[Place]]:
+    """Return the blocks of A, of B and of C."""
     m, k, n = sides
     a, b = operand_blocks("A", m, k, (scheme.m, scheme.k), unit), operand_blocks("B", k, n, (scheme.k, scheme.n), unit)
     return a, b, operand_blocks("C", m, n, (scheme.m, scheme.n), unit)
@@ -30,25 +31,30 @@ def _operand_blocks(scheme: Scheme, unit: int | None, sides: Shape) -> tuple[lis
 def stacked_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
 ) -> LevelSteps:
-    """All left operands in one pass over A, all right ones over B, the products, then C in one pass over them."""
-    a, b, c = _operand_blocks(scheme, unit, sides)
+    """Return a pass over A for all left operands, one over B for all right ones, the products, and a pass for C."""
+    a, b, c = _grid(scheme, unit, sides)
     left_shape = right_shape = None
     if unit is not None:
         m, k, n = (block_side(length, parts, unit) for length, parts in zip(sides, scheme.size, strict=True))
         left_shape, right_shape = (m, k), (k, n)
-    lefts, split_a = _operands("S", scheme.programs.left, scheme.u, a, left_shape, batched)
-    rights, split_b = _operands("T", scheme.programs.right, scheme.v, b, right_shape, batched)
-    products = _products(lefts, rights, inner, batched)
+    lefts, split_a = _split("S", scheme.programs.left, scheme.u, a, left_shape, batched)
+    rights, split_b = _split("T", scheme.programs.right, scheme.v, b, right_shape, batched)
+    products: list[Product] = []
+    for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
+        width = min(left.cols, right.rows)  # columns or rows that the other operand lacks meet only zeros
+        size = left.rows, right.cols
+        dest = _layer("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
+        products.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, inner))
     program = programs.updating_program(scheme.programs.join, alpha, beta)
     if not batched and not beta:
-        products = _at_home(products, program, c)
+        products = _placed_in_c(products, program, c)
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
-    middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if batched else products
+    middle: tuple[Product | ProductBatch, ...] = (ProductBatch(tuple(products)),) if batched else tuple(products)
     return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join))
 
 
-def _operands(
+def _split(
     letter: str,
     program: AdditionProgram,
     matrix: programs.Matrix,
@@ -56,10 +62,10 @@ def _operands(
     shape: tuple[int, int] | None,
     batched: bool,
 ) -> tuple[list[Place], Sum]:
-    """Where each operand stands: a block read in place if it needs no sum, else a temporary that the split writes.
+    """Return the places of the operands, and the pass that forms the sums.
 
-    With a `shape`, all temporaries have it, and a block at the edge that is smaller is copied too; in a batch every
-    operand is copied into one tall temporary.
+    An operand that needs no sum is read in place. With a `shape`, all temporaries have this shape, and a smaller block
+    at the edge is copied too; in a batch every operand is copied into one tall temporary.
     """
     places: list[Place] = []
     for p, column in enumerate(zip(*matrix, strict=True)):
@@ -72,43 +78,32 @@ def _operands(
         else:
             places.append(whole_matrix(f"{letter}{p + 1}", *(shape or size)))
     written = [i for i, place in enumerate(places) if place.name not in ("A", "B")]
-    kept = AdditionProgram(program.inputs, program.lines, tuple(program.outputs[i] for i in written))
-    return places, Sum(f"split {blocks[0].name}", kept, tuple(blocks), tuple(places[i] for i in written))
+    sums = AdditionProgram(program.inputs, program.lines, tuple(program.outputs[i] for i in written))
+    return places, Sum(f"split {blocks[0].name}", sums, tuple(blocks), tuple(places[i] for i in written))
 
 
-def _products(lefts: Sequence[Place], rights: Sequence[Place], plan: Plan, batched: bool) -> tuple[Product, ...]:
-    """Each product into a temporary; columns or rows that the other operand lacks meet only zeros."""
-    products = []
-    for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
-        k = min(left.cols, right.rows)
-        size = left.rows, right.cols
-        dest = _layer("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
-        products.append(Product(left.cropped(left.rows, k), right.cropped(k, right.cols), dest, plan))
-    return tuple(products)
+def _placed_in_c(products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]) -> list[Product]:
+    """Return the products, as many as possible computed in a block of C, to which the join then adds.
 
-
-def _at_home(products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]) -> tuple[Product, ...]:
-    """The products, as many as possible computed where a block of C belongs: the join then adds to what stands there.
-
-    A block can be lent to a product that no line of the join reads after the block's own line. This saves memory, and
-    time: a pass that writes over what it has just read need not fetch the lines that it writes.
+    A block can hold a product that no line of the join reads after the block's own line. This saves memory, and time: a
+    pass that overwrites the numbers it has just read need not fetch the lines that it writes.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}
     for line, block in sorted(zip(program.outputs, blocks, strict=True), key=lambda pair: pair[0]):
         size = block.rows, block.cols
-        lent = [
+        fitting = [
             p
             for p, product in enumerate(products)
             if p not in homes and (product.dest.rows, product.dest.cols) == size and last.get(p, line) <= line
         ]
-        if lent:
-            homes[max(lent, key=lambda p: last.get(p, line))] = block
-    return tuple(replace(product, dest=homes.get(p, product.dest)) for p, product in enumerate(products))
+        if fitting:
+            homes[max(fitting, key=lambda p: last.get(p, line))] = block
+    return [replace(product, dest=homes.get(p, product.dest)) for p, product in enumerate(products)]
 
 
 def _layer(name: str, index: int, rows: int, cols: int) -> Place:
-    """One of equal blocks that stand on top of each other in one tall temporary."""
+    """Return one of the equal blocks on top of each other in one tall temporary."""
     return Place(name, index * rows, 0, rows, cols)
 
 
@@ -116,11 +111,11 @@ def _layer(name: str, index: int, rows: int, cols: int) -> Place:
 
 
 def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
-    """For any scheme: form the two operands of a product, multiply, add it where it belongs. Three temporaries.
+    """Return, for each product: the sums of its operands, the product, and its addition to C. Three temporaries.
 
-    (A GPU does these steps of a `fused` level in one launch a product, without the temporaries.)
+    (A GPU runs these steps of a `fused` level in one launch for each product, without the temporaries.)
     """
-    a, b, c = _operand_blocks(scheme, unit, sides)
+    a, b, c = _grid(scheme, unit, sides)
     steps: list[Sum | Product] = []
     started: set[int] = set()
     for p in range(scheme.rank):
@@ -138,6 +133,7 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
 
 
 def _operand(name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]) -> Place:
+    """Return the place of an operand; append the step that forms its sum, if it is one."""
     parts = [(c, block) for c, block in zip(column, blocks, strict=True) if c]
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
@@ -153,7 +149,7 @@ def _one_sum(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
 
 
 def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
-    """Add a product to the blocks of C that want it; the first time a block is met it is written, not read."""
+    """Return the step that adds a product to its blocks of C. A block's first product is written, not added."""
     wanted = [i for i, c in enumerate(column) if c]
     old = [i for i in wanted if i in started]
     program = _update(tuple((column[i], i in started) for i in wanted))
@@ -163,7 +159,7 @@ def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Pla
 
 @lru_cache(maxsize=1024)
 def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """One output a pair (c, old): c times input 0, plus the next of the other inputs if there is an old value."""
+    """Return one output for each pair (c, old): c times input 0, plus the next of the other inputs if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
@@ -172,11 +168,104 @@ def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
     return AdditionProgram(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
 
 
+# ---- a paper's order
+
+SCRATCH = "P'"  # a product without a place of its own; no step table can have this name
+
+
+def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
+    """Return a paper's table with its places sized. With padded blocks, a C that does not divide is computed in a padded
+    temporary."""
+    parts, (m, k, n) = table.size, sides
+    shape, full = (m, n), {}
+    if unit is not None:
+        # Padded sums of A and of B are whole blocks, so that the next level's shapes are regular too.
+        rows, columns, across = (block_side(x, part, unit) for x, part in zip(sides, parts, strict=True))
+        shape, full = (rows * parts[0], across * parts[2]), {"A": (rows, columns), "B": (columns, across)}
+    padded = shape != (m, n)
+    blocks: dict[str, Place] = {}
+    for name, size, grid in (("A", (m, k), parts[:2]), ("B", (k, n), parts[1:]), ("C", shape, (parts[0], parts[2]))):
+        places = operand_blocks("C'" if padded and name == "C" else name, *size, (grid[0], grid[1]), unit)
+        blocks |= {f"{name}{i // grid[1] + 1}{i % grid[1] + 1}": place for i, place in enumerate(places)}
+    steps = _SizedTable(table, blocks, inner, full).run()
+    if padded:
+        result = whole_matrix("C'", *shape).cropped(m, n)
+        steps.append(Sum("crop", COPY, (result,), (whole_matrix("C", m, n),)))
+        return LevelSteps((("C'", *shape), *(t for t in temporary_sizes(steps) if t[0] != "C'")), tuple(steps))
+    return LevelSteps(temporary_sizes(steps), tuple(steps))
+
+
+class _SizedTable:
+    """Goes through a table once, and tracks the rectangle that every place holds at the moment."""
+
+    def __init__(
+        self, table: StepTable, blocks: dict[str, Place], plan: Plan, full: dict[str, tuple[int, int]]
+    ) -> None:
+        self.table, self.blocks, self.plan, self.full = table, blocks, plan, full
+        self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
+        # A place holds a sum of A, a sum of B, or part of C. Only the last may be cropped to its block.
+        self.kind = {name: name[0] for name in self.held}
+        self.steps: list[Sum | Product | ProductWithSums] = []
+
+    def run(self) -> list[Sum | Product | ProductWithSums]:
+        for step in self.table.steps:
+            self._add(step)
+        return self.steps
+
+    def _add(self, step: TableStep) -> None:
+        sources = [self.held[step.bound[f]] for f in step.kernel.reads]
+        kind = max((self.kind[step.bound[f]] for f in step.kernel.reads), default="C")
+        product = self._product(step) if step.kernel.product else None
+        if product is not None:
+            sources.insert(0, product.dest)
+            kind = "C"
+        writes = []
+        for name, needs in zip(step.writes, step.kernel.dependencies, strict=True):
+            size = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
+            writes.append(self._place(name, *self.full.get(kind, size), kind, step))
+        update = Sum(step.kernel.name, step.kernel.program, tuple(sources), tuple(writes))
+        if product is None:
+            self.steps += [tidied] if (tidied := update.tidied).writes else []
+        elif self._can_fuse((*update.reads[1:], *update.writes)):
+            self.steps.append(ProductWithSums(product, update))
+        else:
+            self.steps += ProductWithSums(product, update).separate
+
+    def _product(self, step: TableStep) -> Product:
+        """Return the product: into a place that the kernel overwrites if there is one, else into scratch."""
+        left, right = (self.held[step.bound[f]] for f in step.kernel.product or ())
+        width = min(left.cols, right.rows)
+        free = [f for f in step.kernel.writes if f not in step.kernel.reads]
+        if free:
+            dest = self._place(step.bound[free[0]], left.rows, right.cols, "C", step)
+        else:
+            dest = whole_matrix(SCRATCH, left.rows, right.cols)
+        return Product(left.cropped(dest.rows, width), right.cropped(width, dest.cols), dest, self.plan)
+
+    def _place(self, name: str, rows: int, cols: int, kind: str, step: TableStep) -> Place:
+        block = self.blocks.get(name)
+        place = whole_matrix(name, rows, cols) if block is None else block.cropped(rows, cols)
+        if kind != "C" and (place.rows, place.cols) != (rows, cols):
+            raise PlanError(
+                f"{self.table.name} keeps a {rows} x {cols} sum in {name}, which is only {place.rows} x {place.cols}, "
+                f"at {step}; use a table with temporaries of its own (hasa, adaptive-winograd) or another scheme"
+            )
+        self.held[name], self.kind[name] = place, kind
+        return place
+
+    def _can_fuse(self, places: Sequence[Place]) -> bool:
+        """Return True if the leaf forms sums, all places have C's layout, and each has one size for reads and writes."""
+        if self.plan.levels or not self.plan.leaf_use.leaf.sums_inside:
+            return False
+        spots = {(p.name, p.row, p.col) for p in places}
+        return len(spots) == len(set(places)) and not any(p.name in "AB" for p in places)
+
+
 # ---- the fringe peeled off
 
 
 def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
-    """The largest core that divides, then three strips by the leaf, each entry of C's strips computed once."""
+    """Return the largest core that divides, then three strips by the leaf. Each entry of C's strips is computed once."""
     leaf, (m, k, n) = replace(core, levels=()), sides
     mc, kc, nc = (side - side % part for side, part in zip(sides, parts, strict=True))
     if 0 in (mc, kc, nc):
@@ -186,7 +275,7 @@ def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
     steps = [Product(Place("A", 0, 0, mc, kc), Place("B", 0, 0, kc, nc), Place("C", 0, 0, mc, nc), core)]
     if kc < k:
         inner = Place("A", 0, kc, mc, k - kc), Place("B", kc, 0, k - kc, nc)
-        steps.append(Product(*inner, Place("C", 0, 0, mc, nc), leaf, ADDED))
+        steps.append(Product(*inner, Place("C", 0, 0, mc, nc), leaf, ACCUMULATE))
     if nc < n:
         right = Place("A", 0, 0, mc, k), Place("B", 0, nc, k, n - nc)
         steps.append(Product(*right, Place("C", 0, nc, mc, n - nc), leaf))

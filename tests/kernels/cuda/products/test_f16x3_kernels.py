@@ -14,7 +14,7 @@ from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Fill, Layout, Problem
 from tests.support.f16x3_on_host import product_on_host
 from tests.support.hard_matrices import BESIDE_NORMS, beside, hard_matrices
@@ -138,7 +138,7 @@ def test_a_separate_addend(order: Any, broadcast: bool) -> None:
     placed_ones = [placed(x, o) for x, o in ((a, "C"), (b, "C"), (np.full((m, n), np.nan), order))]
     layouts: Any = tuple(x[2] for x in placed_ones)
     op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
-    memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), APART: added}
+    memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), ADDEND: added}
     before = added.copy()
     assert op.addend is not None and not multiplied(op, WIDE, memory, room)
     old = np.broadcast_to(added, (lines, length))
@@ -159,7 +159,7 @@ def test_a_batch() -> None:
     op = replace(one, count=count, left=left, right=right, dest=dest)
     memory = {"A": aligned(a.size, np.float32), "B": aligned(b.size, np.float32), "C": c}
     memory["A"][:], memory["B"][:] = a.ravel(), b.ravel()
-    assert not multiplied(op, NARROW, memory, one.use.leaf.call.scratch(m, k, n, count))
+    assert not multiplied(op, NARROW, memory, one.use.leaf.scratch(m, k, n, count))
     for i, layer in enumerate(c.reshape(count, -1)):
         expected, _, _ = product_on_host(a[i], b[i], checked=False)
         found, _ = beside(a[i], b[i], layer[: m * n].reshape(m, n))

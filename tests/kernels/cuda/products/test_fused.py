@@ -21,18 +21,18 @@ from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, tile_op
 from fmm.kernels.cuda.record import OperationList, RecordedOp, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.levels.scheme_level import Level
-from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.fused_order import (
+from fmm.kernels.plans.fused_order import (
     FIGURE_6,
-    LANES,
+    MAX_STREAMS,
     Operands,
     blocks_touched,
+    count_launches,
     launch_stages,
-    launches_needed,
+    list_variants,
     variant_name,
-    variants_listed,
 )
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
@@ -79,13 +79,13 @@ def test_variants_have_the_papers_names(w: Operands, expected: str) -> None:
 
 
 def test_explain_names_the_variants_and_how_they_start() -> None:
-    said = explain.explained_table(Plan.parse("strassen-huang.fused.streams > tile"), 64, 64, 64, 4)
+    said = explain.plan_table(Plan.parse("strassen-huang.fused.streams > tile"), 64, 64, 64, 4)
     assert "7 launches on 2 streams in 3 stages (Var#0, 2 Var#3, 2 Var#2, 2 Var#1)" in said
-    said = explain.explained_table(Plan.parse("strassen > strassen.fused.variants > tile"), 64, 64, 64, 4)
+    said = explain.plan_table(Plan.parse("strassen > strassen.fused.variants > tile"), 64, 64, 64, 4)
     assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
-    said = explain.explained_table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
+    said = explain.plan_table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
     assert "strassen^2.fused: 49 products one after the other (Var#0, 4 Var#4" in said
-    assert variants_listed(blocks_touched(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
+    assert list_variants(blocks_touched(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
 
 
 # ---- which products are one launch, and which run side by side
@@ -120,7 +120,7 @@ SHAPES = [
 @pytest.mark.parametrize(("text", "options", "shape"), SHAPES)
 def test_stages_and_streams(text: str, options: tuple[str, ...], shape: list[list[int]]) -> None:
     assert [[len(lane) for lane in stage] for stage in launch_stages(scheme(text), options)] == shape
-    assert launches_needed(scheme(text), options) == sum(map(sum, shape))
+    assert count_launches(scheme(text), options) == sum(map(sum, shape))
 
 
 @pytest.mark.parametrize("text", [*scheme_names(), "strassen^2", "winograd*hk223"])
@@ -135,7 +135,7 @@ def test_concurrent_products_write_different_blocks(text: str, options: tuple[st
     seen: list[int] = []
     for stage in launch_stages(found, options):
         seen += [p for lane in stage for task in lane for p in task]
-        assert len(stage) <= (LANES if "atomic" in options else 2)
+        assert len(stage) <= (MAX_STREAMS if "atomic" in options else 2)
         for task in (task for lane in stage for task in lane):
             assert len({blocks_touched(found, p) for p in task}) == 1
             assert "atomic" in options or len(written(task)) == len(set(written(task)))
@@ -188,8 +188,8 @@ def test_terms_of_a_prediction(text: str) -> None:
     work = counted_work(plan, shapes.Problem(side, side, side, "float32"))
     ((*_, count, together),) = work.leaves
     level = plan.levels[-1]
-    assert isinstance(level, Level) and level.scheme
-    assert (count, together) == (7**plan.depth, level.products / launches_needed(level.scheme, level.tasks))
+    assert isinstance(level, SchemeLevel) and level.scheme
+    assert (count, together) == (7**plan.depth, level.products / count_launches(level.scheme, level.tasks))
     scaled = ("atomic" in level.tasks) * 7 ** (plan.depth - len(level.scheme.factors or "1"))
     assert work.passes == pytest.approx(scaled + 3 * (len(plan.levels) - 1))
     assert (work.traffic > 0) == (work.passes > 0)

@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.plans.levels.residues import SUMMED, residue_endings
+from fmm.kernels.plans.levels.residues import SUMMED, residue_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -39,7 +39,7 @@ def _warpgroups() -> None:
 
 
 def promised(leaf: str, k: int) -> float:
-    return float(PROMISED[residue_endings()[leaf].level.moduli] * np.sqrt(k) + 2.0**-52)
+    return float(PROMISED[residue_leaves()[leaf].level.moduli] * np.sqrt(k) + 2.0**-52)
 
 
 def worst(a: Any, b: Any, c: Any) -> float:
@@ -81,7 +81,7 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
 
 
-@pytest.mark.parametrize("leaf", [text for text, x in residue_endings().items() if x.dtype == "float64"])
+@pytest.mark.parametrize("leaf", [text for text, x in residue_leaves().items() if x.dtype == "float64"])
 def test_every_leaf(leaf: str) -> None:
     a, b = normal((300, 700)), normal((700, 200), 1)
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
@@ -93,7 +93,7 @@ def test_every_leaf(leaf: str) -> None:
 )
 def test_float32(leaf: str) -> None:
     """Every order; graded rows and columns; inf and nan are where the vendor's are."""
-    bits = {7: 26, 8: 30, 9: 34}[residue_endings()[leaf].level.moduli]
+    bits = {7: 26, 8: 30, 9: 34}[residue_leaves()[leaf].level.moduli]
     rng = np.random.default_rng(23)
     for (m, k, n), orders in product(((1, 1, 1), (129, 65, 131), (300, 700, 200), (9, 131072, 11)), ("CC", "FC", "CF")):
         x, y = (

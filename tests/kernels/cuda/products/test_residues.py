@@ -37,9 +37,9 @@ from fmm.kernels.cuda.products.residues import (
 )
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.plans.levels import residue_room
-from fmm.kernels.plans.levels.residue_room import ResidueRoom, kept_room, whole_moduli
-from fmm.kernels.plans.levels.residues import SUMMED, residue_endings
+from fmm.kernels.plans.levels import residue_planes
+from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli, prepared_layout
+from fmm.kernels.plans.levels.residues import SUMMED, residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_model import chip_target
@@ -60,8 +60,8 @@ from tests.support.residues_on_host import exponents, play, reduced, root, turne
 
 ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
 # Leaves for floating-point numbers: moduli, and levels below.
-LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_endings().items() if x.dtype}
-SINGLE_LEAVES = [text for text, x in residue_endings().items() if x.dtype == "float32"]
+LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_leaves().items() if x.dtype}
+SINGLE_LEAVES = [text for text, x in residue_leaves().items() if x.dtype == "float32"]
 
 
 # ---- residues
@@ -325,7 +325,7 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
     x = a if base == "A" else b
     lines, length = x.shape if order == "C" else x.shape[::-1]
-    room, more = kept_room(14, 8, lines, length)
+    room, more = prepared_layout(14, 8, lines, length)
     memory = aligned_memory(room + more, 0x81)
     held = memory[: x.nbytes].view(np.float64).reshape(lines, length)
     held[...] = x if order == "C" else x.T
@@ -511,13 +511,13 @@ def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
 
 
 def test_moduli_that_integers_need() -> None:
-    assert [whole_moduli(x, 8192) for x in ("int8", "int16", "int32", "int64")] == [1, 6, 10, 18]
-    assert whole_moduli("uint32", 131072) == 11 and whole_moduli("int64", 131072) == 19
+    assert [integer_moduli(x, 8192) for x in ("int8", "int16", "int32", "int64")] == [1, 6, 10, 18]
+    assert integer_moduli("uint32", 131072) == 11 and integer_moduli("int64", 131072) == 19
     for dtype, k in product(INTEGERS, (1, 1000, 131072, 10**6)):
         bits = 0 if dtype == "bool" else 8 * np.dtype(dtype).itemsize - 1
-        count = whole_moduli(dtype, k)
+        count = integer_moduli(dtype, k)
         assert prod(moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
-    assert prod(moduli(whole_moduli("bool", 131072))) > 2 * 131072
+    assert prod(moduli(integer_moduli("bool", 131072))) > 2 * 131072
 
 
 # ---- NVRTC
@@ -577,7 +577,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     jobs = [
         ("turn", measure_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
         ("split", residue_split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", join_integer_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+        ("join", join_integer_source(0, integer_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way
@@ -617,7 +617,7 @@ def test_launches_of_integers(dtype: str) -> None:
             Plan.parse("residues > bytes"), Problem(512, 512, 512, dtype, layouts), chip_target(H200)
         )
         assert len(found.launches) == (1 if dtype in ("int8", "uint8") else 3) + turns
-        assert f"{dtype} by {whole_moduli(dtype, 512)} product" in found.launches[-1].label
+        assert f"{dtype} by {integer_moduli(dtype, 512)} product" in found.launches[-1].label
     with pytest.raises(PlanError, match=f"cannot multiply {dtype}"):
         record_launches(
             Plan.parse("residues > bytes"), Problem(64, 64, 64, dtype), chip_target(replace(H200, version=89))
@@ -632,21 +632,21 @@ def test_below_other_levels() -> None:
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
-        g = ResidueRoom(*size, 3, *LEAVES[leaf], 4 if leaf in SINGLE_LEAVES else 8)
+        g = PlaneLayout(*size, 3, *LEAVES[leaf], 4 if leaf in SINGLE_LEAVES else 8)
         *starts, planes, turned, end = g.offsets
         assert all(x % 256 == 0 for x in (*starts, planes, turned))
         sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
         assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], planes], strict=True))
         assert planes + g.moduli * g.planes[2] <= (end if turned == planes else turned)
-        assert turned + sum(g.turned) <= end
+        assert turned + sum(g.transposed) <= end
         assert all(x % 16 == 0 for x in g.planes)
 
 
 def test_large_products_are_split_in_groups_of_planes() -> None:
     """32768 x 32768 with two levels: one group of planes of A and B at a time, and all planes of C."""
-    g = ResidueRoom(32768, 32768, 32768, 1, 14, 2)
+    g = PlaneLayout(32768, 32768, 32768, 1, 14, 2)
     assert 1 <= g.together < 14 and g.scratch < 75 << 30
-    assert ResidueRoom(16384, 16384, 16384, 1, 14, 1).together == 14
+    assert PlaneLayout(16384, 16384, 16384, 1, 14, 1).together == 14
     problem = Problem(32768, 32768, 32768)
     found = record_launches(Plan.parse(FASTER), problem, chip_target(H200))
     groups = -(-14 // g.together)
@@ -658,7 +658,7 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(11)
     a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
     expected, _ = product_on_host(a, b, FAST)
-    monkeypatch.setattr(residue_room, "ENOUGH", 30000)
+    monkeypatch.setattr(residue_planes, "ENOUGH", 30000)
     workspace.cache_clear()
     record_operations.cache_clear()
     c, op = product_on_host(a, b, FAST, "CFC")

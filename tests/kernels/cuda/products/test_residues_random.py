@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.residues import moduli
-from fmm.kernels.plans.levels.residues import residue_endings
+from fmm.kernels.plans.levels.residues import residue_leaves
 from tests.support.residue_products import Matrix, exact_product, product_on_host
 
 SIDES = 1, 2, 5, 16, 17, 33
@@ -60,7 +60,7 @@ def judged(rng: np.random.Generator) -> bool:
     c, _ = product_on_host(a, b, plan, layouts)
     if not np.isfinite(c).all():
         return False
-    count = residue_endings()[plan].level.moduli
+    count = residue_leaves()[plan].level.moduli
     exact, e, f = exact_product(a, b, count)
     x, y = ([[Fraction(float(v)) for v in line] for line in lines] for lines in (a, b.T))
     for i, j in np.ndindex(c.shape):

@@ -25,8 +25,8 @@ from fmm.kernels.cuda.products.simt_kernel import (
 )
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps.fused_order import FIGURE_6
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_model import GEMM, registers_needed, resident_blocks
 from fmm.perfmodel.cost import cost

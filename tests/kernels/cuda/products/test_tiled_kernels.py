@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
+from fmm.kernels.algorithms.step_table import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import updating_op

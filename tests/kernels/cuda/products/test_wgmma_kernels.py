@@ -24,7 +24,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Layout, Problem
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
@@ -142,7 +142,7 @@ def test_a_separate_addend() -> None:
         places[2][1][...] = POISON["bfloat16"]
         layouts: Any = tuple(x[2] for x in places)
         problem = Problem(m, k, n, "bfloat16", layouts, 2, 3, addend_strides=(0 if broadcast else n, 1))
-        memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), APART: there}
+        memory = {**dict(zip("ABC", (x[0] for x in places), strict=True)), ADDEND: there}
         play(wgmma_launch(made_op(problem, TOGETHER)), memory)
         np.testing.assert_array_equal(numbers_of(places[2][1], "bfloat16"), 2 * (a @ b) + 3 * added)
 

@@ -21,8 +21,7 @@ from fmm.kernels.cuda.sums.mirror_rescale import (
     rescale_launch,
     rescale_source,
 )
-from fmm.kernels.plans.steps.rescaling import find_exponents, rescale
-from fmm.kernels.plans.steps.sums import whole_matrix
+from fmm.kernels.plans.sums import find_exponents, rescale, whole_matrix
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import EACH_ARCHITECTURE, report

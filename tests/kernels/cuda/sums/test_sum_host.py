@@ -16,7 +16,7 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.host_launch import aligned
@@ -156,7 +156,7 @@ def test_sums_that_read_a_row_for_all_rows(text: str, dtype: str, host: Any) -> 
             problem = Problem(m, k, n, dtype, layouts, 1, 1, addend_strides=(down, across))  # type: ignore[arg-type]
             plan = Plan.parse(text if text == "vendor" else f"{text} > vendor")
             ops = [op for op in record_operations(plan, problem).ops if isinstance(op, SumOp)]
-            found = [op for op in ops if any(x.base == APART for x in op.arrays)]
+            found = [op for op in ops if any(x.base == ADDEND for x in op.arrays)]
             assert len(found) == (0 if text == "vendor" and across else 1)
             for op in found:
                 _check_on_host(op, problem, kind, shift, host)
@@ -169,7 +169,7 @@ def _check_on_host(op: SumOp, problem: Problem, kind: Any, shift: int, host: Any
     size = record_workspace(op, kind)
     operands["W"] = operand(1, size, Layout("C", size), kind)
     if problem.addend_strides:
-        operands[APART] = operand(problem.m, problem.n, Layout("C", problem.n + 8), kind, shift)
+        operands[ADDEND] = operand(problem.m, problem.n, Layout("C", problem.n + 8), kind, shift)
     for x in operands.values():
         x.matrix[...] = narrow(rng.integers(-3, 4, x.matrix.shape), kind)
     gaps = {name: x.memory.copy() for name, x in operands.items()}

@@ -17,13 +17,12 @@ from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.levels.scheme_level import Level
-from fmm.kernels.plans.lower import BAND_ELEMENTS, LEAST_BAND_ROWS, lower_level
+from fmm.kernels.plans.levels.scheme_level import SchemeLevel
+from fmm.kernels.plans.lower import BAND_ELEMENTS, MIN_BAND_ROWS, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.blocks import block_side, operand_blocks, side_cuts
-from fmm.kernels.plans.steps.level_steps import LevelSteps, ProductBatch
-from fmm.kernels.plans.steps.sums import Mirror, Place, Sum, whole_matrix
+from fmm.kernels.plans.steps import LevelSteps, ProductBatch
+from fmm.kernels.plans.sums import Mirror, Place, Sum, block_side, operand_blocks, side_cuts, whole_matrix
 from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -220,8 +219,8 @@ def test_an_updating_leaf_works_in_bands(n: int, beta: int) -> None:
     m, k = 5000, 7
     recipe = lower_level(Plan(), m, k, n, 2, beta)
     assert recipe is not None
-    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * max(BAND_ELEMENTS, LEAST_BAND_ROWS * n) * 8 < m * n * 8 / 2
-    assert {s.writes[0].rows >= LEAST_BAND_ROWS for s in recipe.steps[:-2] if isinstance(s, Sum)} == {True}
+    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * max(BAND_ELEMENTS, MIN_BAND_ROWS * n) * 8 < m * n * 8 / 2
+    assert {s.writes[0].rows >= MIN_BAND_ROWS for s in recipe.steps[:-2] if isinstance(s, Sum)} == {True}
     bands = [(s.writes[0].row, s.writes[0].rows) for s in recipe.steps if isinstance(s, Sum)]
     assert [row for row, _ in bands] == [sum(rows for _, rows in bands[:i]) for i in range(len(bands))]
     assert sum(rows for _, rows in bands) == m
@@ -414,7 +413,7 @@ def test_a_batch_is_equal_blocks_at_equal_distances(text: str, size: Size) -> No
     (level,) = plan.levels
     recipe = lower_level(plan, *size)
     assert recipe is not None
-    assert isinstance(level, Level)
+    assert isinstance(level, SchemeLevel)
     (batch,) = [step for step in recipe.steps if isinstance(step, ProductBatch)]
     assert tuple(recipe.products) == batch.products
     assert len(batch.products) == level.products
@@ -431,7 +430,7 @@ def test_peeled_strips_are_computed_once(name: str, m: int, k: int, n: int) -> N
     """The strips cost what they cost classically: all of the product but the core."""
     plan = Plan.parse(f"{name}.peel > vendor")
     (level,) = plan.levels
-    assert isinstance(level, Level)
+    assert isinstance(level, SchemeLevel)
     parts = level.size
     core = [side - side % part for side, part in zip((m, k, n), parts, strict=True)]
     inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))

@@ -5,8 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from fmm.kernels.algorithms.step_table import step_table
-from fmm.kernels.algorithms.table_kernel import kernel_table
+from fmm.kernels.algorithms.step_table import kernel_table, step_table
 from fmm.perfmodel.papers import li_counts, li_formulas, li_results
 from fmm.perfmodel.papers.li_counts import QUANTITIES, A, Polynomial, Quantity, T, V, levels, polynomial, reduction
 from fmm.perfmodel.papers.li_formulas import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES, half_away_from_zero

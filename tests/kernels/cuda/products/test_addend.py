@@ -23,7 +23,7 @@ from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import sum_source
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps.sums import APART
+from fmm.kernels.plans.sums import ADDEND
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import A100, H200
@@ -64,13 +64,13 @@ def test_tiles_add_a_separate_addend(dtype: str, order: Any, gap: int, rng: np.r
         layouts = Layout("C", k), Layout("C", n), Layout(order, cols + gap)
         op = added_tile(Problem(m, k, n, dtype, layouts, alpha, beta, addend_strides=steps))
         assert op.kernel.epilogue == ADDEND_EPILOGUE and op.access == ("scalar" if gap else "vector")
-        sizes = {"A": m * k, "B": k * n, "C": rows * (cols + gap), APART: (1 if broadcast else rows) * (cols + gap)}
+        sizes = {"A": m * k, "B": k * n, "C": rows * (cols + gap), ADDEND: (1 if broadcast else rows) * (cols + gap)}
         memory = {name: floats(size + 8, dtype) for name, size in sizes.items()}
-        for name in ("A", "B", APART):
+        for name in ("A", "B", ADDEND):
             memory[name][: sizes[name]] = rng.integers(-3, 4, sizes[name])
         launch(op, memory)
         a, b = memory["A"][: m * k].reshape(m, k), memory["B"][: k * n].reshape(k, n)
-        old = np.lib.stride_tricks.as_strided(memory[APART], (m, n), [s * a.itemsize for s in steps])
+        old = np.lib.stride_tricks.as_strided(memory[ADDEND], (m, n), [s * a.itemsize for s in steps])
         lines = memory["C"][: sizes["C"]].reshape(rows, cols + gap)
         c = lines[:, :cols] if order == "C" else lines[:, :cols].T
         np.testing.assert_array_equal(c, alpha * (a @ b) + beta * old)
@@ -134,7 +134,7 @@ def test_warpgroups_broadcast_a_row() -> None:
     assert struct.unpack_from("<2q2if", usual.parameters, at) == (256, 0, 256, 256, 2.0)
     assert (made.adds, made.keep) == (False, 1.0)
     (first,) = launches("tile", replace(plain, addend_strides=ROW))
-    assert isinstance(first, Launch) and first.slots[-1].base == APART
+    assert isinstance(first, Launch) and first.slots[-1].base == ADDEND
     assert not any(slot.base == "C" for slot in first.slots[3:])
 
 
@@ -174,11 +174,11 @@ def bases(step: Any) -> set[str]:
 def test_which_leaves_begin_with_a_copy(text: str, dtype: str, chip: Any, begins: bool) -> None:
     problem = Problem(2048, 2048, 2048, dtype, beta=1, addend_strides=ROW)
     steps = launches(text, problem, chip)
-    assert [APART in bases(step) for step in steps].count(True) == 1
+    assert [ADDEND in bases(step) for step in steps].count(True) == 1
     copies = [step for step in steps if isinstance(step, Launch) and "begin C" in step.label]
     assert len(copies) == begins
     if begins:  # and whatever multiplies then adds to what C holds
-        assert APART in bases(steps[0])
+        assert ADDEND in bases(steps[0])
     assert not any(isinstance(x, VendorCall) and isinstance(x.op, GemmOp) and x.op.addend for x in steps)
 
 
@@ -189,8 +189,8 @@ def test_joins_read_the_addend_in_place(text: str, dtype: str) -> None:
     plain, biased = (Problem(1024, 1024, 1024, dtype, beta=b, addend_strides=x) for b, x in ((0, None), (1, ROW)))
     usual, steps = launches(text, plain), launches(text, biased)
     assert len(usual) == len(steps)
-    (join,) = (step for step in steps if APART in bases(step))
-    assert {"C", APART, "W"} <= bases(join) and "join" in join.label and join.aligned
+    (join,) = (step for step in steps if ADDEND in bases(step))
+    assert {"C", ADDEND, "W"} <= bases(join) and "join" in join.label and join.aligned
 
 
 def test_recomputation_starts_from_the_addend() -> None:
@@ -202,6 +202,6 @@ def test_recomputation_starts_from_the_addend() -> None:
     assert len(biased.steps) == len(plain.steps) - 1 and biased.workspace < plain.workspace
     again = biased.steps[-1]
     assert isinstance(again, Launch) and again.does == "recompute"
-    (old,) = (slot for slot in again.slots if slot.base == APART)
+    (old,) = (slot for slot in again.slots if slot.base == ADDEND)
     assert (old.word, struct.unpack_from("<2q", again.parameters, 8 * (old.word + 1))) == (14, ROW)
     assert any(slot.base == FLAG for slot in again.slots)

@@ -1,4 +1,4 @@
-"""What a scheme or step table moves and holds, in blocks: counted once from its steps, good for all sizes."""
+"""Block counts of a level: the traffic and the temporaries of its sums in blocks, counted once for all sizes."""
 
 from __future__ import annotations
 
@@ -7,38 +7,37 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from fmm.kernels.plans.level_with_steps import Sides
-from fmm.kernels.plans.steps.blocks import block_side
-from fmm.kernels.plans.steps.level_steps import LevelSteps
-from fmm.kernels.plans.steps.sums import Sum
+from fmm.kernels.plans.lower import Sides
+from fmm.kernels.plans.steps import LevelSteps
+from fmm.kernels.plans.sums import Sum, block_side
 from fmm.problem import Shape
 
-# The sides of blocks for which steps are counted, so that blocks of A, B and C can be told apart by their sides: primes
-# that divide no scheme's number of products.
+# Block sides for counting: primes that divide no scheme's number of products, so that blocks of A, B and C can be
+# distinguished by their sides.
 MARKS = (97, 101, 103)
 
-Stack = tuple[int, int, int]  # how many blocks, and which of m, k and n (0, 1, 2) their rows and their columns are
+Stack = tuple[int, int, int]  # number of blocks; the side (0, 1, 2 for m, k, n) of their rows and of their columns
 
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """A level's passes, and how many blocks of A, B and C its sums move and its temporaries hold.
+    """The passes of a level, and the blocks of A, B and C that its sums move and its temporaries hold.
 
-    What depends on whether all blocks are whole is a pair: first if they are, then if they are not.
+    Pairs hold a value for whole blocks, then a value for blocks with a fringe.
     """
 
     passes: int
     moved: Sides
-    held: tuple[tuple[Stack, ...], tuple[Stack, ...]]  # temporaries, those with the same sides together
-    in_place: tuple[float, float]  # the share of products that read a block of A or B in place, or write one of C
+    held: tuple[tuple[Stack, ...], tuple[Stack, ...]]  # temporaries, grouped by their sides
+    in_place: tuple[float, float]  # share of products that read a block of A or B in place, or write a block of C
 
     def elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """The elements in so many blocks of A, of B and of C, where blocks have these sides."""
+        """Return the elements of these numbers of blocks of A, B and C, for these block sides."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporaries(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
-        """The elements of temporaries with the sides of A's blocks, of B's, and of others, for blocks of these sides.
+        """Return the elements of temporaries like blocks of A, like blocks of B, and of others, for these block sides.
 
         `whole`: whether A, B and C consist of whole blocks.
         """
@@ -51,17 +50,17 @@ class BlockCounts:
 
 
 def side_order(sides: Sides) -> Shape:
-    """The rank of each side by length: 0 for the shortest, then 1, 2. Of equal sides k counts as shorter, then m."""
+    """Return the rank of each side by length: 0 for the shortest, then 1, 2. Of equal sides k ranks first, then m."""
     ordered = sorted((1, 0, 2), key=lambda side: sides[side])
     return ordered.index(0), ordered.index(1), ordered.index(2)
 
 
-def block_counts(
+def count_blocks(
     steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None, order: Shape
 ) -> BlockCounts:
-    """A level's counts, found from its steps for blocks whose sides are the MARKS, in this order by length.
+    """Return a level's counts, from its steps for block sides equal to the MARKS, in this order by length.
 
-    `steps` makes a level's steps for a unit and sides; `usual` is the level's own unit.
+    `steps` makes the level's steps for a unit and sides; `usual` is the level's own unit.
     """
     marks = MARKS[order[0]], MARKS[order[1]], MARKS[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
@@ -74,7 +73,7 @@ def block_counts(
 
 
 def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
-    """All temporaries, those with the same two sides counted together."""
+    """Return all temporaries, grouped by their two sides."""
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:
         (down, row), (across, col) = _side_of(rows, marks), _side_of(cols, marks)
@@ -83,12 +82,12 @@ def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
 
 
 def _side_of(length: int, marks: Shape) -> tuple[int, int]:
-    """How many times a marked side this length is, and which one; at the edge it may lack one row or column."""
+    """Return the multiple and the number of the marked side of this length; at the edge a row or column may be missing."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
 
 
 def _blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
-    """How many blocks of A's, B's and C's sides the rectangles make up (a tall one is several)."""
+    """Return the number of blocks of A, B and C that the rectangles amount to (a tall one is several)."""
     m, k, n = marks
     found = [0.0, 0.0, 0.0]
     for rows, cols in shapes:
@@ -98,7 +97,7 @@ def _blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
 
 
 def block_sides(size: Shape, fringe: str, unit: int, sides: Sides) -> tuple[Sides, bool]:
-    """The sides of blocks, and whether all are whole: padded ones have whole numbers, others are average ones."""
+    """Return the block sides, and whether all blocks are whole. Padded sides are whole numbers, others are averages."""
     (m, k, n), (rows, inner, cols) = sides, size
     if not fringe.startswith("pad"):
         blocks = m / rows, k / inner, n / cols

@@ -1,0 +1,20 @@
+"""Parameters of a product beside its sizes and types. Kernels import them before any plan exists."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.problem import Fill, Operation
+
+
+class GemmParams(NamedTuple):
+    """The parameters of C = alpha A B + beta C, and for Gram products the triangles of C that are computed."""
+
+    alpha: Coefficient = 1
+    beta: Coefficient = 0
+    op: Operation = "product"
+    fill: Fill = "full"
+
+
+PLAIN, ACCUMULATE = GemmParams(), GemmParams(1, 1)

@@ -1,0 +1,220 @@
+"""Steps of a level: sums and products over named rectangles. The one description of what runs.
+
+A walk executes them on arrays or records them for a GPU; workspace and counts are read from them; the symbolic proof
+executes them on symbols. `lower_level` in lower.py returns the steps of a plan's first level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
+from fmm.kernels.plans.level import PlanError
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.sums import ADDEND, OPERANDS, Mirror, Place, Sum
+from fmm.problem import Shape
+
+
+@dataclass(frozen=True)
+class Product:
+    """dest = alpha left right + beta dest, by a plan of its own."""
+
+    left: Place
+    right: Place
+    dest: Place
+    plan: Plan
+    params: GemmParams = PLAIN
+    has_addend: bool = False  # beta multiplies the operand ADDEND, and not dest
+
+    @property
+    def size(self) -> Shape:
+        return self.left.rows, self.left.cols, self.right.cols
+
+    @property
+    def accumulate(self) -> bool:
+        """True if it reads dest."""
+        return self.params.beta != 0
+
+
+@dataclass(frozen=True)
+class ProductWithSums:
+    """A product together with the sums of a step table's kernel. `update` reads the product first, then old values."""
+
+    product: Product
+    update: Sum
+
+    @property
+    def separate(self) -> tuple[Sum | Product, ...]:
+        """The same in two steps. The product then needs the temporary that it names."""
+        update = self.update.tidied
+        return (self.product, update) if update.writes else (self.product,)
+
+
+@dataclass(frozen=True)
+class ProductBatch:
+    """Independent products with equal sizes, plans and parameters. Operands and results have constant strides."""
+
+    products: tuple[Product, ...]
+
+    @property
+    def places(self) -> tuple[tuple[Place, ...], ...]:
+        """All left operands, all right operands, all results."""
+        return tuple(zip(*((p.left, p.right, p.dest) for p in self.products), strict=True))
+
+
+Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
+
+
+@dataclass(frozen=True)
+class LevelSteps:
+    """The steps of one level, and its temporaries (name, rows, columns).
+
+    `streams`: how many products may run at a time, each with its own temporaries below.
+    """
+
+    temporaries: tuple[tuple[str, int, int], ...]
+    steps: tuple[Step, ...]
+    streams: int = 1
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def flat(self) -> Iterator[Sum | Product | Mirror]:
+        """The steps, with batches and products with sums taken apart."""
+        for step in self.steps:
+            if isinstance(step, ProductBatch):
+                yield from step.products
+            elif isinstance(step, ProductWithSums):
+                yield from step.separate
+            else:
+                yield step
+
+    @property
+    def products(self) -> Iterator[Product]:
+        return (step for step in self.flat if isinstance(step, Product))
+
+    @property
+    def in_place(self) -> float:
+        """The share of products that read a block of A or B in place, or write a block of C."""
+        products = list(self.products)
+        return sum(any(place.name in OPERANDS for place in (p.left, p.right, p.dest)) for p in products) / len(products)
+
+    @cached_property
+    def layouts(self) -> dict[str, str]:
+        """For each temporary, the operand with the memory order that it follows: the first operand it is formed from.
+
+        If kernels update several places at once, all temporaries follow C, since these places need equal layouts.
+        """
+        if any(isinstance(step, ProductWithSums) for step in self.steps):
+            return {name: "C" for name, _, _ in self.temporaries}
+        follows = {"A": "A", "B": "B", "C": "C"}
+        for step in self.flat:
+            parent = follows[step.reads[0].name] if isinstance(step, Sum) and step.reads else "C"
+            for place in step.writes if isinstance(step, Sum) else (step.dest,):
+                follows.setdefault(place.name, parent)
+        return follows
+
+
+def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[tuple[str, int, int], ...]:
+    """Return (name, rows, columns) of each temporary, large enough for every rectangle that it holds."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for step in steps:
+        update = step.update if isinstance(step, ProductWithSums) else step
+        for place in update.writes if isinstance(update, Sum) else (update.dest,):
+            if place.name not in OPERANDS:
+                rows, cols = sizes.get(place.name, (0, 0))
+                sizes[place.name] = max(rows, place.row + place.rows), max(cols, place.col + place.cols)
+    return tuple((name, *size) for name, size in sizes.items())
+
+
+# ---- memory needs: a few numbers, where the steps may be hundreds
+
+
+@dataclass(frozen=True)
+class LevelNeeds:
+    """The temporaries of a level (name, rows, columns), and the distinct products below it."""
+
+    temporaries: tuple[tuple[str, int, int], ...]
+    products: tuple[tuple[Plan, Shape, GemmParams], ...]
+    batches: tuple[tuple[Plan, Shape, int], ...] = ()  # the last number: products of the batch
+    streams: int = 1
+
+    def with_plan(self, plan: Plan) -> LevelNeeds:
+        """Return the needs if this plan, which has levels of its own, computes all products."""
+        products = dict.fromkeys((plan, size, params) for _, size, params in self.products)
+        batches = tuple((plan, size, count) for _, size, count in self.batches)
+        return replace(self, products=tuple(products), batches=batches)
+
+
+def level_needs(steps: LevelSteps) -> LevelNeeds:
+    """Return the memory needs of a level's steps."""
+    products = dict.fromkeys((p.plan, p.size, p.params) for p in steps.products)
+    batches = [step.products for step in steps.steps if isinstance(step, ProductBatch)]
+    kinds = dict.fromkeys((x[0].plan, x[0].size, len(x)) for x in batches)
+    return LevelNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
+
+
+# ---- C = alpha A B + beta D, where D is another matrix than C: steps that read D in place of the old numbers of C.
+# Only the first read of a block of C means old numbers; a read after a write means the written numbers.
+
+
+@lru_cache(maxsize=1024)
+def with_addend(level: LevelSteps) -> LevelSteps:
+    """Return the same steps, reading D; raise PlanError for a step that would read parts of D and of C at once."""
+    written: list[Place] = []
+    steps: list[Step] = []
+    for step in level.steps:
+        parts = step.products if isinstance(step, ProductBatch) and _reads_old(step, written) else (step,)
+        for part in parts:
+            steps.append(_reading_addend(part, written))
+            written += [place for place in _writes(part) if place.name == "C"]
+    return replace(level, steps=tuple(steps))
+
+
+def _reading_addend(step: Step, written: list[Place]) -> Step:
+    if not _reads_old(step, written):
+        return step
+    if isinstance(step, Product):
+        return replace(step, has_addend=True)
+    if not isinstance(step, Sum):
+        raise PlanError("the steps of this level cannot add another matrix than C")
+    return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_old(p, written) else p for p in step.reads))
+
+
+def _reads_old(step: Step, written: list[Place]) -> bool:
+    return any(_is_old(place, written) for place in _reads(step))
+
+
+def _is_old(place: Place, written: list[Place]) -> bool:
+    """Return True for a place of C of which no part has been written."""
+    if place.name != "C" or not place.rows or not place.cols:
+        return False
+    met = [w for w in written if place.shared(w) and (not place.part or not w.part or place.part == w.part)]
+    if met and not any(place.within(w) and w.part in (None, place.part) for w in met):
+        raise PlanError("a step reads both old numbers of C and numbers that were written there")
+    return not met
+
+
+def _reads(step: Step) -> tuple[Place, ...]:
+    if isinstance(step, Sum):
+        return step.reads
+    if isinstance(step, Product):
+        return (step.dest,) if step.accumulate else ()
+    if isinstance(step, ProductWithSums):
+        return (*_reads(step.product), *step.update.reads[1:])
+    if isinstance(step, ProductBatch):
+        return tuple(place for product in step.products for place in _reads(product))
+    return (step.source, *((step.dest,) if step.beta else ()))
+
+
+def _writes(step: Step) -> tuple[Place, ...]:
+    if isinstance(step, Sum):
+        return step.writes
+    if isinstance(step, ProductWithSums):
+        return step.update.writes
+    if isinstance(step, ProductBatch):
+        return tuple(product.dest for product in step.products)
+    return (step.dest,)
