@@ -57,12 +57,12 @@ def test_a_short_tuning_is_obeyed(
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["section"]["calibration"]["rate"]["flops"] > 1e11
-    assert main(["validate", str(tmp_path)]) == 0
+    assert main(["verify", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.clear_config_cache()
     decided = decide_plan(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda_device(0))
-    assert decided.source == "calibrated model"
+    assert decided.step == "calibrated model"
 
 
 def test_a_first_pass_has_something_for_every_type_within_a_minute(
