@@ -23,10 +23,7 @@ torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
 from fmm.integrations import torch_answers, torch_hook, torch_install  # noqa: E402 - load torch
-from fmm.integrations.torch_kernels import (
-    OPERATORS,
-    own_kernels_answer,
-)
+from fmm.integrations.torch_kernels import OPERATORS, bypass_fmm
 
 pytestmark = pytest.mark.usefixtures("plans_run")
 
@@ -54,7 +51,7 @@ def asked(
         questions.append(tuple(a.shape))
         return own(self, a, *rest)
 
-    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
     monkeypatch.setattr(torch_answers.Answers, "_answer", answer)
@@ -112,7 +109,7 @@ def test_operands_may_have_torchs_names(device: str, compiled: bool, asked: list
     ]
     found = [call().clone() for call in calls]
     assert len(plans_run) == len(calls)
-    with own_kernels_answer():
+    with bypass_fmm():
         expected = [call().clone() for call in calls]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -126,7 +123,7 @@ def test_every_operator_runs_plans(
     calls = products(device, kind)
     found = [(call(None), call(torch.empty_like(call(None)))) for _, call in calls]
     assert len(plans_run) == 3 * len(calls)
-    with own_kernels_answer():
+    with bypass_fmm():
         expected = [call(None) for _, call in calls]
     assert len(plans_run) == 3 * len(calls)
     for (_, _), (new, written), theirs in zip(calls, found, expected, strict=True):
@@ -189,7 +186,7 @@ def test_conjugates_are_multiplied_as_such(device: str, asked: list[Any], plans_
     z = drawn(device, dtype=torch.complex128)
     found = torch.mm(z.mH, z), torch.mm(z.conj(), z.conj())
     assert plans_run == [LEVEL] * 2
-    with own_kernels_answer():
+    with bypass_fmm():
         same(found[0], z.mH @ z)
         same(found[1], z.conj() @ z.conj())
 
@@ -207,7 +204,7 @@ def test_unchanged_programs_have_fast_forward_and_backward_passes(
 
     ours = gradients()
     assert len(plans_run) == 3  # the product, and both of its gradients
-    with own_kernels_answer():
+    with bypass_fmm():
         theirs = gradients()
     for mine, its in zip(ours, theirs, strict=True):
         same(mine, its)
@@ -239,7 +236,7 @@ def test_training_goes_as_without(device: str, asked: list[Any], plans_run: list
     assert len(plans_run) >= 4 * 6
     torch.manual_seed(1)
     count = len(plans_run)
-    with own_kernels_answer(), torch.autograd.set_multithreading_enabled(False):
+    with bypass_fmm(), torch.autograd.set_multithreading_enabled(False):
         theirs = losses()
     assert device == "cuda" or len(plans_run) == count
     assert ours == pytest.approx(theirs, rel=1e-9)
@@ -334,7 +331,7 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
             lambda: torch.mm(a, a, out=wrong),
             "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: out is of",
         ),
-        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: what is added is no plain"),
+        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: the addend is no plain"),
     ]
     for call, told in calls:
         report = begin_report()
@@ -384,7 +381,7 @@ def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list
         lambda: torch.mm(a, a, out=torch.zeros(N, N, device=device, dtype=a.dtype).requires_grad_()),
     ]
     for call in wrong:
-        with own_kernels_answer(), pytest.raises(Exception) as theirs:
+        with bypass_fmm(), pytest.raises(Exception) as theirs:
             call()
         with pytest.raises(type(theirs.value)) as ours:
             call()
@@ -516,7 +513,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
     device: str, compiled: bool, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread may be in a kernel that is taken out."""
-    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
     a, b, wrong, done = drawn(device), drawn(device, 16, 16), [], threading.Event()
