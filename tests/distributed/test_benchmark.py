@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables.several_gpus import several_gpus
+from benchmarks.tables.everywhere import several_gpus
 from tests.support import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -23,7 +23,7 @@ distributed = import_module("benchmarks.distributed")
 def test_the_usual_cases_have_a_rectangle_where_the_processes_make_one(
     count: int, meshes: set[tuple[int, ...]]
 ) -> None:
-    found = [distributed.asked(text, count) for text in distributed.usual_cases(count)]
+    found = [distributed.parse_case(text, count) for text in distributed.usual_cases(count)]
     assert {case.mesh for case in found} == meshes
     assert all(case.rounds > 1 and not case.who for case in found)
     for row in (("float32", 65536), ("float64", 65536), ("bfloat16", 98304)):
@@ -31,7 +31,7 @@ def test_the_usual_cases_have_a_rectangle_where_the_processes_make_one(
 
 
 def test_a_case_may_name_who_multiplies() -> None:
-    found = distributed.asked("float64:48@2x2:1:torch+alone", 4)
+    found = distributed.parse_case("float64:48@2x2:1:torch+alone", 4)
     assert found == ("float64", 48, (2, 2), 1, ("torch", "alone"))
 
 

@@ -155,7 +155,7 @@ class CudaSession:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
-            self._launches[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
+            self._launches[run] = whole if kept is None else replace(whole, steps=steps, streams=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None
