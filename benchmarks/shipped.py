@@ -198,7 +198,7 @@ def section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, R
         "error": {name: e.fields for name, e in model.error.items()},
         "thresholds": todays_thresholds(calibration, dtype, intervals, seen).fields,
         "noise": noise,
-        "doubts": list(model.doubts),
+        "doubts": list(model.diagnostics),
     }
 
 

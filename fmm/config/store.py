@@ -1,4 +1,4 @@
-"""Write configs: a file is replaced as a whole or not at all, by one writer at a time, and no entry of others is lost."""
+"""Write configs: a file is replaced as a whole or not at all, by one writer at a time, and no entry is lost."""
 
 from __future__ import annotations
 

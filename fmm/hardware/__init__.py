@@ -1,1 +1,1 @@
-"""What a GPU is: limits and rates of its compute capability, its datasheet, how many thread blocks fit."""
+"""GPUs as data: compute capabilities and datasheets, occupancy, a device as a value, and links between devices."""

@@ -1,4 +1,7 @@
-"""Datasheets."""
+"""Facts about GPUs from CSV tables: the limits of each compute capability, and a datasheet for each device.
+
+A new GPU is a new row in `capabilities.csv` or `datasheets.csv` beside this file; every row names its source.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 
 
 def read_records(record: type[Record], package: str, file: str) -> list[Record]:
-    """A table's rows as records, column by column of the same name."""
+    """Return the rows of a CSV table as records; each field is read from the column of its name."""
     text = (resources.files(package) / file).read_text(encoding="utf-8")
     columns: Any = fields(record)  # type: ignore[arg-type]
     rows = csv.DictReader(text.splitlines(), strict=True)
@@ -31,9 +34,9 @@ def read_records(record: type[Record], package: str, file: str) -> list[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What every device of one compute capability shares; sizes in bytes, rates per SM and clock.
+    """Limits and rates that all devices of one compute capability share; sizes in bytes, rates per SM and clock.
 
-    `register_granularity` says who is given registers in units of `register_unit`: a warp, or (1.x) a block.
+    `register_granularity` is what registers are allocated to in units of `register_unit`: a warp, or (1.x) a block.
     `warp_granularity` is the number of SM partitions among which warps are dealt out evenly.
     `shared_per_block` is the largest size a kernel can opt into. The rates count cores: an FMA is two flops.
     """
@@ -59,7 +62,7 @@ class Capability:
 
 
 def capability_limits(name: str) -> Capability:
-    """The limits of one compute capability, as "9.0"."""
+    """Return the limits of a compute capability, such as "9.0"."""
     found = _limits_table().get(name)
     if found is None:
         raise ValueError(f"unknown compute capability {name!r}; the table has {', '.join(capability_names())}")
@@ -67,13 +70,13 @@ def capability_limits(name: str) -> Capability:
 
 
 def nearest_capability(name: str) -> Capability:
-    """Those of the newest one in the table that is not newer, for devices that the table does not know."""
-    known = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
-    return capability_limits(known[-1] if known else capability_names()[0])
+    """Return the limits of the newest compute capability in the table that is not newer than this one."""
+    older = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
+    return capability_limits(older[-1] if older else capability_names()[0])
 
 
 def capability_names() -> tuple[str, ...]:
-    """Every compute capability in the table, oldest first."""
+    """Return the compute capabilities in the table, oldest first."""
     return tuple(_limits_table())
 
 
@@ -139,22 +142,23 @@ class Device:
 
 
 def device(name: str) -> Device:
-    """A device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
-    found = _device_table().get(_plain_name(name))
+    """Return the datasheet of a device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
+    found = _device_table().get(plain_name(name))
     if found is None:
         raise ValueError(f"unknown device {name!r}; the devices are {', '.join(device_names())}")
     return found
 
 
 def device_names() -> tuple[str, ...]:
-    """Every device in the table, oldest first."""
+    """Return the names of the devices in the table, oldest first."""
     return tuple(d.name for d in _device_table().values())
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return the letters and digits of a name in lower case, by which names are compared."""
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
 @cache
 def _device_table() -> dict[str, Device]:
-    return {_plain_name(d.name): d for d in read_records(Device, "fmm.hardware", "datasheets.csv")}
+    return {plain_name(d.name): d for d in read_records(Device, "fmm.hardware", "datasheets.csv")}

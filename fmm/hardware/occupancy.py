@@ -1,7 +1,7 @@
-"""How many blocks are active on one SM, by the rules of NVIDIA's occupancy calculator.
+"""Active thread blocks on one multiprocessor (SM), by the rules of NVIDIA's occupancy calculator.
 
-Left out: the shared memory carve-out (the largest is assumed), barriers, clusters, and registers or shared
-memory that a debugger or profiler adds.
+Left out: the shared memory carve-out (the largest is assumed), barriers, clusters, and registers or shared memory that
+a debugger or profiler adds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one block of a kernel asks for."""
+    """The resources of one thread block of a kernel."""
 
     threads: int
     registers: int
@@ -36,7 +36,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Active blocks per SM that each resource alone would allow; the fewest decide, zero forbids a launch."""
+    """Active blocks per SM by each resource alone; the fewest decide, and zero forbids a launch."""
 
     by_threads: int
     by_blocks: int
@@ -56,7 +56,7 @@ class Occupancy:
 
 
 def launch_occupancy(limits: Capability, launch: Launch) -> Occupancy:
-    """Active blocks per SM, and by which limit."""
+    """Return the active blocks per SM by each resource."""
     return Occupancy(
         by_threads=_by_threads(limits, launch),
         by_blocks=limits.max_blocks_per_sm,
@@ -66,12 +66,12 @@ def launch_occupancy(limits: Capability, launch: Launch) -> Occupancy:
 
 
 def active_blocks(limits: Capability, threads: int, registers: int, shared_bytes: int = 0) -> int:
-    """Active blocks per SM."""
+    """Return the active blocks per SM."""
     return launch_occupancy(limits, Launch(threads, registers, shared_bytes)).blocks
 
 
 def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks: int) -> range:
-    """The registers per thread with which exactly `blocks` blocks are active (an empty range if none)."""
+    """Return the registers per thread with which exactly `blocks` blocks are active; empty if there are none."""
     counts = [
         registers
         for registers in range(1, limits.max_registers_per_thread + 1)
@@ -81,7 +81,7 @@ def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks:
 
 
 def max_registers(limits: Capability, threads: int, blocks: int) -> int:
-    """The most registers per thread that leave room for `blocks` blocks, as __launch_bounds__ enforces."""
+    """Return the most registers per thread with which `blocks` blocks are active, as __launch_bounds__ enforces."""
     fitting = (
         registers
         for registers in range(limits.max_registers_per_thread, 0, -1)
@@ -105,7 +105,7 @@ def _by_registers(limits: Capability, launch: Launch) -> int:
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
-    # Blocks are checked, and on 1.x also given registers, as if their warps filled all partitions evenly.
+    # The check for a block, and on 1.x the allocation too, counts warps as if they filled all partitions evenly.
     even_warps = _rounded_up(launch.warps, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _rounded_up(even_warps * launch.registers * WARP, limits.register_unit)
@@ -119,7 +119,7 @@ def _by_registers(limits: Capability, launch: Launch) -> int:
 
 
 def _by_shared(limits: Capability, launch: Launch) -> int:
-    asked = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
-    if asked > limits.shared_per_block + limits.reserved_shared_per_block:
+    per_block = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
+    if per_block > limits.shared_per_block + limits.reserved_shared_per_block:
         return 0
-    return limits.shared_per_sm // asked if asked else limits.max_blocks_per_sm
+    return limits.shared_per_sm // per_block if per_block else limits.max_blocks_per_sm

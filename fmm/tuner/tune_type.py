@@ -25,7 +25,7 @@ from fmm.tuner.search.certify import confirm_best
 from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.first_look import look_first
-from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
+from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_quiet_products
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
@@ -57,7 +57,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
 
 def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> None:
     """Probes, a fit, then search and certification."""
-    time_undisturbed(journal, dtype)
+    time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
     probe_rates(journal, dtype, side, effort)
     if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
@@ -68,7 +68,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     if not wanted:
         problems = [p for p in problems if may_win(journal, p, calibration)]
     noise = noise_floor(journal.recorded) or 0.0
-    time_undisturbed(journal, dtype)
+    time_quiet_products(journal, dtype)
     for problem in problems:
         share = effort.seconds / len(problems)
         found = search_plans(journal, problem, calibration, effort, share * SHARES["search"])

@@ -55,11 +55,11 @@ def plan_rows(
         mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
         if mirrors:
             does = "lower triangle, then its mirror" if mirrors[0].fill == "full" else "lower triangle of a temporary"
-            name = params.op
+            name = str(params.op)
         elif plan.levels:
             name, does = str(plan.levels[0]), with_steps(plan.levels[0]).describe(steps)
         else:
-            name, does = params.op, "alpha and beta"
+            name, does = str(params.op), "alpha and beta"
         yield PlanRow(name, f"{m} x {k} x {n}", does, len(products), held)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n), params = largest.plan, largest.size, largest.params

@@ -27,7 +27,7 @@ from fmm.tuner.stages.probes import (
     find_scale,
     light_candidates,
     measure_runs,
-    time_undisturbed,
+    time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -38,7 +38,7 @@ SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), 
 
 def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
     """The vendor's products come first: they need no kernel of ours, and those are compiled meanwhile."""
-    time_undisturbed(journal, dtype)
+    time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
     for shares in SEEN:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)

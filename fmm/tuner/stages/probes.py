@@ -12,7 +12,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import BEST, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT, starting_calibration
-from fmm.tuner.findings.diagnostics import UNDISTURBED, twin_differences
+from fmm.tuner.findings.diagnostics import QUIET, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.stages import shapes
@@ -30,13 +30,13 @@ DEAR = 0.03  # ... but not on a shape whose rounds have taken this share of them
 SHORTEST, SHORT = 256, 4e-3  # side of the first of those products; seconds that the last takes at most
 
 
-def time_undisturbed(journal: Journal, dtype: str) -> None:
+def time_quiet_products(journal: Journal, dtype: str) -> None:
     """Products of a millisecond or a few, the shortest of many: by these it is told whether the others were disturbed.
     Of every tuning twice, at different moments."""
     side, seconds = SHORTEST, 0.0
     while seconds * 8 < SHORT:
         problem = Problem(side, side, side, dtype)
-        with journal.open(UNDISTURBED, problem) as timed:
+        with journal.open(QUIET, problem) as timed:
             seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=SHORT)
         side *= 2
 

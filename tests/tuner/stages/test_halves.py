@@ -15,7 +15,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import find_certified_entry
 from fmm.tuner.commands.export import with_predictions
-from fmm.tuner.commands.measure import canary
+from fmm.tuner.commands.verify import measure_entries
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import EFFORTS, FailedError, Run
 from fmm.tuner.devices.simulated import SimulatedDevice
@@ -91,7 +91,7 @@ def test_a_canary_measures_a_half_as_such() -> None:
     tune_halves(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
     found = [e for e in all_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
     assert found
-    holds, said = canary(Journal("canary", device), "float64", found)
+    holds, said = measure_entries(Journal("canary", device), "float64", found)
     assert holds and "measured again" in said
 
 
