@@ -10,7 +10,7 @@ from distributed import Client, WorkerPlugin
 from fmm.integrations.install_targets import INSTALL_TARGETS, check_names, installed
 
 OPEN_STATUSES = "running", "connecting"
-DEFAULT = ""  # stands for the default libraries of fmm.install
+DEFAULT = ""  # the default libraries of fmm.install
 
 
 class InstalledOnWorker(WorkerPlugin):

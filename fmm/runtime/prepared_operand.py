@@ -150,16 +150,17 @@ def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | No
     base: Literal["A", "B"] = "A" if side == "left" else "B"
     for leaf in plan_leaves():
         launches = _preparation_launches(leaf, setting.device, operand.shape, operand.dtype, order, base)
-        if launches is None or leaf.preparation.keeps is None:
+        if launches is None or leaf.prepared_layout is None:
             continue
         lines, length = operand.shape if order == "C" else operand.shape[::-1]
-        copied, extra = leaf.preparation.keeps(DTYPES[operand.dtype].itemsize, lines, length)
+        copied, extra = leaf.prepared_layout(DTYPES[operand.dtype].itemsize, lines, length)
         copy = library.copy_with_scratch_tail(x, order, copied + extra)
 
         from fmm.runtime import run_device
 
         run_device.run_preparation(library, launches, library.pointer(copy), setting.device)
-        prepared_side = PreparedSide(base, *operand.shape, launches.problem.layouts["AB".index(base)])
+        rows, cols = operand.shape
+        prepared_side = PreparedSide(base, rows, cols, launches.problem.layouts["AB".index(base)])
         nbytes = copied + extra
         return PreparedOperand(side, tuple(x.shape), operand.dtype, nbytes, leaf.name, copy, prepared_side)
     return None
@@ -175,7 +176,7 @@ def _preparation_launches(
 ) -> LaunchList | None:
     """Return the launches of a leaf's preparation; None if the leaf has none for this matrix on this device."""
     chip = cuda_device(device).chip
-    if leaf.preparation.keeps is None or dtype not in leaf.types.below or chip is None:
+    if leaf.prepared_layout is None or dtype not in leaf.types or chip is None:
         return None
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)

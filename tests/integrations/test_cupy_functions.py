@@ -1,4 +1,4 @@
-"""CuPy's functions while fmm is installed, on a CuPy made of NumPy's arrays, and on CuPy itself where a device is."""
+"""CuPy's functions while fmm is installed, on a CuPy simulated by NumPy, and on CuPy if there is a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fmm.integrations.report import begin_report, end_report
 
 
 class Array(np.ndarray[Any, Any]):
-    """A type that can be changed, as CuPy's arrays are of."""
+    """A mutable array type, like CuPy's."""
 
 
 def drawn(rng: np.random.Generator, *shape: int) -> Any:
@@ -28,7 +28,7 @@ def drawn(rng: np.random.Generator, *shape: int) -> Any:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the functions need of CuPy, each call of its own noted; fmm's products are noted too."""
+    """A simulated CuPy module that records its own calls and fmm's products."""
     calls: list[str] = []
 
     def noting(name: str) -> Any:
@@ -172,7 +172,7 @@ def test_types_of_c_are_left_alone() -> None:
 
 
 def test_installing_touches_no_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which this CuPy has not even the functions; a process that forks is not to have used one."""
+    """Installing uses no device: a process that forks must not have a context."""
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     own = cupy.matmul
     with fmm.installed("cupy"):

@@ -67,7 +67,7 @@ def test_nested_and_kept() -> None:
 @pytest.mark.parametrize("function", [fmm.install, fmm.uninstall, fmm.installed], ids=lambda f: str(f.__name__))
 @pytest.mark.parametrize("value", ["foo", "NumPy", "", None, 3, ["numpy"], numpy])
 def test_what_fmm_does_not_know_is_an_error_at_once(function: Any, value: Any) -> None:
-    """Not only where a `with` statement enters it; and nothing is installed for the others that are named."""
+    """An unknown name raises at the call, not only in the `with` statement, and installs nothing."""
     with pytest.raises(ValueError) as caught:
         function("numpy", value)
     assert str(caught.value).startswith(f"fmm knows no {value!r} to install for; valid: torch, ")
@@ -88,7 +88,7 @@ def test_installed_waits_until_it_is_entered_and_decorates_functions() -> None:
 
 
 def test_ctrl_c_while_something_is_being_installed_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take a compiler's seconds to get in."""
+    """Installing may take seconds of compilation."""
 
     def get_in() -> None:
         raise KeyboardInterrupt
@@ -131,8 +131,8 @@ def test_likely_words_are_hinted_at() -> None:
         (("Torch, CuPy", "numpy"), "did you mean 'torch', 'cupy'"),
         (("scipy,numpy",), "torch-inductor, cupy, numpy$"),
     ]
-    for names, told in cases:
-        with pytest.raises(ValueError, match=told):
+    for names, reported in cases:
+        with pytest.raises(ValueError, match=reported):
             fmm.install(*names)
 
 
@@ -149,7 +149,7 @@ def test_install_returns_what_is_installed_now(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pytest.LogCaptureFixture) -> None:
-    told = ["fmm: nothing is uninstalled for numpy as long as fmm.installed holds it"]
+    reported = ["fmm: nothing is uninstalled for numpy as long as fmm.installed holds it"]
     with caplog.at_level(logging.WARNING, "fmm"), fmm.installed("numpy"):
         fmm.install("numpy")
         fmm.uninstall("numpy")  # a pair of its own
@@ -157,7 +157,7 @@ def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pyt
         fmm.uninstall()
         fmm.uninstall("numpy")
         assert np.matmul is not MATMUL
-    assert [record.getMessage() for record in caplog.records] == told and np.matmul is MATMUL
+    assert [record.getMessage() for record in caplog.records] == reported and np.matmul is MATMUL
 
 
 def test_what_the_environment_names_is_installed(
@@ -213,7 +213,7 @@ def test_an_install_that_cannot_work_says_so_once(
 def test_nothing_is_said_of_libraries_that_nobody_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Programs whose stderr somebody reads would differ on each machine without torch."""
+    """Missing default libraries log nothing: stderr must not differ on machines without torch."""
     monkeypatch.setitem(install_targets.INSTALL_TARGETS, "torch", InstallTarget("no_such_library", "nowhere"))
     monkeypatch.setattr(install_targets, "DEFAULT_NAMES", ("torch", "numpy"))
     with caplog.at_level(logging.WARNING, "fmm"), fmm.installed():
@@ -260,7 +260,7 @@ def test_who_no_longer_wants_it_when_it_is_loaded_is_left_alone(tmp_path: Any, m
 
 
 def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: Any, monkeypatch: Any) -> None:
-    """Whoever waits for it under our lock, which its thread will ask for, would wait forever."""
+    """Waiting under the lock for another thread's import would be a deadlock."""
     (tmp_path / "slow_library.py").write_text(
         "import sys, threading\nsys.loading.set()\nsys.go_on.wait(10)\ndef product(): return 'its own'\n"
     )
@@ -298,7 +298,7 @@ def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: An
 
 
 def test_a_library_half_loaded_by_its_own_import_is_left_alone_until_then(tmp_path: Any, monkeypatch: Any) -> None:
-    """One library imports another that is waited for too: that this one has been loaded says nothing of the first."""
+    """One awaited library imports another; the end of the inner import does not end the outer one."""
     (tmp_path / "outer_library.py").write_text("import inner_library\ndef product(): return 'its own'\n")
     (tmp_path / "inner_library.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)

@@ -168,8 +168,8 @@ def test_each_function_is_counted_by_its_own_name(counts: Counts, rng: numpy.ran
     np.einsum("ij,jk->ik", a, a, optimize=True)
     with pytest.raises(ValueError, match="not acceptable"):
         np.dot(a, a, out=np.empty((200, 200), "f4"))
-    told = [(kind.where, bool(outcome.plan)) for kind, outcome in counts.counts]
-    assert {("numpy.dot", True), ("numpy.dot", False), ("numpy.inner", True)} <= set(told)
+    reported = [(kind.where, bool(outcome.plan)) for kind, outcome in counts.counts]
+    assert {("numpy.dot", True), ("numpy.dot", False), ("numpy.inner", True)} <= set(reported)
     assert sum(counts.counts.values()) == 4
 
 
@@ -182,14 +182,14 @@ def test_nothing_is_noted_while_nobody_counts(eager: None, rng: numpy.random.Gen
 
 
 def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
-    told: list[bool] = []
-    forget = watch_counting(lambda: told.append(counting.is_reporting()))
+    reported: list[bool] = []
+    forget = watch_counting(lambda: reported.append(counting.is_reporting()))
     begin_report()
     end_report()
     forget()
     begin_report()
     end_report()
-    assert told == [True, False]
+    assert reported == [True, False]
 
 
 # ---- the value, and its text
@@ -228,7 +228,7 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "told", "not_told"),
+    ("places", "reported", "not_told"),
     [
         (["numpy"], ["@", "einsum without optimize", "NumPy's", "for numpy;"], ["CuPy", "torch"]),
         (["cupy"], ["methods (a.dot(b)) of CuPy's", "for cupy;"], ["@", "NumPy", "torch", "inner"]),
@@ -239,10 +239,12 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
         (["torch-inductor", "torch"], ["host", "torch.compile generates"], ["candidate", "@"]),
     ],
 )
-def test_only_what_is_true_of_these_libraries_is_said(places: list[str], told: list[str], not_told: list[str]) -> None:
+def test_only_what_is_true_of_these_libraries_is_said(
+    places: list[str], reported: list[str], not_told: list[str]
+) -> None:
     line = unseen_products(places)
     assert line.endswith("other processes") and "\n" not in line
-    assert [part for part in told if part not in line] == [] == [part for part in not_told if part in line]
+    assert [part for part in reported if part not in line] == [] == [part for part in not_told if part in line]
 
 
 def test_every_place_has_its_words() -> None:
@@ -347,16 +349,16 @@ def test_a_forked_process_counts_its_own_products(program: str, tmp_path: Path) 
     (tmp_path / "program.py").write_text(program)
     done = python(tmp_path, "-m", "fmm", "--report=told-%p.json", "--install", "numpy", "program.py")
     assert not done.stderr
-    told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*.json")]
-    assert sorted(found["products"][0]["left"] for found in told) == [[4, 5], [7, 7]]
-    assert [found["calls"] for found in told] == [1, 1]
+    reported = [json.loads(path.read_text()) for path in tmp_path.glob("told-*.json")]
+    assert sorted(found["products"][0]["left"] for found in reported) == [[4, 5], [7, 7]]
+    assert [found["calls"] for found in reported] == [1, 1]
 
 
 def test_a_process_that_is_started_writes_its_own(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STARTING)
     python(tmp_path, "-m", "fmm", "--report=told-%p.txt", "--install", "numpy", "program.py")
-    told = [path.read_text() for path in tmp_path.glob("told-*.txt")]
-    assert len(told) == 2 and all(text.startswith("fmm: 0 of 1 products") for text in told)
+    reported = [path.read_text() for path in tmp_path.glob("told-*.txt")]
+    assert len(reported) == 2 and all(text.startswith("fmm: 0 of 1 products") for text in reported)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

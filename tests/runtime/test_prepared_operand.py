@@ -129,8 +129,8 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     assert {slot.base for slot in other.slots} == {"B" if base == "A" else "A", "W"}  # type: ignore[union-attr]
     written = {(slot.base, slot.offset) for slot in split.slots if slot.offset}  # type: ignore[union-attr]
     read = {(slot.base, slot.offset) for slot in product.slots if slot.base == base}  # type: ignore[union-attr]
-    assert read == written and F16X3.preparation.keeps is not None
-    room, more = F16X3.preparation.keeps(4, 300, 500) if order == "C" else F16X3.preparation.keeps(4, 500, 300)
+    assert read == written and F16X3.prepared_layout is not None
+    room, more = F16X3.prepared_layout(4, 300, 500) if order == "C" else F16X3.prepared_layout(4, 500, 300)
     assert min(offset for _, offset in read) == room and max(offset for _, offset in read) < room + more
 
 
@@ -177,7 +177,7 @@ def test_float64_is_kept_as_residues() -> None:
     known = datasheet_calibration("h200")
     times = [choose(Problem(2048, 8192, 8192, prepared_side=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
-    (leaf,) = (x for x in plan_leaves() if x.preparation.keeps and "float64" in x.types.below)
+    (leaf,) = (x for x in plan_leaves() if x.prepared_layout and "float64" in x.types)
     made = _preparation_launches(leaf, 0, (300, 500), "float64", "C", "B")
     assert made is not None and made.workspace == 8 * 500 * 300 + 8 * 500 * 300 % 256
     assert [x.label.split(":")[0] for x in made.launches] == ["residue_planes", "residue_planes"]

@@ -39,8 +39,8 @@ from fmm.tuner.search.certify import all_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import PRODUCT, Size, Trial
 
-# The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes, of
-# plans that Optuna made up, which no decision considers.
+# The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes,
+# of plans that Optuna made up, which no decision considers.
 SCALE = "scale"  # rough products that show what the effort affords
 MEASURED = ("rates", "probe", "tiles")
 FITTED = (SCALE, *MEASURED)
@@ -140,7 +140,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """Return the calibration to begin with, reduced to the rates of one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    names = [leaf.time.rate for leaf in plan_leaves() if dtype in leaf.types.below]
+    names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
     own = {name: rates[name] for name in names if name in rates}
     return replace(calibration, rates={dtype: rate, **own})
 
@@ -148,7 +148,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
 def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Return the rates of leaves that were tried and never worked, for another reason than a lack of memory."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
-    rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.time.rate}
+    rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
     tried = [t for t in trials if t.plan in rates]
     wrong = {rates[t.plan] for t in tried if t.failed and not t.failed.startswith(OUT_OF_MEMORY)}
     return tuple(sorted(wrong - {rates[t.plan] for t in tried if t.seconds is not None}))

@@ -67,7 +67,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
     own = list(dict.fromkeys(_leaves_with_rates(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
-    assumed, left_out = ([x.name for x in guessed if bool(x.candidacy.probed) == probed] for probed in (False, True))
+    assumed, left_out = ([x.name for x in guessed if bool(x.probed) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
@@ -80,7 +80,7 @@ def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, s
     """Yield the leaves that decisions consider for this type and that have a rate of their own, with its name."""
     for plan in compared_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
-        if leaf.time.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
+        if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
             yield leaf, rate
 
 

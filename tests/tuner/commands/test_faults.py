@@ -623,9 +623,9 @@ def test_verify_names_thresholds_of_another_version(tmp_path: Path, capsys: pyte
 
 
 def test_the_glossary_has_the_names_of_the_plans_alone() -> None:
-    rows = dict(plan_names_table(plans_in("8192  1.1 predicted  winograd^2.batched > vendor")).rows)
+    rows = plan_names_table(plans_in("8192  1.1 predicted  winograd^2.batched > vendor")).pairs
     assert set(rows) == {"winograd", "^2, ^3", "batched", "vendor"}
-    assert "lt0 ... lt31" in dict(plan_names_table(plans_in("winograd > lt3")).rows)
+    assert "lt0 ... lt31" in plan_names_table(plans_in("winograd > lt3")).pairs
     assert not plan_names_table(plans_in("none on square matrices")).rows
 
 

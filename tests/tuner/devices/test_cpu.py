@@ -111,10 +111,10 @@ def test_a_real_tuning_is_obeyed(
         Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads())
     )
     if code:  # so short a tuning may have been checked on too few shapes: then it is not used, and says so
-        assert code == 1 and found["section"]["doubts"] and decided.step != "calibrated model"
+        assert code == 1 and found["section"]["doubts"] and decided.source != "calibrated model"
         return
     assert not found["section"]["doubts"]
-    assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
+    assert decided.source == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out
     key = found["device"]

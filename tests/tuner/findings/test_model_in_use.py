@@ -99,9 +99,9 @@ def test_a_leaf_that_a_tuning_skipped_has_the_datasheets_rate() -> None:
     beside = used.calibration.rates["float32"].flops / sheet.rates["float32"].flops
     for name in (F16X3_RATE, "residues(8) > bytes"):
         assert used.calibration.rates[name].flops == pytest.approx(beside * sheet.rates[name].flops)
-    rows = dict(SectionText(section, "float32", KEY).unmeasured().rows)
+    rows = SectionText(section, "float32", KEY).unmeasured().pairs
     assert rows["f16x3"] == "datasheet; this tuning skipped the leaf"
-    commands = dict(next_steps(KEY, [TypeSummary("float32", used)], True, "x").rows)
+    commands = next_steps(KEY, [TypeSummary("float32", used)], True, "x").pairs
     assert tuning_command(KEY, ["float32"]) in commands
     assert model_in_use(KEY, "float32", TYPES).left_out == ()
 
@@ -111,21 +111,19 @@ def test_a_leaf_that_failed_is_excluded() -> None:
     used = model_in_use(KEY, "float32", {"float32": section})
     assert used.failed == ("f16x3",) and used.left_out == ()
     assert used.calibration is not None and F16X3_RATE not in used.calibration.rates
-    assert (
-        dict(SectionText(section, "float32", KEY).unmeasured().rows)["f16x3"] == "none; the leaf failed and is excluded"
-    )
+    assert SectionText(section, "float32", KEY).unmeasured().pairs["f16x3"] == "none; the leaf failed and is excluded"
 
 
 def test_a_leaf_that_no_tuning_measures_is_listed_if_it_is_chosen() -> None:
     """If a plan by it is chosen: float64's by residues are, float32's are not."""
     assert "residues(8) > bytes" in model_in_use(KEY, "float32", {"float32": without_three_products()}).assumed
     assert model_in_use(KEY, "bfloat16", TYPES).assumed == ()
-    rows = dict(SectionText(without_three_products(), "float32", KEY).unmeasured().rows)
+    rows = SectionText(without_three_products(), "float32", KEY).unmeasured().pairs
     assert not any("residues" in leaf for leaf in rows)
     used = model_in_use(KEY, "float64", TYPES)
     chosen = unmeasured_leaves(used)
     assert set(chosen) <= {*used.assumed, *used.left_out}
-    rows = dict(SectionText(TYPES["float64"], "float64", KEY).unmeasured().rows)
+    rows = SectionText(TYPES["float64"], "float64", KEY).unmeasured().pairs
     assert all((leaf in rows) == (leaf in chosen) for leaf in used.assumed)
 
 

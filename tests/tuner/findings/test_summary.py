@@ -193,13 +193,13 @@ def test_one_row_a_type_and_the_commands_that_improve_it() -> None:
     one, two = speedup_table(types).rows
     assert one[:3] == ("float32", "in use", "256") and one[-1] == "1.17 at 4096"
     assert two == ("float64", "rejected", "", "", "")
-    commands = dict(next_steps("cpu-a", types, True, "c.json").rows)
+    commands = next_steps("cpu-a", types, True, "c.json").pairs
     assert tuning_command("cpu-a", ["float64"]) in commands and tuning_command("cpu-a", ["float32"]) not in commands
     assert "--device cpu --dtype float64" in tuning_command("cpu-a", ["float64"])
-    more = dict(next_steps("cpu-a", types, True, "c", ["float32", "float64"]).rows)
+    more = next_steps("cpu-a", types, True, "c", ["float32", "float64"]).pairs
     assert tuning_command("cpu-a", ["float32"]) in more
     unread = next_steps("cpu-a", types[:1], False, "c.json")
-    assert "FMM_CONFIG=c.json" in unread.note and "fmm-tune report c.json" in dict(unread.rows)
+    assert "FMM_CONFIG=c.json" in unread.note and "fmm-tune report c.json" in unread.pairs
 
 
 def test_json_has_the_decisions_of_the_table() -> None:

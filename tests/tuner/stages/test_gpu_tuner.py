@@ -62,7 +62,7 @@ def test_a_short_tuning_is_obeyed(
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.clear_config_cache()
     decided = decide_plan(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda_device(0))
-    assert decided.step == "calibrated model"
+    assert decided.source == "calibrated model"
 
 
 def test_a_first_pass_has_something_for_every_type_within_a_minute(
