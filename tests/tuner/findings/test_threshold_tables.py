@@ -17,7 +17,7 @@ from tests.support import ROOT, configs
 from tests.support.configs import raw_thresholds
 
 RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
-NARROW = 100  # letters of a line in a terminal
+NARROW = 120  # letters of a line in a terminal
 TAUS = {"tau1": 2000.0, "tau2": 4000.0, "tau3": None}
 
 
