@@ -256,7 +256,7 @@ def gram(
         elif (library := PLAIN_TYPES.get(kind)) is None or type(out) not in (kind, NoneType):
             pass
         elif isinstance(fill, str) and fill in TRIANGLES:
-            c = dispatch.recurring_gram(library)(library, a, out, rows, fill)
+            c = dispatch.recurring_gram(library)(library, a, out, rows, fill)  # type: ignore[arg-type]
         if c is not None:
             return c
     request.check_operands("gram", ("a",), (a,), unknown)

@@ -115,7 +115,7 @@ def test_two_matrices() -> None:
             c = fmm.gram(x, y, plan=plan)
             assert np.array_equal(c, adjoint(c))
             assert error(c, x.astype(np.clongdouble) @ y, 40) < 10
-    with pytest.raises(ValueError, match="there is another one"):
+    with pytest.raises(ValueError, match="cannot be combined with b"):
         fmm.gram(x, y, rows=True)
     with pytest.raises(PlanError, match="a matrix and its adjoint"):
         fmm.gram(x, y, plan="sforza > vendor")
@@ -361,9 +361,14 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         return np.zeros((4, 4)) if out is None else out
 
     library = SimpleNamespace(
-        processor="cuda", adjoint=adjoint, pointer=id, write_triangle=lambda *_: None, written=lambda out: None
+        processor="cuda",
+        transposed=adjoint,
+        is_complex=lambda x: False,
+        pointer=id,
+        write_triangle=lambda *_: None,
+        written=lambda out: None,
     )
-    for name, put in (("prepare", answered), ("prepared", answered), ("by_plan", run)):
+    for name, put in (("plan_call", answered), ("prepare_call", answered), ("run_with_fallback", run)):
         monkeypatch.setattr(gram, name, put)
     monkeypatch.setattr(gram, "describe_kernels", lambda library, ready, a, b, out: ())
     a, request = np.ones((3, 4)), gram.GramParams(beta=1.0)
@@ -388,7 +393,7 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
         seen.append(len(given[2]))
         usual(*given, **asked)
 
-    monkeypatch.setattr(numpy_backend, "half_product", noted)
+    monkeypatch.setattr(numpy_backend, "triangle_product", noted)
     monkeypatch.setattr(gram, "SMALL_SIDE", 100)
     monkeypatch.setattr(prepare, "LEAST_MIRRORED", large := 600)
     x = np.random.default_rng(3).standard_normal((side, 448))

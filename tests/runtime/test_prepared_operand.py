@@ -25,7 +25,7 @@ from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedSide
 from fmm.runtime.prepare import ProblemQuery, prepare_query
-from fmm.runtime.prepared_operand import _launches, unwrap_operands
+from fmm.runtime.prepared_operand import _preparation_launches, unwrap_operands
 from tests.support.devices import H200
 
 PLENTY = Limits(1 << 36, 16.0)
@@ -116,7 +116,7 @@ def test_tensors_on_the_host() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     """The same lines, planes and exponents, behind the same matrix."""
-    made = _launches(F16X3, 0, (300, 500), "float32", order, side)
+    made = _preparation_launches(F16X3, 0, (300, 500), "float32", order, "A" if side == "left" else "B")
     assert made is not None and made.workspace == 0
     (split,) = made.steps
     base, at = ("A", 0) if side == "left" else ("B", 1)
@@ -143,8 +143,8 @@ def _layouts(size: tuple[int, int, int], at: int, order: Any) -> tuple[Layout, .
 
 
 def test_leaves_that_keep_nothing() -> None:
-    assert _launches(VENDOR, 0, (300, 500), "float32", "C", "right") is None
-    assert _launches(F16X3, 0, (300, 500), "float64", "C", "right") is None
+    assert _preparation_launches(VENDOR, 0, (300, 500), "float32", "C", "B") is None
+    assert _preparation_launches(F16X3, 0, (300, 500), "float64", "C", "B") is None
 
 
 def question(
@@ -178,7 +178,7 @@ def test_float64_is_kept_as_residues() -> None:
     times = [choose(Problem(2048, 8192, 8192, prepared_side=kept), known, PLENTY) for kept in (None, "B")]
     assert times[1].best.time < 0.9 * times[0].best.time and str(times[1].best.plan) == "residues(14) > bytes"
     (leaf,) = (x for x in plan_leaves() if x.prepared_layout and "float64" in x.types)
-    made = _launches(leaf, 0, (300, 500), "float64", "C", "right")
+    made = _preparation_launches(leaf, 0, (300, 500), "float64", "C", "B")
     assert made is not None and made.workspace == 8 * 500 * 300 + 8 * 500 * 300 % 256
     assert [x.label.split(":")[0] for x in made.launches] == ["residue_planes", "residue_planes"]
 
@@ -195,7 +195,7 @@ def test_what_is_kept_counts_in_the_choice() -> None:
 def test_gradients_are_products_of_which_nothing_is_kept() -> None:
     torch = pytest.importorskip("torch")
     p = fmm.prepare(np.ones((70, 70), np.float32))
-    object.__setattr__(p, "_kept", PreparedSide("B", 70, 70, Layout("C", 70)))
+    object.__setattr__(p, "_prepared_side", PreparedSide("B", 70, 70, Layout("C", 70)))
     assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].prepared_side is not None
     assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].prepared_side is None
     assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].prepared_side is None

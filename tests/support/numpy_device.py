@@ -225,7 +225,7 @@ def install() -> None:
     found = functools.cache(lambda device: chip())
     vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
     vars(device_backend)["player_of"] = Player
-    vars(device_backend)["compile_all"] = note_all
+    vars(device_backend)["compile_kernels"] = note_all
     device_backend.DeviceBackend._capture = _captured  # type: ignore[method-assign]
     vars(cuda_device)["no_device"] = lambda: None
 

@@ -70,9 +70,9 @@ from tests.support.own_calls import own_calls  # noqa: E402
 def patch() -> None:
     functions = Functions(counted_call)
     for module, name, value in (
-        (kernel_call, "map_words", lambda tensor_map: np.zeros(16, np.int64)),
-        (kernel_call, "compiled_kernel", lambda device, kernel: LoadedKernel(1, None)),
-        (player, "compile_all", lambda device, kernels: None),
+        (kernel_call, "encode_tensor_map", lambda tensor_map: np.zeros(16, np.int64)),
+        (kernel_call, "compile_kernel", lambda device, kernel: LoadedKernel(1, None)),
+        (player, "compile_kernels", lambda device, kernels: None),
         (cublas, "load_library", lambda name: functions),
         (devices, "cuda_device", lambda index: H200),
         (run_device, "chip_of", lambda device: H200.chip),

@@ -235,7 +235,7 @@ class TableText(NamedTuple):
 
 
 def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> TableText:
-    """Return a table with all of `words` in its head, and perhaps some of `more`; raise StepError with file and line."""
+    """Return a table's head, with all of `words` and perhaps some of `more`, and its calls; raise StepError."""
     head: dict[str, str] = {}
     calls: list[TableCall] = []
     for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):

@@ -1,7 +1,11 @@
-"""torch.matmul's contract for tensors: what torch does to a call besides multiplying, and gradients.
+"""Products of torch tensors under torch's contract: modes, conjugate marks and gradients.
 
-Inputs that require gradients get them: forward and backward are products by fmm. Tensors on the host are multiplied on
-NumPy's view of the same memory.
+A tensor on the host is multiplied through a NumPy view of its memory. If an operand requires gradients, forward and
+backward are products by fmm:
+
+    C = A B               dA = G B^H               dB = A^H G
+    C = alpha A B + beta D    dA = alpha* G B^H    dB = alpha* A^H G    dD = beta* G
+    C = alpha A^H A       dA = alpha A (G + G^H)
 """
 
 from __future__ import annotations
@@ -16,209 +20,178 @@ from fmm.arrays.torch_calls import explain_torch_fallback, plain_call, refused_o
 from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.runtime import gram as gram_module
-from fmm.runtime import matmul
+from fmm.runtime import gram as array_gram
+from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, run_gram
 from fmm.runtime.prepare import prepare_call
 
+# ---- matmul
+
 
 def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """The matmul_tensors of two tensors, which gradients may be asked of."""
+    """Return the product of two tensors; it records gradients if an operand requires them."""
     if not plain_call(a, b, out):
         if constraints.plan not in (None, VENDOR):
-            refused = out is not None and refused_out(out)
-            TORCH.vendor(a, b, out if refused else None)  # torch's own exception, if it rejects the call
+            is_refused = out is not None and refused_out(out)
+            TORCH.vendor(a, b, out if is_refused else None)  # raises torch's own error for a call that torch rejects
             raise PlanError(f"the plan {constraints.plan} cannot run here: {explain_torch_fallback(a, b, out)}")
         return TORCH.vendor(a, b, out)
     a, b = resolve_marks(a, b)
     library = torch_library_of(a)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _differentiable(library, a, b, out, constraints)
-    return matmul.run_matmul(library, a, b, out, constraints)
-
-
-def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
-    """What `matmul_tensors` would do, and why."""
-    if not plain_call(a, b, out):
-        if constraints.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {constraints.plan} cannot run here: {explain_torch_fallback(a, b, out)}")
-        return Decision(
-            VENDOR, None, f"torch answers: {explain_torch_fallback(a, b, out)}", kernels=(TORCH.vendor_name,)
-        )
-    a, b = resolve_marks(a, b)
-    return matmul.explain_matmul(torch_library_of(a), a, b, out, constraints)
-
-
-def gram_tensors(a: Any, b: Any, out: Any, request: GramParams, constraints: PlanConstraints) -> Any:
-    """A matmul_tensors that is its own adjoint, which gradients may be asked of."""
-    if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # no whole factors beyond 64 bits
-        request = request._replace(alpha=float(request.alpha), beta=float(request.beta))
-    other = a if b is None else b
-    if not plain_call(a, other, out):
-        return _gram_by_torch(a, b, out, request, constraints)
-    a, other = resolve_marks(a, other)
-    b = None if b is None else other
-    if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
-        if out is not None:
-            return TORCH.vendor(a, other, out)  # torch's own exception
-        return Gram.apply(a, b, request, constraints)
-    return run_gram(torch_library_of(a), a, b, out, request, constraints)
-
-
-def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
-    """The same of a tensor on a device of which nothing else is asked, if it is known; None where that is not all."""
-    if not a.is_cuda or not plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
-        return None
-    return gram_module.run_recurring_gram(library, a, out, rows, fill)
-
-
-def _gram_by_torch(a: Any, b: Any, out: Any, request: GramParams, constraints: PlanConstraints) -> Any:
-    """By torch's own functions, which it may trace, transform or record: of compiled functions, modes and the like."""
-    if out is not None or constraints.plan not in (None, VENDOR):
-        raise TypeError(
-            f"fmm.gram takes neither out nor plan here: {explain_torch_fallback(a, a if b is None else b, out)}"
-        )
-    left, right = (a, b) if b is not None else (a, a.mH) if request.rows else (a.mH, a)
-    c = TORCH.vendor(left, right) * request.alpha
-    if request.fill == "full":
-        return c.tril() + c.tril(-1).mH
-    return c.tril() if request.fill == "lower" else c.triu()
-
-
-def explain_gram_tensors(a: Any, b: Any, out: Any, request: GramParams, constraints: PlanConstraints) -> Decision:
-    """What `gram_tensors` would do, and why."""
-    other = a if b is None else b
-    if not plain_call(a, other, out):
-        return Decision(
-            VENDOR, None, f"torch answers: {explain_torch_fallback(a, other, out)}", kernels=(TORCH.vendor_name,)
-        )
-    a, other = resolve_marks(a, other)
-    found: Decision = gram_module.explain_gram(
-        torch_library_of(a), a, None if b is None else other, out, request, constraints
-    )
-    return found
-
-
-class Gram(torch.autograd.Function):  # type: ignore[misc]
-    """A matmul_tensors that is its own adjoint, by fmm, whose gradients are products by fmm."""
-
-    @staticmethod
-    def forward(a: Any, b: Any, request: GramParams, constraints: PlanConstraints) -> Any:
-        return run_gram(torch_library_of(a), a, b, None, request, constraints)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, Any, GramParams, PlanConstraints], output: Any) -> None:
-        a, b, request, constraints = inputs
-        save_factors(ctx, a, b)
-        ctx.request, ctx.constraints = request, constraints._replace(plan=None)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None, None]:
-        (grad,), request, constraints = grads, ctx.request, ctx.constraints
-        if request.fill != "full":
-            grad = grad.tril() if request.fill == "lower" else grad.triu()
-        grad = grad * request.alpha
-        if ctx.shapes[1] is None:  # with G + G^H, which is its own adjoint
-            a, both = ctx.saved_tensors[0], grad + grad.mH
-            left = (
-                matmul_tensors(both, a, None, constraints)
-                if request.rows
-                else matmul_tensors(a, both, None, constraints)
-            )
-            return left, None, None, None
-        left, right = kept_gradients(ctx, grad, lambda x, y: matmul_tensors(x, y, None, constraints))
-        return left, right, None, None
-
-
-def _differentiable(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """torch's own matmul_tensors where no plan pays, and where torch rejects the call; both record what they do."""
+    if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+        return array_matmul.run_matmul(library, a, b, out, constraints)
+    # torch's own product records its gradients, where no plan pays and where torch rejects the call.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
         return library.vendor(a, b, out)
     return Product.apply(a, b, constraints)
 
 
+def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
+    """Return the decision of `matmul_tensors`; nothing is computed."""
+    if not plain_call(a, b, out):
+        why = explain_torch_fallback(a, b, out)
+        if constraints.plan not in (None, VENDOR):
+            raise PlanError(f"the plan {constraints.plan} cannot run here: {why}")
+        return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.vendor_name,))
+    a, b = resolve_marks(a, b)
+    return array_matmul.explain_matmul(torch_library_of(a), a, b, out, constraints)
+
+
 class Product(torch.autograd.Function):  # type: ignore[misc]
-    """A matmul_tensors by fmm, whose gradients are products by fmm (and so can be differentiated again)."""
+    """A product by fmm whose gradients are products by fmm, and so can be differentiated again."""
 
     @staticmethod
     def forward(a: Any, b: Any, constraints: PlanConstraints) -> Any:
-        return matmul.run_matmul(torch_library_of(a), a, b, None, constraints)
+        return array_matmul.run_matmul(torch_library_of(a), a, b, None, constraints)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, PlanConstraints], output: Any) -> None:
         a, b, constraints = inputs
         save_factors(ctx, a, b)
-        ctx.constraints = constraints._replace(
-            plan=None
-        )  # a plan that was given was meant for this matmul_tensors's size
+        ctx.constraints = constraints._replace(plan=None)  # the caller's plan fits the size of this product only
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None]:
         (grad,), constraints = grads, ctx.constraints
-        left, right = kept_gradients(ctx, grad, lambda x, y: matmul_tensors(x, y, None, constraints))
+        left, right = saved_gradients(ctx, grad, lambda x, y: matmul_tensors(x, y, None, constraints))
         return left, right, None
 
 
-def save_factors(ctx: Any, a: Any, b: Any) -> None:
-    """Of a matmul_tensors, for its gradients: each factor if the other one's is asked for, as torch's own matmul_tensors keeps them.
-    What is not kept may be written over, and its memory be given back. Without b, a is a factor of its own gradient."""
-    of_a, of_b = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(a if of_b or b is None else None, b if of_a else None)
-    ctx.shapes = a.shape, None if b is None else b.shape
+# ---- gram
 
 
-def kept_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    return gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
+def gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
+    """Return a product that is its own adjoint; it records gradients if an operand requires them."""
+    if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
+        params = params._replace(alpha=float(params.alpha), beta=float(params.beta))
+    other = a if b is None else b
+    if not plain_call(a, other, out):
+        return _gram_by_torch(a, b, out, params, constraints)
+    a, other = resolve_marks(a, other)
+    b = None if b is None else other
+    if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
+        if out is not None:
+            return TORCH.vendor(a, other, out)  # raises torch's own error
+        return Gram.apply(a, b, params, constraints)
+    return run_gram(torch_library_of(a), a, b, out, params, constraints)
 
 
-Factors = tuple[Any, Any]
-Shapes = tuple[Sequence[int], Sequence[int]]
+def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
+    """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must see the call."""
+    if not a.is_cuda or not plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
+        return None
+    return array_gram.run_recurring_gram(library, a, out, rows, fill)
 
 
-def gradients(
-    factors: Factors, shapes: Shapes, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
-) -> tuple[Any, Any]:
-    """What a gradient of the matmul_tensors of two matrices, or of stacks of them, gives to both; None where none is asked."""
-    (a, b), (of_a, of_b) = factors, shapes
-    left = multiply(grad, b.mH).sum_to_size(of_a) if needed[0] else None
-    if not needed[1]:
-        return left, None
-    if len(of_b) == 2:  # one matrix for a whole stack: one matmul_tensors of all rows, rather than a sum of products
-        tall, rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
-        return left, multiply(tall.mH, rows)
-    return left, multiply(a.mH, grad).sum_to_size(of_b)
+def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
+    """Return the product by torch's own functions, which torch may trace, transform or record."""
+    if out is not None or constraints.plan not in (None, VENDOR):
+        why = explain_torch_fallback(a, a if b is None else b, out)
+        raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
+    left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
+    c = TORCH.vendor(left, right) * params.alpha
+    if params.fill == "full":
+        return c.tril() + c.tril(-1).mH
+    return c.tril() if params.fill == "lower" else c.triu()
 
 
-def gemm_tensors(a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints) -> Any:
-    """alpha op(a) op(b) + beta c, which gradients may be asked of."""
-    if not _plain(a, b, c, out):
+def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Decision:
+    """Return the decision of `gram_tensors`; nothing is computed."""
+    other = a if b is None else b
+    if not plain_call(a, other, out):
+        why = explain_torch_fallback(a, other, out)
+        return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.vendor_name,))
+    a, other = resolve_marks(a, other)
+    b = None if b is None else other
+    decision: Decision = array_gram.explain_gram(torch_library_of(a), a, b, out, params, constraints)
+    return decision
+
+
+class Gram(torch.autograd.Function):  # type: ignore[misc]
+    """A product by fmm that is its own adjoint, whose gradients are products by fmm."""
+
+    @staticmethod
+    def forward(a: Any, b: Any, params: GramParams, constraints: PlanConstraints) -> Any:
+        return run_gram(torch_library_of(a), a, b, None, params, constraints)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, Any, GramParams, PlanConstraints], output: Any) -> None:
+        a, b, params, constraints = inputs
+        save_factors(ctx, a, b)
+        ctx.params, ctx.constraints = params, constraints._replace(plan=None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None, None]:
+        (grad,), params, constraints = grads, ctx.params, ctx.constraints
+
+        def multiply(x: Any, y: Any) -> Any:
+            return matmul_tensors(x, y, None, constraints)
+
+        if params.fill != "full":
+            grad = grad.tril() if params.fill == "lower" else grad.triu()
+        grad = grad * params.alpha
+        if ctx.shapes[1] is None:
+            a, both = ctx.saved_tensors[0], grad + grad.mH
+            left = multiply(both, a) if params.rows else multiply(a, both)
+            return left, None, None, None
+        left, right = saved_gradients(ctx, grad, multiply)
+        return left, right, None, None
+
+
+# ---- gemm
+
+
+def gemm_tensors(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+    """Return alpha op(a) op(b) + beta c; it records gradients if an operand requires them."""
+    if not _is_plain_gemm(a, b, c, out):
         if constraints.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {constraints.plan} cannot run here: {_why_not(a, b, c, out)}")
-        return _by_torch(a, b, c, out, update)
+            raise PlanError(f"the plan {constraints.plan} cannot run here: {_explain_gemm_fallback(a, b, c, out)}")
+        return _gemm_by_torch(a, b, c, out, params)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
-        return _differentiable_gemm(a, b, c, out, update, constraints)
-    return _gemm_product(a, b, c, out, update, constraints)
+        return _differentiable_gemm(a, b, c, out, params, constraints)
+    return _run_plain_gemm(a, b, c, out, params, constraints)
 
 
 def explain_gemm_tensors(
-    a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints
+    a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
-    """What `gemm_tensors` would do, and why."""
-    if not _plain(a, b, c, out):
-        return Decision(VENDOR, None, f"torch answers: {_why_not(a, b, c, out)}", kernels=(TORCH.gemm_name,))
-    a, b, update = _without_marks(a, b, update)
-    return explain_gemm(torch_library_of(a), a, b, c, out, update, constraints)
+    """Return the decision of `gemm_tensors`; nothing is computed."""
+    if not _is_plain_gemm(a, b, c, out):
+        why = _explain_gemm_fallback(a, b, c, out)
+        return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.gemm_name,))
+    a, b, params = _conjugate_marks_as_ops(a, b, params)
+    return explain_gemm(torch_library_of(a), a, b, c, out, params, constraints)
 
 
-def _plain(a: Any, b: Any, c: Any, out: Any) -> bool:
-    """What fmm can do; of other types than a's, torch says itself that they cannot be added."""
+def _is_plain_gemm(a: Any, b: Any, c: Any, out: Any) -> bool:
+    """Return True if fmm can compute the call. torch itself rejects a c of another type than a's."""
     return plain_call(a, b, out) and (c is None or (plain_call(a, c, out) and c.dtype == a.dtype))
 
 
-def _why_not(a: Any, b: Any, c: Any, out: Any) -> str:
+def _explain_gemm_fallback(a: Any, b: Any, c: Any, out: Any) -> str:
     if not plain_call(a, b, out):
         return explain_torch_fallback(a, b, out)
     if plain_call(a, c, out):
@@ -226,77 +199,111 @@ def _why_not(a: Any, b: Any, c: Any, out: Any) -> str:
     return explain_torch_fallback(a, c, out).replace(": b is", ": c is")
 
 
-def _gemm_product(a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints) -> Any:
-    a, b, update = _without_marks(a, b, update)
+def _run_plain_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+    a, b, params = _conjugate_marks_as_ops(a, b, params)
     if c is not None and c is not out:
         c, _ = resolve_marks(c, c)
-    return run_gemm(torch_library_of(a), a, b, c, out, update, constraints)
+    return run_gemm(torch_library_of(a), a, b, c, out, params, constraints)
 
 
-def _without_marks(a: Any, b: Any, update: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
-    """A tensor that is marked as an adjoint is the matrix that it is of: nothing need be copied."""
-    a, op_a = _without_mark(a, update.op_a)
-    b, op_b = _without_mark(b, update.op_b)
-    return a, b, update._replace(op_a=op_a, op_b=op_b)
+def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
+    """Return the tensors without conjugate marks, which become op "C": nothing is copied."""
+    a, op_a = _conjugate_mark_as_op(a, params.op_a)
+    b, op_b = _conjugate_mark_as_op(b, params.op_b)
+    return a, b, params._replace(op_a=op_a, op_b=op_b)
 
 
-def _without_mark(x: Any, op: str) -> tuple[Any, str]:
+def _conjugate_mark_as_op(x: Any, op: str) -> tuple[Any, str]:
     if not x.is_conj() or x.is_neg():
         return resolve_marks(x, x)[0], op
-    whole = x.conj()  # of which x is the conjugate
-    return (whole.mT, "C") if op == "N" else (whole, {"T": "C", "C": "T"}[op])
+    unmarked = x.conj()
+    return (unmarked.mT, "C") if op == "N" else (unmarked, {"T": "C", "C": "T"}[op])
 
 
-def _turned(x: Any, op: str) -> Any:
-    return {"N": lambda: x, "T": lambda: x.mT, "C": lambda: x.mH}[op]()
+def _apply_op(x: Any, op: str) -> Any:
+    return x if op == "N" else x.mT if op == "T" else x.mH
 
 
-def _by_torch(a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams) -> Any:
-    """torch's own, with its own exceptions; it records what it does."""
+def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
+    """Return the result by torch's own functions, with torch's errors; they record gradients."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return TORCH.vendor(a, b)
-    a, b = _turned(a, update.op_a), _turned(b, update.op_b)
-    return torch_gemm(a, b, c if update.beta else None, update.alpha, update.beta, out)
+    a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
+    return torch_gemm(a, b, c if params.beta else None, params.alpha, params.beta, out)
 
 
-def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, update: BlasGemmParams, constraints: PlanConstraints) -> Any:
-    """By torch where no plan pays, and where torch rejects the call."""
-    a, b = _turned(a, update.op_a), _turned(b, update.op_b)
-    update = update._replace(op_a="N", op_b="N")
+def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+    """Return the result with gradients: by torch where no plan pays, and where torch rejects the call."""
+    a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
+    params = params._replace(op_a="N", op_b="N")
     if out is not None or min(a.dim(), b.dim()) < 2:
-        return _by_torch(a, b, c, out, update)
+        return _gemm_by_torch(a, b, c, out, params)
     left, right = resolve_marks(a, b)
-    asked = constraints._replace(asked=GemmParams(update.alpha, 0))
-    if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, asked).plan in (None, VENDOR):
-        return _by_torch(a, b, c, out, update)
-    return UpdatedProduct.apply(a, b, c if update.beta else None, update, constraints)
+    own = constraints._replace(params=GemmParams(params.alpha, 0))
+    if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, own).plan in (None, VENDOR):
+        return _gemm_by_torch(a, b, c, out, params)
+    return Gemm.apply(a, b, c if params.beta else None, params, constraints)
 
 
-class UpdatedProduct(torch.autograd.Function):  # type: ignore[misc]
-    """alpha a b + beta c by fmm, whose gradients are products by fmm (and so can be differentiated again)."""
+class Gemm(torch.autograd.Function):  # type: ignore[misc]
+    """alpha a b + beta c by fmm, whose gradients are products by fmm, and so can be differentiated again."""
 
     @staticmethod
-    def forward(a: Any, b: Any, c: Any, update: BlasGemmParams, constraints: PlanConstraints) -> Any:
-        return _gemm_product(a, b, c, None, update, constraints)
+    def forward(a: Any, b: Any, c: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+        return _run_plain_gemm(a, b, c, None, params, constraints)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, Any, BlasGemmParams, PlanConstraints], output: Any) -> None:
-        a, b, c, update, constraints = inputs
+        a, b, c, params, constraints = inputs
         save_factors(ctx, a, b)
-        ctx.update, ctx.added = update, None if c is None else c.shape
-        ctx.constraints = constraints._replace(plan=None)  # a plan that was given was meant for this product's size
+        ctx.params, ctx.addend_shape = params, None if c is None else c.shape
+        ctx.constraints = constraints._replace(plan=None)  # the caller's plan fits the size of this product only
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, Any, None, None]:
-        (grad,), (a, b), update, constraints = gradients, ctx.saved_tensors, ctx.update, ctx.constraints
-        alpha = complex(update.alpha).conjugate() if isinstance(update.alpha, complex) else update.alpha
-        beta = complex(update.beta).conjugate() if isinstance(update.beta, complex) else update.beta
+        (grad,), (a, b), params, constraints = gradients, ctx.saved_tensors, ctx.params, ctx.constraints
+        alpha = complex(params.alpha).conjugate() if isinstance(params.alpha, complex) else params.alpha
+        beta = complex(params.beta).conjugate() if isinstance(params.beta, complex) else params.beta
         scaled, needed = BlasGemmParams(alpha), ctx.needs_input_grad
-        left = (
-            gemm_tensors(grad, b.mH, None, None, scaled, constraints).sum_to_size(ctx.shapes[0]) if needed[0] else None
-        )
-        right = (
-            gemm_tensors(a.mH, grad, None, None, scaled, constraints).sum_to_size(ctx.shapes[1]) if needed[1] else None
-        )
-        added = (grad * beta).sum_to_size(ctx.added) if needed[2] else None
-        return left, right, added, None, None
+        left = right = None
+        if needed[0]:
+            left = gemm_tensors(grad, b.mH, None, None, scaled, constraints).sum_to_size(ctx.shapes[0])
+        if needed[1]:
+            right = gemm_tensors(a.mH, grad, None, None, scaled, constraints).sum_to_size(ctx.shapes[1])
+        addend = (grad * beta).sum_to_size(ctx.addend_shape) if needed[2] else None
+        return left, right, addend, None, None
+
+
+# ---- gradients of a product
+
+Factors = tuple[Any, Any]
+Shapes = tuple[Sequence[int], Sequence[int]]
+
+
+def save_factors(ctx: Any, a: Any, b: Any) -> None:
+    """Save each factor that the other one's gradient needs, as torch's own product does.
+
+    A factor that is not saved may be overwritten or freed. Without b, a is a factor of its own gradient.
+    """
+    of_a, of_b = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(a if of_b or b is None else None, b if of_a else None)
+    ctx.shapes = a.shape, None if b is None else b.shape
+
+
+def saved_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """Return the gradients of the factors that `save_factors` saved."""
+    return gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
+
+
+def gradients(
+    factors: Factors, shapes: Shapes, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
+) -> tuple[Any, Any]:
+    """Return the gradients of both factors of a product of matrices or stacks; None where none is needed."""
+    (a, b), (of_a, of_b) = factors, shapes
+    left = multiply(grad, b.mH).sum_to_size(of_a) if needed[0] else None
+    if not needed[1]:
+        return left, None
+    if len(of_b) == 2:  # one matrix for a whole stack: one product of all rows instead of a sum of products
+        tall, rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        return left, multiply(tall.mH, rows)
+    return left, multiply(a.mH, grad).sum_to_size(of_b)

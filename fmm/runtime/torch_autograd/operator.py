@@ -1,7 +1,7 @@
-"""torch.ops.fmm.matmul: the product as an operator of torch's, of which compiled graphs know shape and gradients.
+"""torch.ops.fmm.matmul: the product as a torch operator, with a shape and gradients that compiled graphs know.
 
-A function that calls fmm.matmul is compiled whole: a product for which a plan may pay is this operator in the graph,
-any other torch's own, which the compiler may fuse with its neighbours.
+A function that calls fmm.matmul is compiled whole. A product for which a plan may pay becomes this operator; any other
+one is torch's own, which the compiler may fuse with its neighbours.
 """
 
 from __future__ import annotations
@@ -23,109 +23,26 @@ from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.torch_autograd.functions import gradients, matmul_tensors, save_factors
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
-# While a stream is captured no plan runs (fmm/runtime/run_device.py), so Inductor is to leave the operator
-# between the CUDA graphs that it captures; a torch older than that word captures it, as torch's own product.
+# No plan runs while a stream is captured (fmm/runtime/run_device.py), so Inductor keeps this operator between the CUDA
+# graphs that it captures. A torch without this tag captures the operator as torch's own product.
 TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
 _LIBRARY.define(SCHEMA, tags=TAGS)
 OPERATOR: Any = torch.ops.fmm.matmul.default
 
 
-def _multiplied(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
-    with torch.no_grad():  # the operator's gradients are its own, below
-        constraints = PlanConstraints(None if plan is None else Plan.parse(plan), growth, room)
-        return matmul_tensors(a, b, None, constraints).contiguous()
-
-
-def _shaped(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
-    return a.new_empty(MATMUL(a, b).shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, _, *rest = inputs  # a plan that was given was meant for this product's size
-    save_factors(ctx, a, b)
-    ctx.rest = rest
-
-
-def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-    """Vectors are matrices of one row, or of one column."""
-    (a, b), (of_a, of_b), rest = ctx.saved_tensors, ctx.shapes, ctx.rest
-    rows = a[None, :] if a is not None and len(of_a) == 1 else a
-    columns = b[:, None] if b is not None and len(of_b) == 1 else b
-    shapes = of_a if len(of_a) > 1 else (1, *of_a), of_b if len(of_b) > 1 else (*of_b, 1)
-    if len(of_a) == 1:
-        grad = grad.unsqueeze(-1 if len(of_b) == 1 else -2)
-    if len(of_b) == 1:
-        grad = grad.unsqueeze(-1)
-    needed = ctx.needs_input_grad
-    found = gradients((rows, columns), shapes, grad, needed, lambda x, y: OPERATOR(x, y, None, *rest))
-    left, right = (None if g is None else g.reshape(of) for g, of in zip(found, (of_a, of_b), strict=True))
-    return left, right, None, None, None
-
-
-def _under_autocast(kind: str) -> Callable[..., Any]:
-    """The operator of tensors of this kind of device in mixed precision: cast as torch.mm's are."""
-
-    def multiplied(a: Any, b: Any, *rest: Any) -> Any:
-        chosen = torch.get_autocast_dtype(kind)
-        with torch.autocast(kind, enabled=False):
-            return OPERATOR(*(x.to(chosen) if _is_cast(x, kind) else x for x in (a, b)), *rest)
-
-    return multiplied
-
-
-def _is_cast(x: Any, kind: str) -> bool:
-    return bool(x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind)
-
-
-def _of_batches(info: Any, places: tuple[int | None, ...], a: Any, b: Any, *rest: Any) -> tuple[Any, int]:
-    """The products of torch.vmap: a stack's, whose first axis is the batch, by the broadcasting of torch.matmul."""
-    at_a, at_b, *_ = places
-    of_a, of_b = a.dim() - (at_a is not None), b.dim() - (at_b is not None)
-    axes = max(of_a, of_b, 2)
-    row, column = of_a == 1, of_b == 1
-    found = OPERATOR(
-        _stacked(a, at_a, axes, -2 if row else None), _stacked(b, at_b, axes, -1 if column else None), *rest
-    )
-    found = found.squeeze(-1) if column else found
-    return (found.squeeze(-1 if column else -2) if row else found), 0
-
-
-def _stacked(x: Any, at: int | None, axes: int, lacking: int | None) -> Any:
-    """A matrix of a vector; the batch in front, if there is one, and behind it as many axes as both operands have."""
-    x = x if at is None else x.movedim(at, 0)
-    x = x if lacking is None else x.unsqueeze(lacking)
-    while at is not None and x.dim() <= axes:
-        x = x.unsqueeze(1)
-    return x
-
-
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("matmul", _multiplied, _key)
-    _LIBRARY.impl("matmul", _under_autocast(_key.lower()), f"Autocast{_key}")
-torch.library.register_fake("fmm::matmul", _shaped, lib=_LIBRARY)
-torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
-if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
-    torch.library.register_vmap("fmm::matmul", _of_batches, lib=_LIBRARY)
-
-
 def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """For those who record torch's calls: its own function; in a compiled graph, where it may pay, the operator."""
-    if out is None and not constraints.componentwise and _worth_an_operator(a, b):
-        return OPERATOR(
-            a,
-            b,
-            None if constraints.plan is None else str(constraints.plan),
-            constraints.error_growth,
-            constraints.workspace,
-        )
+    """Return the product while torch's calls are traced: the operator in a compiled graph, else torch's own."""
+    if out is None and not constraints.componentwise and _is_worth_an_operator(a, b):
+        plan = None if constraints.plan is None else str(constraints.plan)
+        return OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
     if constraints.plan not in (None, VENDOR):
-        return matmul_tensors(a, b, out, constraints)  # which says why it cannot run
+        return matmul_tensors(a, b, out, constraints)  # raises PlanError with the reason
     return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
 
 
-def _worth_an_operator(a: Any, b: Any) -> bool:
-    """Is a graph compiled, and are these operands that it knows to be large? An exported program is to need no fmm."""
+def _is_worth_an_operator(a: Any, b: Any) -> bool:
+    """Return True if a graph is compiled with operands known to be large. An exported program must not need fmm."""
     if not is_compiling() or is_exporting() or type(a) not in PLAIN or type(b) not in PLAIN:
         return False
     if a.dtype is not b.dtype or min(a.dim(), b.dim()) < 2 or a.device != b.device:
@@ -138,24 +55,111 @@ def _worth_an_operator(a: Any, b: Any) -> bool:
     return bool(statically_known_true(a.shape[-2] * a.shape[-1] * b.shape[-1] >= SMALL))
 
 
-KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
-TENSORS = "torch.distributed.tensor"
+# ---- the operator: product, shape, gradients
 
 
-def add_rules(operator: Any, library: Any) -> None:
-    """Once the operator has gradients. A torch that does not hand out its kernels has neither."""
+def _multiply(
+    a: Any, b: Any, plan: str | None = None, error_growth: float | None = None, workspace: int | None = None
+) -> Any:
+    with torch.no_grad():  # the operator has its own gradients
+        constraints = PlanConstraints(None if plan is None else Plan.parse(plan), error_growth, workspace)
+        return matmul_tensors(a, b, None, constraints).contiguous()
+
+
+def _fake(
+    a: Any, b: Any, plan: str | None = None, error_growth: float | None = None, workspace: int | None = None
+) -> Any:
+    return a.new_empty(MATMUL(a, b).shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    a, b, _, *limits = inputs  # the caller's plan fits the size of this product only
+    save_factors(ctx, a, b)
+    ctx.limits = limits
+
+
+def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    """Return the gradients; vectors are matrices of one row or column."""
+    (a, b), (of_a, of_b), limits = ctx.saved_tensors, ctx.shapes, ctx.limits
+    rows = a[None, :] if a is not None and len(of_a) == 1 else a
+    columns = b[:, None] if b is not None and len(of_b) == 1 else b
+    shapes = of_a if len(of_a) > 1 else (1, *of_a), of_b if len(of_b) > 1 else (*of_b, 1)
+    if len(of_a) == 1:
+        grad = grad.unsqueeze(-1 if len(of_b) == 1 else -2)
+    if len(of_b) == 1:
+        grad = grad.unsqueeze(-1)
+    needed = ctx.needs_input_grad
+    found = gradients((rows, columns), shapes, grad, needed, lambda x, y: OPERATOR(x, y, None, *limits))
+    left, right = (None if g is None else g.reshape(of) for g, of in zip(found, (of_a, of_b), strict=True))
+    return left, right, None, None, None
+
+
+def _under_autocast(kind: str) -> Callable[..., Any]:
+    """Return the operator for this kind of device in mixed precision, with casts as torch.mm has them."""
+
+    def multiply(a: Any, b: Any, *limits: Any) -> Any:
+        dtype = torch.get_autocast_dtype(kind)
+
+        def cast(x: Any) -> Any:
+            is_cast = x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+            return x.to(dtype) if is_cast else x
+
+        with torch.autocast(kind, enabled=False):
+            return OPERATOR(cast(a), cast(b), *limits)
+
+    return multiply
+
+
+# ---- torch.vmap
+
+
+def _vmap(info: Any, batch_axes: tuple[int | None, ...], a: Any, b: Any, *limits: Any) -> tuple[Any, int]:
+    """Return the products of a batch as one product of stacks, by torch.matmul's broadcasting."""
+    at_a, at_b, *_ = batch_axes
+    of_a, of_b = a.dim() - (at_a is not None), b.dim() - (at_b is not None)
+    axes = max(of_a, of_b, 2)
+    row, column = of_a == 1, of_b == 1
+    left = _as_stack(a, at_a, axes, -2 if row else None)
+    right = _as_stack(b, at_b, axes, -1 if column else None)
+    c = OPERATOR(left, right, *limits)
+    c = c.squeeze(-1) if column else c
+    return (c.squeeze(-1 if column else -2) if row else c), 0
+
+
+def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | None) -> Any:
+    """Return an operand with the batch axis first, then as many axes as both operands have."""
+    x = x if batch_axis is None else x.movedim(batch_axis, 0)
+    x = x if missing_axis is None else x.unsqueeze(missing_axis)
+    while batch_axis is not None and x.dim() <= axes:
+        x = x.unsqueeze(1)
+    return x
+
+
+# ---- forward-mode gradients and DTensors, which torch.library has no place for
+#
+# A kernel of fmm's replaces, at the autograd keys, the one that torch generates from the operator's gradients, which
+# would drop tangents silently. A torch that does not hand out its kernels gets neither.
+
+AUTOGRAD_KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
+DTENSOR_MODULE = "torch.distributed.tensor"
+
+
+def _add_autograd_kernels() -> None:
+    """Replace torch's autograd kernels of the operator, once the operator has gradients."""
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is not None:
-        for key in KEYS:
-            library.impl("matmul", partial(_ruled, operator, get_kernel(operator, key)), key, with_keyset=True)
+        for key in AUTOGRAD_KEYS:
+            _LIBRARY.impl("matmul", partial(_autograd_kernel, get_kernel(OPERATOR, key)), key, with_keyset=True)
 
 
-def _ruled(operator: Any, own: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """torch's own product of tensors that have tangents, as fmm.matmul has it."""
-    if (type(a) not in PLAIN or type(b) not in PLAIN) and _is_sharded(a, b):
-        _add_sharding(operator)
+def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
+    """Return torch's own product of tensors with tangents, as fmm.matmul does; else the operator's."""
+    if type(a) not in PLAIN or type(b) not in PLAIN:
+        dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())  # loaded if one of them is a DTensor
+        if isinstance(a, dtensor) or isinstance(b, dtensor):
+            _register_sharding()
     if not (_has_tangent(a) or _has_tangent(b)):
-        return own.call_boxed(keys, a, b, *rest)
+        return generated.call_boxed(keys, a, b, *rest)
     if rest and rest[0] not in (None, str(VENDOR)):
         raise PlanError(
             f"the plan {rest[0]} cannot run here: products are torch's own where forward gradients are wanted"
@@ -164,19 +168,13 @@ def _ruled(operator: Any, own: Any, keys: Any, a: Any, b: Any, *rest: Any) -> An
 
 
 def _has_tangent(x: Any) -> bool:
-    """Also in compiled code, which enters the level of forward gradients without a word to torch's Python."""
+    """Return True for a dual tensor. Compiled code enters the forward level unknown to torch's Python."""
     return forward_ad.unpack_dual(x, level=0).tangent is not None
 
 
-def _is_sharded(a: Any, b: Any) -> bool:
-    """Is one a DTensor? Then that module has been loaded."""
-    kind = getattr(sys.modules.get(TENSORS), "DTensor", ())
-    return isinstance(a, kind) or isinstance(b, kind)
-
-
 @cache
-def _add_sharding(operator: Any) -> None:
-    """The placements of torch.mm for two matrices: of the product and the operands. Stacks and vectors are gathered."""
+def _register_sharding() -> None:
+    """Register torch.mm's placements for two matrices. Stacks and vectors are gathered."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
@@ -187,7 +185,14 @@ def _add_sharding(operator: Any) -> None:
             ways += [(Partial(), Shard(1), Shard(0))]
         return [([c], [left, right, *[None] * len(rest)]) for c, left, right in ways]
 
-    register_sharding(operator)(placements)
+    register_sharding(OPERATOR)(placements)
 
 
-add_rules(OPERATOR, _LIBRARY)
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("matmul", _multiply, _key)
+    _LIBRARY.impl("matmul", _under_autocast(_key.lower()), f"Autocast{_key}")
+torch.library.register_fake("fmm::matmul", _fake, lib=_LIBRARY)
+torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
+if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
+    torch.library.register_vmap("fmm::matmul", _vmap, lib=_LIBRARY)
+_add_autograd_kernels()
