@@ -1,7 +1,7 @@
 """The devices that the commands accept: those that can be tuned here, and those whose decisions can be predicted.
 
-A GPU here is named by its number (0, or cuda:0), a device of a config by its key (cuda-9.0-132sm-nvidia-h200), any other
-GPU by its datasheet. CuPy is loaded only for a GPU here.
+A GPU here is named by its number (0, or cuda:0), a device of a config by its key (cuda-9.0-132sm-nvidia-h200), any
+other GPU by its datasheet. CuPy is loaded only for a GPU here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """fmm-tune without a command: tune element types of devices one after the other, and write their config.
 
 `run_tune` checks the arguments and makes the jobs, one for each device and type. `run_jobs` runs the jobs in turn.
-`tune_job` is one job: resume or begin, measure (fmm.tuner.tune_type), write the section if it is better than the present
-one, print its summary.
+`tune_job` is one job: resume or begin, measure (fmm.tuner.tune_type), write the section if it is better than the
+present one, print its summary.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ from fmm.tuner.search.certify import all_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import PRODUCT, Size, Trial
 
-# The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes, of
-# plans that Optuna made up, which no decision considers.
+# The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes,
+# of plans that Optuna made up, which no decision considers.
 SCALE = "scale"  # rough products that show what the effort affords
 MEASURED = ("rates", "probe", "tiles")
 FITTED = (SCALE, *MEASURED)

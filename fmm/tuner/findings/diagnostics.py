@@ -24,8 +24,8 @@ from fmm.tuner.trials.record import Size, Trial
 # faster than they are.
 QUIET = "undisturbed"
 SOUND, SLOW = 1.25, 1.5  # the fitted model's time over the quiet time: without a margin, and at most
-# The deviation from the model that a tenth of the vendor's products may have: 5 to 13 % on an idle device, up to 21 % for
-# TF32 on an H200.
+# The deviation from the model that a tenth of the vendor's products may have: 5 to 13 % on an idle device, up to 21 %
+# for TF32 on an H200.
 UNEXPLAINED = 0.25
 NOISY = 0.08  # the largest noise floor; 0.2 to 4 % on idle machines
 RELEVANT = 0.01  # twins shorter than this share of the longest do not count: such short products are not tuned

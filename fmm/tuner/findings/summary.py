@@ -1,7 +1,7 @@
 """The summary of a tuning as tables of text cells, for the terminal and for the report.
 
-`SectionText` is one section of a config (one device and element type) as tables. `TypeSummary` is one section as one row,
-and `device_tables` summarizes all sections of a device.
+`SectionText` is one section of a config (one device and element type) as tables. `TypeSummary` is one section as one
+row, and `device_tables` summarizes all sections of a device.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from fmm.problem import Problem
 from fmm.tuner.fit.sampled import FEW, middle_95
 from fmm.tuner.trials.record import Size
 
-# The model's choice is evaluated on this grid, which contains the round sides that are shown, then between two points of
-# the grid until these are within CLOSE.
+# The model's choice is evaluated on this grid, which contains the round sides that are shown, then between two points
+# of the grid until these are within CLOSE.
 ROUND = tuple(1000 << i for i in range(7))
 GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND}))
 ROW = 16  # sides that are multiples have aligned rows
@@ -196,8 +196,8 @@ def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tupl
 def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan of Li, Ranka and Sahni's recursive code with a tuning's tau1 and tau2.
 
-    A leaf that multiplies in the type itself takes the thresholds without emulation. Their code takes no level where the
-    model takes none.
+    A leaf that multiplies in the type itself takes the thresholds without emulation. Their code takes no level where
+    the model takes none.
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).emulates else found.without_emulation

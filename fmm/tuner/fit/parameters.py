@@ -1,7 +1,7 @@
 """The parameters that a tuning fits: fields of the calibration, each with its unit, its bounds and its meaning.
 
-A parameter that the measurements do not determine is fixed: it keeps its neutral value or the datasheet's, and the config
-has no interval for it.
+A parameter that the measurements do not determine is fixed: it keeps its neutral value or the datasheet's, and the
+config has no interval for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
 # The half width of a 95 % interval up to which a parameter counts as determined: a factor for rates, times and sizes, a
-# factor for factors, a difference for shares. (With 3 instead of 6 a recorded float64 tuning of a CPU has a median error
-# of 3.1 % of held-out times instead of 2.8 %.)
+# factor for factors, a difference for shares. (With 3 instead of 6 a recorded float64 tuning of a CPU has a median
+# error of 3.1 % of held-out times instead of 2.8 %.)
 QUANTITY, FACTOR, SHARE = 6.0, 2.0, 0.5
 
 

@@ -143,8 +143,8 @@ BLOCK = 8  # points along a block
 def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
     """Return the choice at each of count x count points, from few evaluations.
 
-    A block whose corners agree is uniform; any other is split into four. Borders are exact; islands smaller than a block
-    may be missed.
+    A block whose corners agree is uniform; any other is split into four. Borders are exact; islands smaller than a
+    block may be missed.
     """
     found: dict[tuple[int, int], Any] = {}
 

@@ -387,7 +387,7 @@ def test_without_a_device_the_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -
         made.append(name)
         return SimulatedDevice()
 
-    monkeypatch.setattr(device_registry, "_device", make)
+    monkeypatch.setattr(device_registry, "_tunable_device", make)
     for count, name, expected in ((0, None, ["cpu"]), (2, None, ["0"]), (2, "all", ["0", "1", "cpu"]), (2, "1", ["1"])):
         made.clear()
         monkeypatch.setattr(device_registry, "gpu_count", lambda count=count: count)
@@ -421,7 +421,7 @@ def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, caps
         "a fake CPU (cpu-fake-2t), float64",
         "Gflop/s",
         "2 % gained (tau)",
-        "held-out products",
+        "held-out speedups",
     ):
         assert expected in printed
     assert re.search(r"^ +6000 +1\.\d\d +\[1\.\d\d, 1\.\d\d\] +\d+ +winograd > ", printed, re.M)
@@ -677,6 +677,7 @@ SPREAD = {"value": 4000.0, "low": 3000.0, "high": None}
 THRESHOLDS = {
     **{"alpha": 6e-10, "pi": 2e-12, "n1": 3000.0, "n1_measured": None, "epsilon": 12.5, "block_strategy": {}},
     **{"tau1": SPREAD, "tau2": SPREAD, "tau3": SPREAD},
+    **{"one_level": {}, "intervals": {}, "without_emulation": {}},
 }
 DAMAGED_THRESHOLDS: list[tuple[dict[str, Any], str]] = [
     ({"pi": "fast"}, "pi must be a number above 0, not 'fast'"),
@@ -778,6 +779,9 @@ def test_li_s_codes_are_timed_with_the_tuned_thresholds(
         "n1_measured": None,
         "epsilon": None,
         "block_strategy": {},
+        "one_level": {},
+        "intervals": {},
+        "without_emulation": {},
     }
     found |= {"tau1": spread, "tau2": {**spread, "value": 4000.0}, "tau3": dict.fromkeys(spread)}
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
